@@ -267,11 +267,13 @@ class StoreAtCapacity(StoreUnavailable):
 
 
 class FolderReplaced(StoreUnavailable):
-    """The folder of the embedded engine was deleted or replaced while it was open. The next call opens what is there now."""
+    """The folder of the embedded engine was deleted or replaced while it was open. The next call
+    opens what is there now."""
 
 
 class UnsafeFile(StoreError, OSError):
-    """A file or folder of a store or cache is a link, has several names, or belongs to another user. It was not opened."""
+    """A file or folder of a store or cache is a link, has several names, or belongs to another
+    user. It was not opened."""
 
 
 class CollectionMismatch(StoreError):

@@ -14,15 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 287_120, "modules": 168}
+SIZE = {"tokens": 285_948, "modules": 168}
 LAWS = {
-    "over_100_columns": 1_874,
+    "over_100_columns": 1_817,
     "nested_conditionals": 15,
-    "conditionals": 1_093,
-    "literal_splats": 98,
-    "no_nouns": 494,
-    "comments_behind": 806,
-    "tokens_per_1000_code_lines": 8_361,
+    "conditionals": 1_084,
+    "literal_splats": 95,
+    "no_nouns": 487,
+    "comments_behind": 793,
+    "tokens_per_1000_code_lines": 8_358,
 }
 LONGEST_FILE_LINES = 459
 # What a change may leave between a count and its number, in thousandths of the number.

@@ -17,7 +17,8 @@ SCENARIOS |= dict.fromkeys(("http_load", "lone"), "traffic") | dict.fromkeys(
     ("storms", "overload"), "storms"
 )
 SCENARIOS |= {
-    name: name for name in ("limit", "precisions", "ray_scaling", "stored_size", "migrate")
+    name: name
+    for name in ("app_cost", "limit", "precisions", "ray_scaling", "stored_size", "migrate")
 }
 
 

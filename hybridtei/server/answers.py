@@ -266,7 +266,7 @@ class Answer(Response[bytes]):
         shared, size = scope["litestar_app"].state, len(self._body)
         cors = shared.origins.headers(first_fields(scope).get(b"origin"))
         headers = [*self._headers, (b"content-length", b"%d" % size), *cors]
-        shared.limits.unsent.add(size)
+        shared.limits.unsent.bytes += size
         try:
             await send({"type": "http.response.start", "status": self._status, "headers": headers})
             if size > SLICE_BYTES:

@@ -201,12 +201,12 @@ class Context:
         `bounds`: default: those of the number of inputs. `check`: called once the request has its
         permits, instead of the task's own check. `numbers`: the count of numbers to write, if known.
         """
-        is_bounded = bounds is not None and bounds.max_numbers is not None
         bounds = bounds or self.bounds(load.inputs)
         with Counted(self.metrics, load, scope) as counted:
-            if load.is_batch and not is_bounded:
-                self.check_batch(load.inputs)
-            if bounds.max_numbers is not None and numbers > bounds.max_numbers:
+            if bounds.max_numbers is None:
+                if load.is_batch:
+                    self.check_batch(load.inputs)
+            elif numbers > bounds.max_numbers:
                 raise too_many_numbers(bounds.max_numbers)
             if task.checks_first:
                 task.check(self.service.model.spec)

@@ -106,11 +106,6 @@ class Models:
         """The first ready context."""
         return self.ready[0]
 
-    @property
-    def is_one(self) -> bool:
-        """True if there is one model, which then accepts every name."""
-        return len(self.entries) == 1
-
     def choose(self, alias: str | None, name: str | None, capability: Sequence[Able]) -> Context:
         """Choose the model of a request. `alias`: from the path; `name`: from the body. Raises UnknownModel."""
         if alias is not None:

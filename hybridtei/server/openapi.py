@@ -177,7 +177,8 @@ def document(app: Litestar) -> dict[str, Any]:
     info = INFO
     tags = [tag for tag in EXAMPLES if any(path in paths for path in EXAMPLES[tag])]
     if any(route.only_tei for _, route in paths_and_routes):
-        info, tags = INFO | {"title": TEI_TITLE}, [TEI_TITLE]
+        info = INFO | {"title": TEI_TITLE}
+        tags = [TEI_TITLE]
         for operations in paths.values():
             for operation in operations.values():
                 operation["tags"] = tags

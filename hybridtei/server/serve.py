@@ -227,7 +227,7 @@ def choose(
     models = shared.models
     if route.source == "model":
         name = None
-        if body and alias is None and not models.is_one:
+        if body and alias is None and len(models.entries) > 1:
             name = model_name(body, payload)
         chosen = models.choose(alias, name, route.capability)
         return chosen.peers if route.is_peer else chosen

@@ -128,10 +128,12 @@ def private_folder(folder: Path) -> Path:
 
 
 def open_own(folder: Path, name: str, flags: int) -> int:
-    """Open a file below a folder that a stranger may have filled, such as an unpacked archive. Return its descriptor.
+    """Open a file below a folder that a stranger may have filled, such as an unpacked archive.
+    Return its descriptor.
 
-    `flags`: those of `os.open` without O_TRUNC, which would come before the checks. The folder itself may be a link.
-    Raises UnsafeFile if the file or a folder on the way to it fails `check_own`, OSError.
+    `flags`: those of `os.open` without O_TRUNC, which would come before the checks. The folder
+    itself may be a link. Raises UnsafeFile if the file or a folder on the way to it fails
+    `check_own`, OSError.
     """
     check_own(folder, follow_links=True)
     path = folder
@@ -155,7 +157,8 @@ def open_own(folder: Path, name: str, flags: int) -> int:
 
 
 def check_own(path: Path, *, follow_links: bool = False) -> None:
-    """Raises UnsafeFile unless this is a folder or a file of one name that belongs to this user or root; OSError."""
+    """Raises UnsafeFile unless this is a folder or a file of one name that belongs to this user or
+    root; OSError."""
     _check_status(path, path.stat(follow_symlinks=follow_links))
 
 
@@ -169,21 +172,13 @@ def check_own_tree(folder: Path) -> None:
 
 
 def is_own_alone(folder: Path) -> bool:
-    """True if only this user and root may write to an existing folder, so that its files prove something."""
+    """True if only this user and root may write to an existing folder, so that its files prove
+    something."""
     try:
         check_own(folder, follow_links=True)
         return not folder.stat().st_mode & 0o022
     except OSError:
         return False
-
-
-def identity(path: Path) -> tuple[int, ...] | None:
-    """What changes if a file is deleted, replaced or restored from a copy. None without the file."""
-    try:
-        status = path.stat(follow_symlinks=False)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def is_same_file(path: Path, descriptor: int) -> bool:
@@ -207,8 +202,8 @@ def _check_status(path: Path, status: os.stat_result) -> None:
     else:
         return
     raise UnsafeFile(
-        f"{path} {fault}, so it was not opened: it may have come with somebody else's files; remove it, or choose "
-        "another folder"
+        f"{path} {fault}, so it was not opened: it may have come with somebody else's files; "
+        "remove it, or choose another folder"
     )
 
 

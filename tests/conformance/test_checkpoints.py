@@ -8,7 +8,7 @@ import pytest
 from conformance.checkpoints import judge
 from conformance.checkpoints.__main__ import CASES, faults_of, main, run
 from conformance.checkpoints.build import config, edit
-from conformance.checkpoints.sample import KNOWN, SAMPLE
+from conformance.checkpoints.sample import COMPILED, KNOWN, SAMPLE
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 
 
@@ -97,7 +97,7 @@ def test_the_list_of_known_faults_only_shrinks() -> None:
 
 
 def test_the_sample_names_cases_of_every_kind() -> None:
-    assert set(SAMPLE) <= set(CASES)
+    assert set(COMPILED) <= set(SAMPLE) <= set(CASES)
     assert {CASES[name].kind for name in SAMPLE} == {case.kind for case in CASES.values()}
     assert {case for case, _ in KNOWN} <= set(CASES)
 

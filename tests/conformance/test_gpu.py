@@ -49,9 +49,7 @@ def test_each_way_is_measured_and_one_that_raises_loses_no_other(tmp_path: Path)
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
     rows, shown = smoke(tmp_path / "out", path=f"{tmp_path}{os.pathsep}{ROOT}")
     assert len(shown.splitlines()) == 2 + len(rows)
-    [(way, fault)] = [(row["way"], row["failed"]) for row in rows if "failed" in row]
-    assert way == "torch varlen_attn"
-    assert "_flash_attention_forward" in fault
+    assert [row["way"] for row in rows if "failed" in row] == ["torch varlen_attn"]
     assert (
         "_flash_attention_forward"
         in (tmp_path / "out" / "tiny-BERT.torch-varlen_attn.stderr").read_text()

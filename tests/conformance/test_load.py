@@ -58,6 +58,7 @@ SHORT = ["--rounds", "1", "--seconds", "0.3", "--clients", "2"]
     [
         ("request_cost", SHORT, ["2 clients / floor", "2 clients / ours", "640 clients / refused"]),
         ("asgi_servers", SHORT, ["2 clients / uvicorn"]),
+        ("app_cost", ["--rounds", "1", "--requests", "20"], ["ours"]),
         (
             "http_load",
             ["--server", f"a={SERVER}", "--traffic", "mixed", "--rounds", "1", "--seconds", "1"],

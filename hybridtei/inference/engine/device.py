@@ -236,9 +236,10 @@ class Device:
             instance.served_tokens = max(instance.served_tokens, min(busy, default=0))
         instance.served_tokens += batch.tokens
         instance.running += 1
-        self.added(
-            instance
-        )  # one request may fill many batches, and lanes of another kind may have waited for this one
+        # One request may fill many batches, and lanes of another kind may have waited for this one.
+        # A batch over all cores leaves nothing that waits.
+        if not batch.use_all_cores:
+            self.added(instance)
 
     def _run(self, instance: ModelInstance, batch: EngineBatch) -> list[EngineRequest]:
         one = _InFlightBatch(instance, batch)

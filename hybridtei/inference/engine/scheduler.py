@@ -71,15 +71,14 @@ class EngineRequest:
         if self.error is not None:
             raise self.error
         if len(self._parts) == 1:
-            (places, outputs), *_ = self._parts
-            if places == list(range(len(places))):
-                return outputs
-        places = [place for part, _ in self._parts for place in part]
-        joined = HeadOutputs.concat([outputs for _, outputs in self._parts])
-        joined.check_finite()
+            ((places, outputs),) = self._parts
+        else:
+            places = [place for part, _ in self._parts for place in part]
+            outputs = HeadOutputs.concat([outputs for _, outputs in self._parts])
+        outputs.check_finite()
         if places == list(range(len(places))):
-            return joined
-        return joined.take(sorted(range(len(places)), key=places.__getitem__))
+            return outputs
+        return outputs.take(sorted(range(len(places)), key=places.__getitem__))
 
     def timings(self) -> Timings:
         """The times, as means over the sequences."""

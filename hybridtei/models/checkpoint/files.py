@@ -252,9 +252,9 @@ def assembled_model() -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal. The user's cache keeps it until the file's size, times or inode
-    change, since 90 MB would take a tenth of a second at each start. A cache that others may write to is not believed. Raises
-    OSError."""
+    """Return the SHA-256 of a file's content, in hexadecimal. The user's cache keeps it until the
+    file's size, times or inode change, since 90 MB would take a tenth of a second at each start. A
+    cache that others may write to is not believed. Raises OSError."""
     status = path.stat()
     facts = [
         str(path.absolute()),

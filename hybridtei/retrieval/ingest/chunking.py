@@ -6,24 +6,21 @@ the chunk's number. The indexed text of a document is its title, a line feed and
 
 from __future__ import annotations
 
-import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import orjson
 from tokenizers import Tokenizer as RawTokenizer
 
-from hybridtei.batch import Head, offsets_of
+from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.inference.tasks.spans import window_of_each, windows_over
 from hybridtei.system.machine import available_cores
 
 TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START = (
@@ -77,29 +74,17 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a document. `tokens`: for the model, special tokens included. `window`: the bounds of the part of the indexed
-    text that is read together with it; None: it is read alone."""
+    """A piece of a document. `tokens`: for the model, special tokens included."""
 
     number: int
     text: str
     start: int
     tokens: int
-    window: tuple[int, int] | None = None
-
-    @property
-    def end(self) -> int:
-        """The end of the chunk in the document's indexed text."""
-        return self.start + len(self.text)
 
 
 DEFAULT_TOKENS = 512  # default for models that read more, so that a hit is short enough to show
-LATE_SHARE, LATE_DEFAULT_SHARE = (
-    2,
-    4,
-)  # a late chunk is at most 1/2, and by default 1/4, of the model's length
 OVERLAP_SHARE = 8  # by default a chunk repeats at most 1/8 of the previous chunk
 MIN_TOKENS = 8
-WORD, WORDS_BETWEEN_EDGES = re.compile(r"\S+"), 4  # possible bounds of late chunks' windows
 CHARACTERS_PER_TOKEN = 32
 SECTION_CHARACTERS = (
     50_000  # longer texts are cut into sections first, since splitting a whole book takes minutes
@@ -108,19 +93,16 @@ SECTION_CHARACTERS = (
 
 @dataclass(frozen=True, slots=True)
 class ChunkSettings:
-    """`tokens`: of a chunk, special tokens included. `overlap`: the most tokens that a chunk repeats. `whole`: do not cut.
-    `late`: read chunks together with the surrounding text."""
+    """`tokens`: of a chunk, special tokens included. `overlap`: the most tokens that a chunk repeats. `whole`: do not cut."""
 
     tokens: int
     overlap: int
     whole: bool = False
-    late: bool = False
 
     def in_words(self) -> str:
         if self.whole:
             return f"one a document, cut at {self.tokens} tokens"
-        late = ", late: read with the text around them" if self.late else ""
-        return f"at most {self.tokens} tokens, {self.overlap} of them repeated{late}"
+        return f"at most {self.tokens} tokens, {self.overlap} of them repeated"
 
 
 def settings_for(
@@ -129,30 +111,24 @@ def settings_for(
     overlap: int | None,
     *,
     whole: bool = False,
-    late: bool = False,
 ) -> ChunkSettings:
-    """The settings of chunks. Default: the model's length, at most 512 tokens; for late chunks a quarter of it, without
-    overlap. Raises InvalidInput."""
-    longest, around = longest_document(model), tokens_around(model)
-    own = longest - around
-    most = around + own // LATE_SHARE if late else longest
+    """The settings of chunks. Default: the model's length, at most 512 tokens. Raises InvalidInput."""
+    longest = longest_document(model)
+    around = tokens_around(model)
     if tokens is None:
-        tokens = min(
-            around + max(MIN_TOKENS, own // LATE_DEFAULT_SHARE) if late else longest, DEFAULT_TOKENS
-        )
+        tokens = min(longest, DEFAULT_TOKENS)
     room = tokens - around
-    if not whole and (tokens > most or room < MIN_TOKENS):
-        reason = "half of the model's input" if late else "what the model reads"
+    if not whole and (tokens > longest or room < MIN_TOKENS):
         raise InvalidInput(
-            f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {most}, {reason}"
+            f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {longest}, what the model reads"
         )
     if overlap is None:
-        overlap = 0 if late else room // OVERLAP_SHARE
+        overlap = room // OVERLAP_SHARE
     if not 0 <= overlap <= room // 2 and not whole:
         raise InvalidInput(
             f"--chunk-overlap is {overlap}, should be between 0 and {room // 2}, half a chunk"
         )
-    return ChunkSettings(tokens, overlap, whole, late)
+    return ChunkSettings(tokens, overlap, whole)
 
 
 def longest_document(model: Model) -> int:
@@ -193,18 +169,13 @@ class Chunker:
         flat = [section for per_text in sections for section in per_text]
         counts = self._counts([text for _, text in flat])
         pieces = iter(self._threads.map(self._pieces, flat, counts))
-        chunks = [
+        return [
             [
                 Chunk(number, *piece)
                 for number, piece in enumerate(piece for _ in per_text for piece in next(pieces))
             ]
             for per_text in sections
         ]
-        if not self.settings.late:
-            return chunks
-        tokens = iter(counts)
-        totals = [sum(next(tokens) for _ in per_text) for per_text in sections]
-        return [self._within(*one) for one in zip(texts, chunks, totals, strict=True)]
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -233,37 +204,6 @@ class Chunker:
         return [
             (piece, at, length + self.around)
             for (at, piece), length in zip(cuts, lengths, strict=True)
-        ]
-
-    def _within(self, text: str, chunks: Sequence[Chunk], tokens: int) -> list[Chunk]:
-        """The chunks with their windows, for a text of `tokens` tokens. Windows start and end at words or chunks."""
-        room = self._longest - self.around
-        if tokens <= room or len(chunks) < 2:
-            return [replace(chunk, window=(0, len(text))) for chunk in chunks]
-        words = [word.start() for word in WORD.finditer(text)][::WORDS_BETWEEN_EDGES]
-        edges = sorted(
-            {
-                0,
-                len(text),
-                *words,
-                *(chunk.start for chunk in chunks),
-                *(chunk.end for chunk in chunks),
-            }
-        )
-        places = offsets_of(self._counts([text[begin:end] for begin, end in pairwise(edges)]))
-        spans = np.searchsorted(edges, [(chunk.start, chunk.end) for chunk in chunks])
-        windows = windows_over(places[:-1], places[1:], room)
-        firsts = np.searchsorted(places, windows[:, 0])
-        lasts = np.searchsorted(places, windows[:, 1], "right") - 1
-        chosen = window_of_each(windows, places[spans]).tolist()
-        return [
-            replace(
-                chunk,
-                window=(edges[firsts[place]], edges[lasts[place]])
-                if place >= 0
-                else (chunk.start, chunk.end),
-            )
-            for chunk, place in zip(chunks, chosen, strict=True)
         ]
 
 

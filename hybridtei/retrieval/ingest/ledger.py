@@ -10,7 +10,7 @@ to paths. A file or folder below a known path belongs to that source, so it can 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import intern
@@ -29,6 +29,7 @@ from hybridtei.retrieval.ingest.chunking import (
 from hybridtei.retrieval.ingest.files import printable
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store
 from hybridtei.retrieval.store.collection import check_fits
+from hybridtei.retrieval.store.query import Filter, Match
 
 IDS_AT_ONCE = 1000
 FIELDS = (SOURCE, DOCUMENT_ID, DIGEST, SETTINGS, CHUNKS, CHUNK, FILE)
@@ -63,13 +64,16 @@ class StoredVersion:
 StoredDocuments = dict[str, dict[str, list[StoredVersion]]]
 
 
-async def stored_documents(store: Store, name: str, labels: Sequence[str]) -> StoredDocuments:
-    """Read the documents of these sources. Raises CollectionMismatch for points of 0.1."""
+async def stored_documents(store: Store, name: str, source: Source) -> StoredDocuments:
+    """Read the documents of a source and of sources inside it. Raises CollectionMismatch for points of 0.1."""
     documents: StoredDocuments = {}
+    labels, of_file = source.labels, None
+    if source.place.is_file():
+        of_file = Filter(must=[Filter(key=SOURCE, match=Match(value=source.label))])
     offset: PointId | None = None
     while True:
         records, offset = await store.scroll(
-            name, limit=IDS_AT_ONCE, offset=offset, with_payload=FIELDS
+            name, limit=IDS_AT_ONCE, offset=offset, scroll_filter=of_file, with_payload=FIELDS
         )
         for record in records:
             label = str(record.payload.get(SOURCE))

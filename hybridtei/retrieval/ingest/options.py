@@ -57,18 +57,12 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     outputs: tuple[str, ...] | None = None
     chunk_tokens: Annotated[
         int | None,
-        flag(
-            "tokens of a chunk [default: the model's input, at most 512; for late chunks a quarter of it]"
-        ),
+        flag("tokens of a chunk [default: the model's input, at most 512]"),
     ] = None
     chunk_overlap: Annotated[
         int | None,
-        flag("tokens that a chunk may repeat [default: an eighth of it, none for late chunks]"),
+        flag("tokens that a chunk may repeat [default: an eighth of it]"),
     ] = None
-    chunking: Annotated[
-        Literal["plain", "late"],
-        flag("late: read a chunk with the text around it (models that pool by mean)"),
-    ] = "plain"
     no_chunking: Annotated[bool, flag("one chunk a document; the model cuts longer texts")] = False
     source_name: Annotated[
         str | None,

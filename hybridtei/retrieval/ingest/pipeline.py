@@ -13,8 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from itertools import accumulate, groupby
-from typing import TypeVar
+from itertools import accumulate
 
 from tqdm.auto import tqdm
 
@@ -26,15 +25,13 @@ from hybridtei.errors import (
     StoreError,
     TokenizerError,
 )
-from hybridtei.inference.tasks.spans import SpanText
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.options import MEGABYTE
-from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, Preparation
+from hybridtei.retrieval.ingest.prepare import Batch, Preparation
 from hybridtei.retrieval.ingest.write import Writer
 from hybridtei.system.own_loop import read_error
 
-T = TypeVar("T")
-Encode = Callable[..., Embeddings]  # embeds texts, perhaps with `spans`
+Encode = Callable[[Sequence[str]], Embeddings]
 Embedded = tuple[Batch, Embeddings, list[str | None]]
 BATCHES_AHEAD = 2  # batches read ahead, besides those in the encoder
 TOLD_DOCUMENTS = 100  # deleted documents named in the output
@@ -194,38 +191,11 @@ async def _threads(name: str, count: int = 1) -> AsyncIterator[ThreadPoolExecuto
 def _embedded(encode: Encode, batch: Batch) -> Embedded:
     if not batch.pieces:
         return batch, Embeddings(), []
-    if batch.pieces[0].chunk.window is None:
-        return batch, *embed_each(encode, [piece.chunk.text for piece in batch.pieces])
-    parts = span_texts_of(batch.pieces)
-
-    def embed(parts: Sequence[SpanText]) -> Embeddings:
-        return encode([part.text for part in parts], spans=[part.spans for part in parts])
-
-    embeddings, reasons = embed_each(embed, parts)
-    return (
-        batch,
-        embeddings,
-        [reason for part, reason in zip(parts, reasons, strict=True) for _ in part.spans],
-    )
+    return batch, *embed_each(encode, [piece.chunk.text for piece in batch.pieces])
 
 
-def span_texts_of(pieces: Sequence[PendingChunk]) -> list[SpanText]:
-    """The windows of late chunks, each with its consecutive chunks."""
-    parts = []
-    for (pending, window), group in groupby(
-        pieces, lambda piece: (piece.pending, piece.chunk.window)
-    ):
-        assert window is not None
-        begin, end = window
-        spans = [(piece.chunk.start - begin, piece.chunk.end - begin) for piece in group]
-        parts.append(SpanText(pending.document.indexed_text[begin:end], spans))
-    return parts
-
-
-def embed_each(
-    embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]
-) -> tuple[Embeddings, list[str | None]]:
-    """(the rows of the embedded texts, or texts with spans; for each text the error's message or None).
+def embed_each(embed: Encode, texts: Sequence[str]) -> tuple[Embeddings, list[str | None]]:
+    """(the rows of the embedded texts; for each text the error's message or None).
 
     A failing batch is halved until the failing text is alone. Raises BackendError if none of several texts could be embedded,
     since then the engine fails. Errors that no text causes, such as a server's key, are raised.
@@ -233,7 +203,7 @@ def embed_each(
     parts: list[Embeddings] = []
     errors: list[HybridTeiError | None] = []
 
-    def halve(texts: Sequence[T]) -> None:
+    def halve(texts: Sequence[str]) -> None:
         try:
             parts.append(embed(texts))
             errors.extend([None] * len(texts))

@@ -148,15 +148,10 @@ class Preparation:
             self.stats.files += 1
             for group, read_bytes in self._groups(file):
                 for pieces in self._cut(group):
-                    windows = [piece.chunk.window for piece in pieces]
-                    for piece, window, following in zip(
-                        pieces, windows, [*windows[1:], None], strict=True
-                    ):
+                    for piece in pieces:
                         batch.pieces.append(piece)
                         batch.tokens += piece.chunk.tokens
-                        if batch.is_full and (
-                            window is None or window != following
-                        ):  # one pass reads a window's chunks
+                        if batch.is_full:
                             yield batch
                             batch = Batch(done_bytes=batch.done_bytes)
                 batch.done_bytes = before + read_bytes

@@ -26,12 +26,8 @@ from hybridtei.errors import (
     NoKey,
     StoreError,
     StoreUnavailable,
-    UnsupportedHead,
 )
 from hybridtei.inference.load import find_model, text_model
-from hybridtei.inference.tasks.base import Model
-from hybridtei.inference.tasks.embed import Embed
-from hybridtei.inference.tasks.spans import EmbedSpans
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 from hybridtei.retrieval.ingest.chunking import Chunker, ChunkSettings, settings_for
@@ -155,7 +151,9 @@ class _Ingest:
         self.spec = getattr(given, "spec", None) or _spec(model, served)
         self.heads = vector_heads(self.spec.heads, options.outputs)
         self.text = text_model(self.spec, engine)
-        self.chunks = _chunk_settings(options, self.text, self.heads)
+        self.chunks = settings_for(
+            self.text, options.chunk_tokens, options.chunk_overlap, whole=options.no_chunking
+        )
         tell(f"chunks    {self.chunks.in_words()}")
 
     async def run(self) -> Summary:
@@ -173,7 +171,7 @@ class _Ingest:
                 stored: StoredDocuments = {}
                 if existing is not None:
                     stats.points = await store.count(name)
-                    stored = await stored_documents(store, name, source.labels)
+                    stored = await stored_documents(store, name, source)
                 preparation = self._preparation(stack, source, stored, stats)
                 load = self._loader(stack)
                 budget = (
@@ -345,21 +343,6 @@ def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
     return spec
 
 
-def _chunk_settings(options: IngestOptions, model: Model, heads: frozenset[Head]) -> ChunkSettings:
-    """The settings of chunks. Raises InvalidInput for late chunks if the embedder cannot embed spans."""
-    is_late = options.chunking == "late"
-    if is_late:
-        if options.no_chunking:
-            raise InvalidInput("--chunking late and --no-chunking exclude each other")
-        try:
-            EmbedSpans((), Embed((), heads, input_type="document")).check(model.spec)
-        except UnsupportedHead as error:
-            raise InvalidInput(f"--chunking late: {error}") from error
-    return settings_for(
-        model, options.chunk_tokens, options.chunk_overlap, whole=options.no_chunking, late=is_late
-    )
-
-
 def _embedder(options: IngestOptions, model: ModelConfig, engine: EngineConfig) -> Any:
     if options.engine != "ray":
         return Encoder.load(config=model, engine=engine)
@@ -369,6 +352,7 @@ def _embedder(options: IngestOptions, model: ModelConfig, engine: EngineConfig) 
 
 
 def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
-    """Hash of every setting that affects stored points, except the model, which the collection records."""
-    made_of = [sorted(heads), asdict(chunks), reading.as_dict()]
+    """Hash of every setting that affects stored points, except the model, which the collection records. `late` was a setting,
+    and stays so that the hashes of stored points do."""
+    made_of = [sorted(heads), {**asdict(chunks), "late": False}, reading.as_dict()]
     return blake2b(orjson.dumps(made_of), digest_size=8).hexdigest()

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -68,18 +68,19 @@ GROUPS = {"document": DOCUMENT_ID}  # names in keys of the payload
 READ_AT_ONCE = 256  # candidates whose packed multi-vectors are in memory at a time
 # Candidates whose payloads are read with their packed multi-vectors: one call instead of two.
 READ_WHOLE = 32
+# Of packed multi-vectors that are scored on the event loop: less work than handing it to a thread.
+INLINE_CHARACTERS = 10_000
 MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats; a single candidate may have more
 
 Group = int | str
-Answer = TypeVar("Answer", bound=Sized)
 
 
 @dataclass(slots=True)
 class Candidate:
     """A point, its score, its legs' scores, and the parts of it that were read.
 
-    `legs`: score and place by name. `more`: the number of further points of its group in the tier. `is_read`: the payload, and
-    vectors if they are needed, are there.
+    `legs`: score and place by name. `more`: the number of further points of its group in the tier.
+    `is_read`: the payload, and vectors if they are needed, are there.
     """
 
     id: PointId
@@ -100,9 +101,10 @@ class Candidate:
 class Candidates:
     """The candidates of one query, found as pages need them.
 
-    `options`: with a mode, as `Searcher` sets it. `packed`: the format of multi-vectors stored as bytes, if any. `max_points`:
-    the bound of all tiers' depths when points are grouped. `budget`: of the group keys' values. `payload`: what the page needs of
-    payloads, if it needs nothing else. `key`: of the groups. Raises InvalidInput for a `group_by` that is no key.
+    `options`: with a mode, as `Searcher` sets it. `packed`: the format of multi-vectors stored as
+    bytes, if any. `max_points`: the bound of all tiers' depths when points are grouped. `budget`:
+    of the group keys' values. `payload`: what the page needs of payloads, if it needs nothing else.
+    `key`: of the groups. Raises InvalidInput for a `group_by` that is no key.
     """
 
     store: Store
@@ -156,10 +158,8 @@ class Candidates:
     ) -> tuple[list[Candidate], bool]:
         """(each leg's points that are not in `before`, the best first; True if the store has no others)."""
         lists = await self._found(depth, query_filter, key)
-        found, is_last = (
-            _gathered(lists, before, key),
-            all(len(points) < depth for points in lists.values()),
-        )
+        found = _gathered(lists, before, key)
+        is_last = max(map(len, lists.values())) < depth
         if not found:
             return [], is_last
         known, totals = (
@@ -183,8 +183,8 @@ class Candidates:
     ) -> dict[str, list[Stored]]:
         """The best points of each finding leg."""
 
-        def query(leg: str) -> Query:
-            return Query(
+        async def find(leg: str) -> list[Stored]:
+            query = Query(
                 using=leg,
                 vector=self.legs.vectors[leg],
                 limit=depth,
@@ -193,15 +193,13 @@ class Candidates:
                 oversampling=self.options.oversampling,
                 with_payload=() if key is None else (key,),
             )
+            began = perf_counter_ns()
+            points = await best_points(self.store, self.collection, query, budget=self.budget)
+            self._note(leg, began, len(points))
+            return points
 
         legs = self.legs.finders
-        lists = (
-            self._timed(
-                leg, best_points(self.store, self.collection, query(leg), budget=self.budget)
-            )
-            for leg in legs
-        )
-        return dict(zip(legs, await asyncio.gather(*lists), strict=True))
+        return dict(zip(legs, await asyncio.gather(*map(find, legs)), strict=True))
 
     async def _known(
         self, found: Sequence[Candidate], depth: int, query_filter: Filter | None
@@ -247,15 +245,17 @@ class Candidates:
         self, found: Sequence[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
     ) -> None:
         """Score candidates also by the legs that did not find them."""
-        missing = {leg: [one for one in found if leg not in one.legs] for leg in lists}
-        for one in missing.get(SPARSE, ()) if len(lists.get(SPARSE, ())) < depth else ():
-            one.legs[SPARSE] = StageScore(0.0, None)  # all points with a shared term were found
-        await asyncio.gather(
-            *(
-                self._score(leg, [one for one in some if leg not in one.legs])
-                for leg, some in missing.items()
-            )
-        )
+        scores = []
+        for leg, points in lists.items():
+            missing = [candidate for candidate in found if leg not in candidate.legs]
+            if leg == SPARSE and len(points) < depth:
+                # All points with a shared term were found.
+                for candidate in missing:
+                    candidate.legs[SPARSE] = StageScore(0.0, None)
+            elif missing:
+                scores.append(self._score(leg, missing))
+        if scores:
+            await asyncio.gather(*scores)
 
     async def _normalised(self, found: list[Candidate], depth: int) -> Column:
         """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum of shares of the best."""
@@ -285,11 +285,14 @@ class Candidates:
         if not some:
             return
         ids, vector = [one.id for one in some], self.legs.vectors[leg]
+        began = perf_counter_ns()
         if leg == MULTIVECTOR and self.packed is not None:
-            known = await self._timed(leg, self._packed_scores(some, ids, vector, self.packed))
+            known = await self._packed_scores(some, ids, vector, self.packed)
+            self._note(leg, began, len(known))
         else:
             query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
-            points = await self._timed(leg, self.store.query(self.collection, query))
+            points = await self.store.query(self.collection, query)
+            self._note(leg, began, len(points))
             known = dict.fromkeys(ids, 0.0) if leg == SPARSE else {}
             known |= {point.id: point.score for point in points}
         for one in some:
@@ -305,13 +308,18 @@ class Candidates:
         rows: Floats,
         packed: PackedFormat,
     ) -> dict[PointId, float]:
-        """MaxSim of each candidate that has a multi-vector. Few candidates keep the payload that the same call reads."""
+        """MaxSim of each candidate that has a multi-vector. Few candidates keep the payload that
+        the same call reads."""
         payload = self.payload
         if isinstance(payload, bool) or PACKED in payload or len(ids) > READ_WHOLE:
             return await packed_scores(self.store, self.collection, ids, rows, packed)
         selector = True if isinstance(payload, Mapping) else [PACKED, *payload]
         records = await self.store.retrieve(self.collection, ids, with_payload=selector)
-        scores = await _in_thread(records, rows, packed)
+        characters = sum([len(record.payload.get(PACKED, "")) for record in records])
+        if characters <= INLINE_CHARACTERS:
+            scores = _maxsims(records, rows, packed)
+        else:
+            scores = await _in_thread(records, rows, packed)
         by_id = {record.id: record for record in records}
         for candidate in some:
             if candidate.id in by_id:
@@ -319,13 +327,11 @@ class Candidates:
                 candidate.payload.pop(PACKED, None)
         return scores
 
-    async def _timed(self, leg: str, query: Awaitable[Answer]) -> Answer:
-        began = perf_counter_ns()
-        answer = await query
+    def _note(self, leg: str, began_ns: int, points: int) -> None:
+        """Add a call's time and points to its leg's."""
         before = self._stages.get(leg, Stage(leg, 0.0, 0))
-        spent_ms = before.milliseconds + (perf_counter_ns() - began) / 1e6
-        self._stages[leg] = Stage(leg, round(spent_ms, 3), before.candidates + len(answer))
-        return answer
+        spent_ms = before.milliseconds + (perf_counter_ns() - began_ns) / 1e6
+        self._stages[leg] = Stage(leg, round(spent_ms, 3), before.candidates + points)
 
 
 def _gathered(

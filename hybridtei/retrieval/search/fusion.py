@@ -145,7 +145,8 @@ def _weights_of(legs: Sequence[str], options: CheckedOptions) -> dict[str, float
             f"`weights` are {len(weights)}, should be as many as there are legs: {', '.join(legs)}"
         )
     values = {leg: float(weight) for leg, weight in zip(legs, weights, strict=True) if weight != 0}
-    if not values or not all(np.isfinite(value) and value > 0 for value in values.values()):
+    # NaN fails both comparisons.
+    if not values or not (min(values.values()) > 0 and sum(values.values()) < np.inf):
         raise InvalidInput(
             f"`weights` are {list(weights)}, should be finite, 0 or more, and not all 0"
         )

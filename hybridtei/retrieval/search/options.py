@@ -16,7 +16,8 @@ from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, filter_from
 Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "weighted"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 MAX_RERANKED = 1_000
-# Keys of `with_payload`, and characters of one: each is looked up in each hit, and sent to the store for each hundred hits.
+# Keys of `with_payload`, and characters of one: each is looked up in each hit, and sent to the
+# store for each hundred hits.
 MAX_KEYS, MAX_KEY_CHARACTERS = 100, 1_000
 # Entries of `legs` and of `weights`, for the errors of more than there are kinds of vectors.
 MAX_LEGS = 10
@@ -162,8 +163,8 @@ class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
     """
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for a value of the wrong type, which `/search` checks when decoding, but Python does not; and for
-        one out of bounds."""
+        """Raises InvalidInput for a value of the wrong type, which `/search` checks when decoding,
+        but Python does not; and for one out of bounds."""
         super().__post_init__()
         structs.force_setattr(self, "query_filter", filter_from(self.query_filter, "query_filter"))
         for name, hint in TYPED.items():

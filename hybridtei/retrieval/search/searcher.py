@@ -99,8 +99,8 @@ class Searcher:
         self._unlabelled = unlabelled
 
     async def fit(self, collection: str, schema: CollectionSchema | None = None) -> Searchable:
-        """The collection as this model searches it. `schema`: the collection's, if the caller has it. Raises UnknownCollection,
-        CollectionMismatch, StoreError."""
+        """The collection as this model searches it. `schema`: the collection's, if the caller has
+        it. Raises UnknownCollection, CollectionMismatch, StoreError."""
         model = self.model
         return await self._schemas.fit(
             collection,
@@ -119,9 +119,9 @@ class Searcher:
         *,
         fit: Searchable | None = None,
     ) -> Embeddings:
-        """The queries' vectors of every kind that the collection has, one row a query, from one pass. `query_encoder` "table":
-        only the kinds that the mode needs, sparse ones without a pass. Raises InvalidInput if there are none. `fit`: the
-        collection, if the caller has it."""
+        """The queries' vectors of every kind that the collection has, one row a query, from one
+        pass. `query_encoder` "table": only the kinds that the mode needs, sparse ones without a
+        pass. Raises InvalidInput if there are none. `fit`: the collection, if the caller has it."""
         fit = fit or await self.fit(collection)
         heads = fit.heads
         if options.query_encoder == "model":
@@ -223,7 +223,7 @@ class Searcher:
             return list(page)
         unread = {candidate.id: candidate for candidate in page if not candidate.is_read}
         if self._budget is not None:
-            self._budget.spend(candidate for candidate in page if candidate.is_read)
+            self._budget.spend([candidate for candidate in page if candidate.is_read])
         ids = list(unread)
         for begin in range(0, len(ids), FILLED_AT_ONCE):
             records = await self.store.retrieve(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
@@ -167,6 +168,16 @@ def check_ids(ids: Sequence[Any]) -> None:
             )
 
 
+def identity(path: Path) -> tuple[int, ...] | None:
+    """What changes if a file is deleted, replaced or restored from a copy. None without the
+    file."""
+    try:
+        status = path.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
 SPARES = (4, 100, 1_000)  # points queried beyond the page, step by step while ties need more
 
 
@@ -182,10 +193,11 @@ class PayloadBudget:
         return self._max_bytes - self._left
 
     def spend(self, points: Iterable[Any]) -> None:
-        """Count the payloads of these points. Raises PayloadsTooLarge if their payloads exceed the remaining bytes."""
-        self._left -= sum(
-            len(orjson.dumps(point.payload, default=str)) for point in points if point.payload
-        )
+        """Count the payloads of these points. Raises PayloadsTooLarge if their payloads exceed the
+        remaining bytes."""
+        for point in points:
+            if point.payload:
+                self._left -= len(orjson.dumps(point.payload, default=str))
         if self._left < 0:
             raise PayloadsTooLarge(
                 f"the payloads of the points take more than {self._max_bytes} bytes (max-search-bytes): ask for fewer points "

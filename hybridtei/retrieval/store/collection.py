@@ -170,8 +170,8 @@ class Searchable:
 
 
 class CollectionSchemas:
-    """The schemas of a store's collections, cached for `KEPT_S` seconds, and their fits to models, cached until the schema
-    changes. `stored_as`: the collection behind an alias."""
+    """The schemas of a store's collections, cached for `KEPT_S` seconds, and their fits to models,
+    cached until the schema changes. `stored_as`: the collection behind an alias."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -16,6 +16,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +36,7 @@ from hybridtei.retrieval.store.base import (
     Selector,
     Stored,
     check_ids,
+    identity,
 )
 from hybridtei.retrieval.store.collection import check_name, check_names, schema_to_dict
 from hybridtei.retrieval.store.embedded_process import LOCK, is_own, listening_at, release
@@ -166,10 +168,9 @@ class EmbeddedStore:
         if self._starting is not None:
             await asyncio.wait([self._starting])
         if self._is_joined:
+            # After the waiting calls
             with contextlib.suppress(StoreError):
-                await self._ask(
-                    "flush", timeout_s=CLOSE_S, is_joined=True
-                )  # after the waiting calls
+                await self._ask("flush", timeout_s=CLOSE_S, is_joined=True)
         if (writer := self._leave()) is not None:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -197,10 +198,11 @@ class EmbeddedStore:
 
     @property
     def _is_joined(self) -> bool:
-        """True if there is a connection, its other end is not known to be gone, and the folder is still the one it has open."""
+        """True if there is a connection, its other end is not known to be gone, and the folder is
+        still the one it has open."""
         if self._streams is None or self._streams[0].at_eof():
             return False
-        return machine.identity(self._lock) == self._identity
+        return identity(self._lock) == self._identity
 
     def _holds_collections(self) -> bool:
         try:
@@ -213,7 +215,9 @@ class EmbeddedStore:
     def _admit(self) -> None:
         """Raises StoreAtCapacity if the waiting calls will take longer than a call may."""
         waiting = len(self._waiting)
-        expected_s = sum(self._mean_s.get(name, 0.0) for name in self._waiting)
+        expected_s = 0.0
+        for name in self._waiting:
+            expected_s += self._mean_s.get(name, 0.0)
         if waiting >= MAX_WAITING or expected_s > self._timeout_s:
             raise StoreAtCapacity(
                 f"{self._path}: {waiting} calls wait for the embedded Qdrant engine, about {expected_s:.1f} s of work; one "
@@ -226,16 +230,18 @@ class EmbeddedStore:
         message = frame([call, arguments])
         self._waiting.append(call)
         try:
-            if not is_joined:
-                await self._joined()  # the call has its own bound
-            word, answer = await self._answer(call, message, timeout_s)
-            if word == "replaced":  # it was not executed
-                await self._joined()
-                word, answer = await self._answer(call, message, timeout_s)
+            for is_repeated in (False, True):
+                if is_repeated or not is_joined:
+                    await self._joined()  # the call has its own bound
+                async with asyncio.timeout(timeout_s):
+                    await self._turn.acquire()
+                    word, answer = await asyncio.shield(self._exchange(call, message))
+                if word != "replaced":
+                    break
         except TimeoutError as error:
             raise self._silent(timeout_s, ", or raise `qdrant_timeout`") from error
         except (EOFError, ConnectionError) as error:
-            if machine.identity(self._lock) != self._identity:
+            if identity(self._lock) != self._identity:
                 raise self._replaced("") from error
             raise StoreUnavailable(
                 f"{self._path}: the process of the embedded Qdrant engine has ended; the next call starts it again"
@@ -247,12 +253,6 @@ class EmbeddedStore:
         if word == "replaced":
             raise self._replaced(f": {answer}")
         raise (UnsafeFile if word == "unsafe" else StoreError)(f"embedded Qdrant: {answer}")
-
-    async def _answer(self, call: str, message: bytes, timeout_s: float | None) -> Any:
-        """The process's word and answer. Raises TimeoutError, EOFError."""
-        async with asyncio.timeout(timeout_s):
-            await self._turn.acquire()
-            return await asyncio.shield(self._exchange(call, message))
 
     async def _exchange(self, call: str, message: bytes) -> Any:
         """Send a call and read its whole answer, even if the caller was cancelled, since the next answer follows it."""
@@ -288,7 +288,7 @@ class EmbeddedStore:
     async def _joined(self) -> None:
         """Connect to the process, if not connected. Callers share one start, and cancelling a caller does not stop it."""
         if not self._is_joined:
-            if self._streams is not None and machine.identity(self._lock) != self._identity:
+            if self._streams is not None and identity(self._lock) != self._identity:
                 log.warning("%s was deleted or replaced: its new content is opened", self._folder)
             if self._starting is None or self._starting.done():
                 self._starting = started(self._join())
@@ -322,7 +322,7 @@ class EmbeddedStore:
 
     async def _connect(self) -> None:
         """Connect. Raises OSError or EOFError if no process listens, StoreError for another release's process."""
-        folder = machine.identity(self._lock)
+        folder = identity(self._lock)
         place = listening_at(self._folder)
         if place is None:
             raise FileNotFoundError(self._folder)
@@ -381,8 +381,8 @@ class EmbeddedStore:
 
     def _replaced(self, reason: str) -> FolderReplaced:
         return FolderReplaced(
-            f"{self._path}: the folder of the embedded Qdrant engine was deleted or replaced during a call{reason}; repeat "
-            "the call, which opens the folder that is there now"
+            f"{self._path}: the folder of the embedded Qdrant engine was deleted or replaced "
+            f"during a call{reason}; repeat the call, which opens the folder that is there now"
         )
 
     def _unusable(self, error: OSError) -> StoreError:
@@ -400,5 +400,5 @@ async def _receive(reader: asyncio.StreamReader) -> Any:
 async def _points(messages: Sequence[Any]) -> list[Stored]:
     """The points of an answer."""
     if len(messages) > MAX_INLINE_POINTS:
-        return await asyncio.to_thread(lambda: [Stored(*message) for message in messages])
-    return [Stored(*message) for message in messages]
+        return await asyncio.to_thread(lambda: list(starmap(Stored, messages)))
+    return list(starmap(Stored, messages))

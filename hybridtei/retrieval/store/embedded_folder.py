@@ -42,7 +42,8 @@ T = TypeVar("T")
 SHARD = "shard"
 ALIAS_OF = "alias_of"  # key of an alias's layout
 OPTIMIZE_AFTER = 1000  # points written before an optimization is worth it
-# Written bytes, or seconds since the first of these writes, before a flush under traffic: they bound the replay after a crash.
+# Written bytes, or seconds since the first of these writes, before a flush under traffic: they
+# bound the replay after a crash.
 FLUSH_BYTES, FLUSH_S = 16_000_000, 5.0
 MAX_ANSWER_BYTES = 2**28
 MIN_FREE_BYTES = 2**25  # free bytes on the disk for a write: a segment of the write-ahead log
@@ -56,7 +57,8 @@ class _Collection:
     """An open collection."""
 
     shard: Any
-    # The folder of the shard, and its descriptor, without which the system could give its inode to another folder.
+    # The folder of the shard, and its descriptor, without which the system could give its inode
+    # to another folder.
     path: Path
     folder: int
     # Points at the last optimization, and points written since.
@@ -78,7 +80,8 @@ class _Collection:
 
     @property
     def is_worn(self) -> bool:
-        """True if most of the stored points were written again or deleted since the last optimization."""
+        """True if most of the stored points were written again or deleted since the last
+        optimization."""
         if self.written < OPTIMIZE_AFTER:
             return False
         points: int = self.shard.info().points_count
@@ -139,7 +142,8 @@ class Folder:
         shutil.rmtree(home / SHARD, ignore_errors=True)
 
     def _layouts(self) -> Iterator[tuple[str, Any]]:
-        """The layouts of all folders but the unreadable ones, whose faults do not concern the others."""
+        """The layouts of all folders but the unreadable ones, whose faults do not concern the
+        others."""
         for file in self.path.glob(f"[!.]*/{LAYOUT}"):
             try:
                 layout = self._layout(file.parent.name)
@@ -150,7 +154,8 @@ class Folder:
                     yield file.parent.name, layout
 
     def _layout(self, name: str) -> Any:
-        """The content of a folder's layout, or None. Raises StoreError if it is damaged, UnsafeFile."""
+        """The content of a folder's layout, or None. Raises StoreError if it is damaged,
+        UnsafeFile."""
         path = f"{name}/{LAYOUT}"
         try:
             with open(machine.open_own(self.path, path, os.O_RDONLY), encoding="utf-8") as file:
@@ -257,11 +262,13 @@ class Folder:
                 self._flush(name, collection)
 
     def tidy(self, *, optimizing: bool, is_idle: bool = True) -> bool:
-        """Do the most urgent piece of housekeeping, a short flush or an optimization. Return False if none is due.
+        """Do the most urgent piece of housekeeping, a short flush or an optimization. Return False
+        if none is due.
 
-        `is_idle`: flush every write; otherwise those of `FLUSH_BYTES` or `FLUSH_S`. `optimizing`: merge and index new points, which
-        may take half a minute; otherwise only collections whose points were mostly replaced. A failure (a full disk) is logged
-        once, and tried again a minute later. Raises FolderReplaced.
+        `is_idle`: flush every write; otherwise those of `FLUSH_BYTES` or `FLUSH_S`. `optimizing`:
+        merge and index new points, which may take half a minute; otherwise only collections whose
+        points were mostly replaced. A failure (a full disk) is logged once, and tried again a
+        minute later. Raises FolderReplaced.
         """
         for name, collection in self._open.items():
             if collection.broken is not None or collection.resume_s > self._clock():
@@ -300,7 +307,8 @@ class Folder:
         collection.dirty, collection.dirty_bytes = False, 0
 
     def open(self, name: str) -> None:
-        """Open a collection, if it is not. This replays its write-ahead log, which may take minutes after a crash."""
+        """Open a collection, if it is not. This replays its write-ahead log, which may take minutes
+        after a crash."""
         self._collection(name)
 
     def close(self) -> None:
@@ -388,7 +396,8 @@ def _bounded(points: Sequence[Any]) -> list[Any]:
 
 
 def _write_layout(home: Path, layout: Plain) -> None:
-    """Replace the layout of a collection's folder: a crash leaves the old one or the new one. Raises UnsafeFile."""
+    """Replace the layout of a collection's folder: a crash leaves the old one or the new one.
+    Raises UnsafeFile."""
     machine.check_own(home)
     with machine.whole(home / LAYOUT) as file:
         file.write(json.dumps(layout).encode())

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridtei.errors import FolderReplaced, StoreError, UnsafeFile
+from hybridtei.retrieval.store.base import identity
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, MAX_FRAME, frame, unframe
 
@@ -81,8 +82,9 @@ def socket_path(folder: Path) -> Path:
 def listening_at(folder: Path) -> Path | None:
     """Return the socket named in the lock file, even of a dead process, or None.
 
-    The path is not computed again, since a user's processes may have different temporary folders. A stranger's lock file could
-    name any socket, so the name must be the folder's own, and `is_own` checks the listener. Raises UnsafeFile, OSError.
+    The path is not computed again, since a user's processes may have different temporary folders. A
+    stranger's lock file could name any socket, so the name must be the folder's own, and `is_own`
+    checks the listener. Raises UnsafeFile, OSError.
     """
     try:
         with open(machine.open_own(folder, LOCK, os.O_RDONLY), encoding="utf-8") as file:
@@ -121,7 +123,7 @@ class Service:
     def __init__(self, folder: Folder, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._lock = folder.path / LOCK
-        self._identity = machine.identity(self._lock)
+        self._identity = identity(self._lock)
         self._replaced = asyncio.Event()
         self._linger_s = LINGER_S
         self._clients: set[asyncio.StreamWriter] = set()
@@ -148,7 +150,8 @@ class Service:
         server.close()
 
     async def _tidy(self) -> None:
-        """Do all housekeeping that is due, with a turn for the clients after each piece. Raises FolderReplaced."""
+        """Do all housekeeping that is due, with a turn for the clients after each piece. Raises
+        FolderReplaced."""
         self._check_current()
         while self._folder.tidy(
             optimizing=self._idle_ticks >= IDLE_TICKS, is_idle=self._idle_ticks > 0
@@ -158,7 +161,7 @@ class Service:
 
     def _check_current(self) -> None:
         """Raises FolderReplaced if the folder is another than the one that this process locked."""
-        if self._replaced.is_set() or machine.identity(self._lock) != self._identity:
+        if self._replaced.is_set() or identity(self._lock) != self._identity:
             raise FolderReplaced(f"{self._folder.path} was deleted or replaced while it was in use")
 
     def hurry(self, *_: object) -> None:
@@ -276,7 +279,8 @@ def _remove(place: Path, bound: os.stat_result) -> None:
 
 
 def take(folder: Path) -> Any:
-    """Lock the folder and return the open lock file. Raises FolderTaken, UnsafeFile, or StoreError with the reason."""
+    """Lock the folder and return the open lock file. Raises FolderTaken, UnsafeFile, or StoreError
+    with the reason."""
     kind = _network_type(folder)
     if kind is not None:
         raise StoreError(
@@ -284,7 +288,8 @@ def take(folder: Path) -> Any:
             "Qdrant engine: choose a folder on a local disk, or run a Qdrant server"
         )
     try:
-        file = open(machine.open_own(folder, LOCK, os.O_RDWR | os.O_CREAT), "r+")  # noqa: SIM115 (as long as the process)
+        descriptor = machine.open_own(folder, LOCK, os.O_RDWR | os.O_CREAT)
+        file = os.fdopen(descriptor, "r+")
     except UnsafeFile:
         raise
     except OSError as error:

@@ -245,7 +245,8 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
         return None
     if not isinstance(plain, dict):
         raise InvalidInput(
-            f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(plain).__name__}"
+            f"`{field}` should be an object with `must`, `should` or `must_not`, "
+            f"not {type(plain).__name__}"
         )
     _check_bytes(plain, field)
     _check_size(plain, field)
@@ -295,7 +296,8 @@ def _too_deep(field: str) -> InvalidInput:
 
 
 def _check_size(plain: Mapping[str, Any], field: str) -> None:
-    """Raises InvalidInput for too many levels or conditions, or too many list values and words in total.
+    """Raises InvalidInput for too many levels or conditions, or too many list values and words in
+    total.
 
     All conditions count: groups and those inside them, in `nested` and in `min_should`.
     """
@@ -318,11 +320,13 @@ def _check_size(plain: Mapping[str, Any], field: str) -> None:
                 level.append((item, depth + 1))
         if conditions > MAX_CONDITIONS:
             raise InvalidInput(
-                f"`{field}` holds more than {MAX_CONDITIONS} conditions, groups and those in them included"
+                f"`{field}` holds more than {MAX_CONDITIONS} conditions, groups and those in them "
+                "included"
             )
         if values > MAX_VALUES:
             raise InvalidInput(
-                f"`{field}` holds more than {MAX_VALUES} values, those of all its lists and the words of its texts"
+                f"`{field}` holds more than {MAX_VALUES} values, those of all its lists and the "
+                "words of its texts"
             )
 
 

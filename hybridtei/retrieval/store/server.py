@@ -111,11 +111,13 @@ class ServerStore:
         if not await self._exists(name):
             return None
         try:
-            return schema_of(await self._call(lambda client: client.get_collection(name)))
+            return await self._describe_existing(name)
         except StoreError:
-            if await self._exists(name):
-                raise
-            return None  # a migration has deleted it between the two calls
+            # A migration may have deleted it between the two calls, and given its name to a copy
+            return await self._describe_existing(name) if await self._exists(name) else None
+
+    async def _describe_existing(self, name: str) -> CollectionSchema:
+        return schema_of(await self._call(lambda client: client.get_collection(name)))
 
     async def _exists(self, name: str) -> bool:
         return bool(await self._call(lambda client: client.collection_exists(name)))

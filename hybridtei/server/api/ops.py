@@ -27,7 +27,7 @@ class ModelItem(Struct, frozen=True):
     id: str
     object: Literal["model"]
     created: int
-    # Infinity's client takes no other name
+    # infinity's client takes no other name
     owned_by: Literal["infinity"]
     stats: dict[str, float]
     backend: str

@@ -83,7 +83,8 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
         return [self.query] if self.query is not None else self.queries or []
 
     def check_texts(self) -> None:
-        """Raises InvalidInput unless the request has exactly one of `query` and `queries`, and no empty text."""
+        """Raises InvalidInput unless the request has exactly one of `query` and `queries`, and no
+        empty text."""
         if (self.query is None) == (self.queries is None):
             raise InvalidInput("give either `query` or `queries`")
         if self.query is not None and not self.query.strip():
@@ -156,7 +157,7 @@ async def _searched(
     schema: CollectionSchema,
 ) -> Reply:
     """Embed, find and write. Repeatable."""
-    context, spans = stores.embedder(schema), request.spans
+    context, spans, texts = stores.embedder(schema), request.spans, request.texts
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput(
             f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does not give"
@@ -168,7 +169,7 @@ async def _searched(
     results = await asyncio.gather(
         *[
             searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
-            for row, text in enumerate(request.texts)
+            for row, text in enumerate(texts)
         ]
     )
     spans_of = [] if spans is None else await _spans(context, request, results, spans)
@@ -184,7 +185,8 @@ async def _searched(
 def _searcher(
     stores: StoreContext, context: Context, request: SearchRequest, usages: list[Usage]
 ) -> tuple[Searcher, PayloadBudget]:
-    """The searcher of one request, which notes what embedding costs, and the budget of its payloads."""
+    """The searcher of one request, which notes what embedding costs, and the budget of its
+    payloads."""
     from hybridtei.retrieval.search.searcher import QueryModel, Searcher
     from hybridtei.retrieval.store.base import PayloadBudget
 
@@ -225,7 +227,8 @@ async def _embedded(
     request: SearchRequest,
     options: CheckedOptions,
 ) -> tuple[Embeddings, CheckedOptions]:
-    """The queries' vectors, and the options for which they are enough: under load those of `BY_TABLE`. Raises Overloaded."""
+    """The queries' vectors, and the options for which they are enough: under load those of
+    `BY_TABLE`. Raises Overloaded."""
     collection, texts = request.collection, request.texts
     try:
         return await searcher.embed(collection, texts, options, fit=fit), options
@@ -296,8 +299,8 @@ async def _spans(
 
 
 def options_of(request: SearchRequest, stores: StoreContext) -> CheckedOptions:
-    """The request's options: all of its checks, before the store is called. Raises InvalidInput, TooManyInputs,
-    TooManyCandidates."""
+    """The request's options: all of its checks, before the store is called. Raises InvalidInput,
+    TooManyInputs, TooManyCandidates."""
     from hybridtei.retrieval.store.query import filter_from
 
     queries = 1
@@ -315,8 +318,8 @@ def options_of(request: SearchRequest, stores: StoreContext) -> CheckedOptions:
 
 
 def _check_candidates(request: SearchRequest, queries: int, most: int) -> None:
-    """Raises TooManyCandidates, naming the field, if a search would examine more than `most` points; InvalidInput if it would
-    explain too many hits."""
+    """Raises TooManyCandidates, naming the field, if a search would examine more than `most`
+    points; InvalidInput if it would explain too many hits."""
     of_all = f" for each of {queries} `queries`" if queries > 1 else ""
     reach = {
         "`prefetch_limit`": request.prefetch_limit,
@@ -327,7 +330,8 @@ def _check_candidates(request: SearchRequest, queries: int, most: int) -> None:
     name = max(reach, key=reach.__getitem__)
     if queries * reach[name] > most:
         raise TooManyCandidates(
-            f"{name} is {reach[name]}{of_all}; one search looks at {most} points at most (max-search-points)"
+            f"{name} is {reach[name]}{of_all}; one search looks at {most} points at most "
+            "(max-search-points)"
         )
     bounds = {}
     if request.highlights:

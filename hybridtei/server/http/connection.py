@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.answers import Unsent
 from hybridtei.system.metrics import Registry
 
 BODY_BYTES_PER_SECOND = 1000
@@ -27,6 +26,9 @@ class ConnectionLimits:
     """The settings of each connection's bounds, and the count of unsent bytes of all connections."""
 
     def __init__(self, server: ServerConfig, registry: Registry) -> None:
+        # Imported here: it imports Litestar, which a start imports while the model loads
+        from hybridtei.server.answers import Unsent
+
         self.server = server
         self.unsent = Unsent(server.max_unsent_bytes)
         self._refusals = registry.counter("hybridtei_refusals_total")

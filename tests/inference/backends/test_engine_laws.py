@@ -68,6 +68,7 @@ def adapters(folder: Path) -> Path:
     """Jina embeddings v3, whose texts choose an adapter of low rank, here in turns."""
     jina.write(folder)
     tiny.edit_json(folder / "config.json", max_position_embeddings=POSITIONS)
+    tiny.edit_json(folder / "sentence_bert_config.json", max_seq_length=POSITIONS - 2)
     return long(folder)
 
 

@@ -76,7 +76,6 @@ class Ingest:
         default_factory=lambda: IngestOptions(source="", collection="", quiet=True)
     )
     chunk_tokens: int | None = None
-    late: bool = False
     stats: IngestStats = field(default_factory=IngestStats)
 
     @property
@@ -91,12 +90,12 @@ class Ingest:
     ) -> IngestStats:
         """Once, as a command does it."""
         model, path = written(self.folder / "model")
-        chunks = settings_for(model, self.chunk_tokens, None, late=self.late)
+        chunks = settings_for(model, self.chunk_tokens, None)
         existing = await store.describe(name)
         found = Source.of(source, existing)
         stored = {}
         if existing is not None:
-            stored = await stored_documents(store, name, found.labels)
+            stored = await stored_documents(store, name, found)
         chunker = Chunker(model, raw(path), chunks)
         preparation = Preparation(
             files=list(source_files(source, found.label, known=found.known)),

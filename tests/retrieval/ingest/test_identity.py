@@ -109,28 +109,6 @@ def test_another_address_and_another_machine_embed_nothing_again(
     assert (back.stats.documents, back.stats.unchanged, back.stats.points) == (0, COUNT, COUNT)
 
 
-def test_late_chunks_are_others_than_plain_ones_and_are_remembered(
-    tmp_path, source, nodes, monkeypatch
-):
-    _, (a, _) = nodes
-    lines: list[str] = []
-    assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
-    assert (
-        run(
-            source, a, tmp_path / "m1", monkeypatch, chunking="late", tell=lines.append
-        ).stats.documents
-        == COUNT
-    )
-    assert any(line.startswith("chunks    at most 65 tokens") and "late" in line for line in lines)
-    assert run(source, a, tmp_path / "m1", monkeypatch, chunking="late").stats.documents == 0
-    with pytest.raises(InvalidInput, match="--chunking late and --no-chunking exclude each other"):
-        run(source, a, tmp_path / "m1", monkeypatch, chunking="late", no_chunking=True)
-    find = running.find_model
-    monkeypatch.setattr(running, "find_model", lambda model: replace(find(model), pooling=("cls",)))
-    with pytest.raises(InvalidInput, match=r"--chunking late: .* the model pools by cls"):
-        run(source, a, tmp_path / "m1", monkeypatch, chunking="late")
-
-
 def test_a_collection_made_anew_is_not_taken_for_the_old_one(tmp_path, source, nodes, monkeypatch):
     (first, _), (a, b) = nodes
     run(source, a, tmp_path / "m1", monkeypatch)

@@ -21,20 +21,16 @@ from hybridtei.retrieval.ingest.chunking import (
     START,
     TEXT,
     TITLE,
-    Chunker,
-    settings_for,
 )
 from hybridtei.retrieval.ingest.run import VECTORS
 from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.server import ServerStore
-from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import (
     NAME,
     Ingest,
     ids_of,
     points,
-    raw,
     reasons,
     write,
     written,
@@ -75,50 +71,6 @@ async def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, s
         assert record.vector["dense"] == pytest.approx(wanted.dense[row].tolist(), abs=1e-5)
         assert len(record.vector["multivector"]) == len(wanted.multivector.row(row))
     assert (ingest.stats.documents, ingest.stats.chunks) == (100, 100)
-
-
-@pytest.mark.parametrize("batch", [2, 16])
-async def test_late_chunks_are_slices_of_the_windows_they_are_read_in(tmp_path, monkeypatch, batch):
-    """Wherever batches end: a window's chunks come from one pass."""
-    monkeypatch.setattr(preparing, "BATCH_CHUNKS", batch)
-    texts = {
-        f"d{i}": " ".join(
-            f"{one} two {three} {i}." for one in small.WORDS for three in small.WORDS[:i]
-        )
-        for i in (1, 2, 4)
-    }
-    store, passes = MemoryStore(), []
-    ingest = Ingest(
-        tmp_path,
-        {"gate": lambda batch: passes.extend(batch.lengths.tolist())},
-        chunk_tokens=20,
-        late=True,
-    )
-    outcome = await ingest.run(write(tmp_path / "long.jsonl", texts), store)
-    records = await points(store, with_vectors=True)
-    assert outcome.points == len(records) > 20
-    model, _ = written(tmp_path / "model")
-    assert max(passes) <= small.LONGEST
-    (chunker,) = [
-        Chunker(
-            model, raw(tmp_path / "model/tokenizer.json"), settings_for(model, 20, None, late=True)
-        )
-    ]
-    windows = {name: chunker.chunks_of([text])[0] for name, text in texts.items()}
-    assert len(passes) == sum(
-        len({chunk.window for chunk in chunks}) for chunks in windows.values()
-    )
-    encoder = ingest.embedder(model)
-    for record in records:
-        chunk = windows[record.payload[DOCUMENT_ID]][record.payload[CHUNK]]
-        assert (record.payload[TEXT], record.payload[START]) == (chunk.text, chunk.start)
-        begin, end = chunk.window
-        span = (chunk.start - begin, chunk.end - begin)
-        part = texts[record.payload[DOCUMENT_ID]][begin:end]
-        wanted = encoder.encode([part], VECTORS, input_type="document", spans=[[span]])
-        assert record.vector["dense"] == pytest.approx(wanted.dense[0].tolist(), abs=1e-5)
-        assert record.vector["sparse"]["indices"] == wanted.sparse.row(0)[0].tolist()
-        assert len(record.vector["multivector"]) == len(wanted.multivector.row(0))
 
 
 async def test_a_second_run_does_nothing_and_a_changed_document_is_done_again(tmp_path, source):
@@ -308,10 +260,16 @@ async def test_a_signal_ends_it_in_order(tmp_path, source):
     passes = []
     loop = asyncio.get_running_loop()
 
+    def send() -> None:
+        # Without the ingest's handler it would end the whole test run
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        signal.raise_signal(signal.SIGINT)
+
     def interrupt(batch):
         passes.append(1)
-        if len(passes) == 5:  # sent by the event loop's own thread, which has the handler
-            loop.call_soon_threadsafe(signal.raise_signal, signal.SIGINT)
+        # Sent by the event loop's own thread, which has the handler
+        if len(passes) == 5:
+            loop.call_soon_threadsafe(send)
 
     ingest = Ingest(tmp_path, {"gate": interrupt})
     outcome = await ingest.run(source, store)

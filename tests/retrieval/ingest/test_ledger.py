@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, FILE, SETTINGS, SOURCE
-from hybridtei.retrieval.ingest.ledger import StoredVersion, is_below, stored_documents
+from hybridtei.retrieval.ingest.ledger import Source, StoredVersion, is_below, stored_documents
 from hybridtei.retrieval.store.base import Stored
 from tests.retrieval.ingest.small_ingest import NAME, Ingest, points
 from tests.retrieval.store.memory_store import MemoryStore
@@ -121,6 +121,25 @@ def test_a_version_is_complete_if_every_chunk_is_there_once(
     assert version.is_complete == is_complete
 
 
+async def test_of_a_collection_a_file_alone_reads_only_its_own_points(
+    tmp_path: Path, folder: Path
+) -> None:
+    class Counting(MemoryStore):
+        read = 0
+
+        async def scroll(self, name: str, **page: Any) -> Any:
+            records, offset = await super().scroll(name, **page)
+            self.read += len(records)
+            return records, offset
+
+    store, ingest = Counting(), Ingest(tmp_path)
+    await ingest.run(folder, store)
+    for source, count in ((folder / "a.txt", 1), (folder, 3)):
+        store.read = 0
+        stats = await ingest.run(source, store)
+        assert (store.read, stats.unchanged, stats.files, stats.points) == (count, count, 0, 3)
+
+
 async def test_payloads_of_any_kind_are_read(tmp_path: Path, folder: Path) -> None:
     store, ingest = MemoryStore(), Ingest(tmp_path)
     await ingest.run(folder, store)
@@ -132,7 +151,7 @@ async def test_payloads_of_any_kind_are_read(tmp_path: Path, folder: Path) -> No
             for place, value in enumerate(odd)
         ]
         await store.upsert(NAME, changed)
-        assert await stored_documents(store, NAME, ["docs"])
+        assert await stored_documents(store, NAME, Source(folder, "docs"))
         await ingest.run(folder, store)
         await store.delete(NAME, list(range(len(odd))))
         stats = await ingest.run(folder, store)

@@ -232,7 +232,7 @@ def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path: Path, pat
         else {"points": [{"id": 1, "text": "one"}]}
     )
     with hanging(tmp_path) as (running, _):
-        running.service._deadlines = Deadlines(0.5)  # starting the engine may take longer
+        running.service.deadlines = Deadlines(0.5)  # starting the engine may take longer
         response = running.post(path, body)
         assert (response.status_code, response.json()["error_type"]) == (503, "Overloaded")
         assert "no answer within 0.5 seconds (request-timeout)" in response.json()["error"]

@@ -34,6 +34,8 @@ TINY = 1e-30  # the scale of zeros
 POSITIONS = "position_ids"
 # Rows of a table of positions: 64 MB for heads of 128 numbers.
 MAX_POSITIONS = 131_072
+# Of a graph that makes its positions: the tokenizer's longest text is no limit of such a model
+FEWEST_POSITIONS = 2048
 
 Tensors = Mapping[str, Floats | Int8Matrix]
 
@@ -59,7 +61,8 @@ def count_positions(spec: ModelSpec) -> int:
     table = spec.config.get("max_position_embeddings")
     if isinstance(table, int) and looks_positions_up(spec.config):
         return table
-    return min(spec.max_input_length + spec.positions.offset, MAX_POSITIONS)
+    made = max(spec.max_input_length, FEWEST_POSITIONS) + spec.positions.offset
+    return min(made, MAX_POSITIONS)
 
 
 def int8_matrices(graph: Graph) -> list[str]:

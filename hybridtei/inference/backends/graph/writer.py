@@ -235,7 +235,8 @@ def digest(graph: Graph, folder: Path, facts: bytes) -> str:
 
 
 def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
-    """Return the bytes that an earlier start stored, or call `make` and store its result. Raises the errors of `make`.
+    """Return the bytes that an earlier start stored, or call `make` and store its result. Raises
+    the errors of `make`.
 
     Bytes in a folder that others may write to are not read.
     """

@@ -8,9 +8,8 @@ arithmetic, so sequences of similar lengths are computed in padded groups: a fal
 kernel.
 
 The flash kernel is torch's `varlen_attn`, imported at first use. Its window is (keys before, keys after), inclusive; ours of
-`window` is `window - 1` on each side. -1 is unbounded. At load it is tried against SDPA on this device, in each form that the
-model's layers need, to find out if it supports the card, the precision and the head size. If it raises or differs, it is not
-used, and the log gives the reason.
+`window` is `window - 1` on each side. -1 is unbounded. Another implementation of flash attention runs behind the same call
+once `torch.nn.attention.activate_flash_attention_impl` names it.
 """
 
 from __future__ import annotations
@@ -299,75 +298,31 @@ def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]
 
 Form = tuple[Heads, bool]  # a layer's heads, and True if a bias is added to its scores
 VARLEN, PADDED, PER_SEQUENCE = "torch varlen_attn", "SDPA on padded groups", "SDPA per sequence"
-OPENERS: Mapping[str, Callable[[], Kernel]] = {
+KERNELS: Mapping[str, Callable[[], Kernel]] = {
     VARLEN: torch_varlen,
     PADDED: lambda: padded_groups,
     PER_SEQUENCE: lambda: per_sequence,
 }
-# The largest absolute deviation of a kernel from SDPA in float32, for normally distributed values: some units of the last
-# place.
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-TRIAL_LENGTHS = [1, 9, 64, 33, 2]
-TRIAL_WINDOW = 8
-LONGEST_SHOWN = 200  # characters of an error's text; torch adds pages
+# What torch's flash attention supports (`check_flash_attention` in sdp_utils.cpp): GPUs from Ampere on, half precision,
+# heads of a multiple of 8 numbers.
+FLASH_CAPABILITY = (8, 0)
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
+FLASH_STEP = 8
+FLASH_LONGEST = 256
 
 
-def kernel_for(
-    forms: Iterable[Form], dtype: torch.dtype, device: torch.device
-) -> tuple[str, Kernel]:
-    """(name, kernel) for the forms that a model's layers need. On a CPU one call a sequence costs less than padding."""
-    name = PER_SEQUENCE
-    if device.type == "cuda":
-        fault = fault_of(VARLEN, forms, dtype, device)
-        if fault is not None:
-            log.warning("attention by %s is refused: %s", VARLEN, fault)
-        name = VARLEN if fault is None else PADDED
+def kernel_for(forms: Iterable[Form], dtype: torch.dtype, device: torch.device) -> str:
+    """The name in KERNELS for layers of these forms. On a CPU one call a sequence costs less than padding."""
+    forms = list(forms)
+    if device.type != "cuda" or any(has_bias for _, has_bias in forms):
+        name = PER_SEQUENCE
+    elif (
+        torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+        and dtype in FLASH_DTYPES
+        and all(heads.dim % FLASH_STEP == 0 and heads.dim <= FLASH_LONGEST for heads, _ in forms)
+    ):
+        name = VARLEN
+    else:
+        name = PADDED
     log.info("attention by %s", name)
-    return name, OPENERS[name]()
-
-
-def fault_of(
-    name: str, forms: Iterable[Form], dtype: torch.dtype, device: torch.device
-) -> str | None:
-    """The reason why a kernel cannot be used on this device, or None."""
-    try:
-        return trial(OPENERS[name](), forms, dtype, device)
-    except (
-        Exception
-    ) as error:  # a kernel that lacks this card, precision or size can raise any exception
-        return f"{type(error).__name__}: {str(error)[:LONGEST_SHOWN]}"
-
-
-def trial(
-    kernel: Kernel, forms: Iterable[Form], dtype: torch.dtype, device: torch.device
-) -> str | None:
-    """Compare a kernel on this device with SDPA in float32, in each form. Return the fault, or None."""
-    offsets = torch.as_tensor(offsets_of(TRIAL_LENGTHS), device=device)
-    for dim, grouped, windowed, causal in sorted({_asked(form) for form in forms}):
-        draw, window = torch.Generator().manual_seed(0), TRIAL_WINDOW if windowed else None
-        heads = (4, 2, 2) if grouped else (4, 4, 4)
-        parts = [
-            torch.randn(sum(TRIAL_LENGTHS), count, dim, generator=draw).to(device, dtype)
-            for count in heads
-        ]
-        found, exact = (
-            one(
-                q, k, v, Sequences(TRIAL_LENGTHS, offsets), scale=0.3, window=window, causal=causal
-            ).float()
-            for one, (q, k, v) in (
-                (kernel, parts),
-                (per_sequence, [part.float() for part in parts]),
-            )
-        )
-        worst = float((found - exact).abs().max())
-        if not worst <= TOLERANCE[dtype]:  # `not`, so that NaN fails too
-            return (
-                f"it differs from SDPA by {worst:.2g}, with a window of {window}, causal: {causal}"
-            )
-    return None
-
-
-def _asked(form: Form) -> tuple[int, bool, bool, bool]:
-    """The needed forms: (numbers of a head, fewer key heads than heads, window, causality)."""
-    heads, _ = form
-    return heads.dim, heads.count != heads.key_count, heads.window is not None, heads.causal
+    return name

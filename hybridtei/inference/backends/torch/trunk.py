@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from hybridtei.batch import PackedBatch, each, pad, seen_mask
-from hybridtei.inference.backends.torch.kernels import (
-    PER_SEQUENCE,
-    Form,
-    Kernel,
-    kernel_for,
-    per_sequence,
-)
+from hybridtei.inference.backends.torch.kernels import KERNELS, Form, Kernel, kernel_for
 from hybridtei.inference.backends.torch.layout import PackedLayout
 
 if TYPE_CHECKING:
@@ -55,15 +49,11 @@ class PackedTrunk:
         self.model = model
         self.forms = forms
         self.causal = all(heads.causal for heads, _ in forms)
-        self.dtype = dtype
         self._spec = spec
         self._device = device
         self._words = words
-        self.kernel: Kernel
-        if any(has_bias for _, has_bias in forms):
-            self.attention, self.kernel = PER_SEQUENCE, per_sequence
-        else:
-            self.attention, self.kernel = kernel_for(forms, dtype, device)
+        self.attention = kernel_for(forms, dtype, device)
+        self.kernel: Kernel = KERNELS[self.attention]()
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
         """Compute the last hidden states float[t, h], flat for every kind of model. `ids`: the batch on the device."""

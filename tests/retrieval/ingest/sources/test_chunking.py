@@ -7,18 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.retrieval.ingest import chunking
 from hybridtei.retrieval.ingest.chunking import (
     Chunker,
+    ChunkSettings,
     longest_document,
     settings_for,
     tokens_around,
 )
+from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.run import settings_hash
 from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import raw, written
 
+HASH = "938d81cad1ee912b"
 PROMPTED = {"document": "passage: "}
 
 
@@ -145,46 +150,7 @@ def test_defaults(model_and_path):
     assert settings_for(long, None, None).tokens == chunking.DEFAULT_TOKENS
 
 
-LONG = " ".join(
-    f"{one} {two} {three}."
-    for one in small.WORDS
-    for two in small.WORDS[:6]
-    for three in ("meaning", "text")
-)
-
-
-@pytest.mark.parametrize("overlap", [0, 4])
-def test_late_chunks_are_cut_as_others_and_know_what_is_read_with_them(model_and_path, overlap):
-    model, path = model_and_path
-    plain, late = (
-        Chunker(model, raw(path), settings_for(model, 18, overlap, late=kind))
-        for kind in (False, True)
-    )
-    ((plain,), (chunks, short)) = plain.chunks_of([LONG]), late.chunks_of([LONG, "one two"])
-    assert [(chunk.text, chunk.start, chunk.tokens) for chunk in chunks] == [
-        (one.text, one.start, one.tokens) for one in plain
-    ]
-    assert [chunk.window for chunk in short] == [(0, 7)]
-    assert len({chunk.window for chunk in chunks}) > 10
-    for chunk in chunks:
-        begin, end = chunk.window
-        assert begin <= chunk.start < chunk.end <= end
-        assert read_tokens(model, LONG[begin:end]) <= small.LONGEST
-        assert (
-            begin == 0
-            or end == len(LONG)
-            or read_tokens(model, LONG[begin:end]) > small.LONGEST - 12
-        )
-        poorer = min(
-            chunk.start - begin if begin else end, end - chunk.end if end < len(LONG) else end
-        )
-        assert poorer > 0, "no chunk stands at a window's edge that is not the text's"
-
-
-def test_late_chunks_are_half_of_what_the_model_reads_at_most(model_and_path):
-    model, _ = model_and_path
-    found = settings_for(model, None, None, late=True)
-    assert (found.tokens, found.overlap) == (2 + (small.LONGEST - 2) // 4, 0)
-    assert settings_for(model, 33, None, late=True).tokens == 33
-    with pytest.raises(InvalidInput, match="between 10 and 33, half of the model's input"):
-        settings_for(model, 34, None, late=True)
+def test_the_hash_of_settings_is_that_of_points_that_are_stored():
+    """Another hash would embed every collection again."""
+    chunks = ChunkSettings(tokens=200, overlap=25)
+    assert settings_hash(frozenset({Head.DENSE, Head.SPARSE}), chunks, ReadOptions()) == HASH

@@ -1,115 +1,41 @@
-"""Which kernel computes attention. It is tried before it is used: one that cannot run, or is wrong, is refused."""
+"""Which kernel computes attention, by the device, the precision and the layers' heads."""
 
 import inspect
-import logging
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hybridtei.inference.backends.torch import kernels
-from hybridtei.inference.backends.torch.kernels import (
-    PER_SEQUENCE,
-    VARLEN,
-    Kernel,
-    Sequences,
-    fault_of,
-    kernel_for,
-    padded_groups,
-    per_sequence,
-    trial,
-)
+from hybridtei.inference.backends.torch.kernels import PADDED, PER_SEQUENCE, VARLEN, kernel_for
 from hybridtei.models.families.ops import Heads
 
-CPU = torch.device("cpu")
-PLAIN = Heads(4, 4, 8), False
-WINDOWED = Heads(4, 4, 8, window=128), False
-ALL = [PLAIN, WINDOWED, (Heads(4, 2, 8, causal=True, window=4096), False)]
-
-
-@pytest.mark.parametrize("kernel", [per_sequence, padded_groups])
-def test_a_right_kernel_passes(kernel: Kernel) -> None:
-    assert trial(kernel, ALL, torch.float32, CPU) is None
-
-
-def blind_to_windows(q, k, v, sequences, *, scale, window, causal):
-    return per_sequence(q, k, v, sequences, scale=scale, window=None, causal=causal)
-
-
-def blind_to_causality(q, k, v, sequences, *, scale, window, causal):
-    return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=False)
-
-
-def blind_to_ends(q, k, v, sequences, *, scale, window, causal):
-    return per_sequence(
-        q,
-        k,
-        v,
-        Sequences([sum(sequences.lengths)], sequences.offsets),
-        scale=scale,
-        window=window,
-        causal=causal,
-    )
-
-
-def nothing(q, k, v, sequences, *, scale, window, causal):
-    return torch.full_like(q, torch.nan)
-
-
-def refusing(q, k, v, sequences, *, scale, window, causal):
-    raise RuntimeError("no kernel image is available for execution on the device")
+PLAIN = Heads(4, 4, 64), False
+GROUPED = Heads(4, 2, 256, causal=True, window=4096), False
+AMPERE, TURING = (8, 0), (7, 5)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "fault"),
+    ("card", "dtype", "forms", "name"),
     [
-        (blind_to_windows, "with a window of 8"),
-        (blind_to_causality, "causal: True"),
-        (blind_to_ends, "differs from SDPA"),
-        (nothing, "nan"),
+        (None, torch.float32, [PLAIN], PER_SEQUENCE),
+        (AMPERE, torch.float16, [PLAIN, GROUPED], VARLEN),
+        ((12, 0), torch.bfloat16, [PLAIN], VARLEN),
+        (TURING, torch.float16, [PLAIN], PADDED),
+        (AMPERE, torch.float32, [PLAIN], PADDED),
+        (AMPERE, torch.float16, [PLAIN, (Heads(4, 4, 12), False)], PADDED),
+        (AMPERE, torch.float16, [(Heads(4, 4, 264), False)], PADDED),
+        (AMPERE, torch.float16, [(Heads(4, 4, 64), True)], PER_SEQUENCE),
     ],
 )
-def test_a_wrong_kernel_is_found_out_by_what_it_gets_wrong(kernel: Kernel, fault: str) -> None:
-    assert fault in (trial(kernel, ALL, torch.float32, CPU) or "")
-
-
-def test_what_no_layer_asks_for_is_not_tried() -> None:
-    assert trial(blind_to_windows, [PLAIN], torch.float32, CPU) is None
-
-
-def test_on_a_cpu_each_sequence_by_itself() -> None:
-    assert kernel_for(ALL, torch.float32, CPU) == (PER_SEQUENCE, per_sequence)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "taken", "told"),
-    [
-        (per_sequence, per_sequence, "attention by torch varlen_attn"),
-        (
-            lambda q, *_, **__: 0 * q,
-            padded_groups,
-            "attention by torch varlen_attn is refused: it differs from SDPA",
-        ),
-        (refusing, padded_groups, "is refused: RuntimeError: no kernel image is available"),
-    ],
-)
-def test_what_cannot_run_on_a_card_is_passed_over_with_a_reason(
-    monkeypatch, caplog, kernel, taken, told
+def test_the_kernel_follows_from_the_card_the_precision_and_the_heads(
+    monkeypatch, card, dtype, forms, name
 ):
-    """A card whose tensors lie on the CPU."""
-    openers: dict[str, Callable[[], Kernel]] = {**kernels.OPENERS, VARLEN: lambda: kernel}
-    monkeypatch.setattr(kernels, "OPENERS", openers)
-    monkeypatch.setattr(
-        kernels, "trial", lambda one, forms, dtype, _: trial(one, forms, dtype, CPU)
-    )
-    with caplog.at_level(logging.INFO, "hybridtei.inference.backends.torch.kernels"):
-        assert kernel_for(ALL, torch.float16, SimpleNamespace(type="cuda"))[1] is taken
-    assert told in caplog.text
+    """A card whose capability alone is asked for."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: card)
+    assert kernel_for(forms, dtype, SimpleNamespace(type="cuda" if card else "cpu")) == name
 
 
-def test_torchs_own_kernel_does_not_run_on_a_cpu_and_takes_what_layers_ask_of_it() -> None:
+def test_torchs_own_kernel_takes_what_layers_ask_of_it() -> None:
     from torch.nn.attention.varlen import varlen_attn
 
-    assert "_flash_attention_forward" in (fault_of(VARLEN, [PLAIN], torch.float16, CPU) or "")
     assert {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys()
