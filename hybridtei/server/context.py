@@ -129,13 +129,15 @@ class Context:
         return self.service.config.auto_truncate if option is None else option
 
     def check_batch(self, inputs: int) -> None:
-        """Raises TooManyInputs if a request is above the limit and the server does not split
-        requests; TooManyTexts for one that no route would split."""
+        """Raises TooManyInputs if a request is above TEI's limit and the server does not split
+        TEI's requests; TooManyTexts above the limit of the other APIs, which are split."""
         limit = self.server.max_client_batch_size
-        if inputs <= limit or self.server.split_large_batches:
+        if inputs <= limit:
             return
         if not self.for_peers:
-            raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
+            if not self.server.split_large_batches:
+                raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
+            return
         limit = max(limit, self.server.max_split_texts)
         if inputs > limit:
             raise TooManyTexts(
@@ -201,12 +203,11 @@ class Context:
         `bounds`: default: those of the number of inputs. `check`: called once the request has its
         permits, instead of the task's own check. `numbers`: the count of numbers to write, if known.
         """
-        bounds = bounds or self.bounds(load.inputs)
         with Counted(self.metrics, load, scope) as counted:
-            if bounds.max_numbers is None:
-                if load.is_batch:
-                    self.check_batch(load.inputs)
-            elif numbers > bounds.max_numbers:
+            if load.is_batch and (bounds is None or bounds.max_numbers is None):
+                self.check_batch(load.inputs)
+            bounds = bounds or self.bounds(load.inputs)
+            if bounds.max_numbers is not None and numbers > bounds.max_numbers:
                 raise too_many_numbers(bounds.max_numbers)
             if task.checks_first:
                 task.check(self.service.model.spec)

@@ -217,8 +217,8 @@ class Route:
     methods: Sequence[str]
     work: Work
     # The second argument of `work`. A struct: the decoded body. Several structs, by the field that
-    # identifies each: the first is the default. `bytes`: the body itself. None: the `HttpRequest`,
-    # since the body is unread, or there is none.
+    # identifies each: the first is TEI's and the default, the others are other servers'. `bytes`:
+    # the body itself. None: the `HttpRequest`, since the body is unread, or there is none.
     request: Any
     # The type of the answer's JSON; None: the answer is no JSON
     answer: Any
@@ -240,9 +240,9 @@ class Route:
     is_tei: bool = False
     # Served only with that flag, instead of another route of the same path
     only_tei: bool = False
-    # What a body's content type must be: JSON; JSON or missing; or anything, as Ollama's users send
-    # it. A page can send JSON only after a preflight, so routes with documents take nothing else
-    content_type: Literal["json", "optional", "any"] | None = None
+    # The body may have any content type, as Ollama's users send it; true wherever `is_peer` is. A
+    # page can send JSON only after a preflight, so routes with documents take nothing else
+    any_type: bool = False
     # A client may send its key as `token` of the body
     key_in_body: bool = False
     # The function finishes even if the client disconnects
@@ -257,16 +257,16 @@ class Route:
         return self.role == "infer" and not self.is_tei
 
     @property
-    def takes_type(self) -> Literal["json", "optional", "any"]:
-        """The content types that it accepts."""
-        return self.content_type or ("any" if self.is_peer else "json")
+    def is_shared(self) -> bool:
+        """True for a path of TEI's API and of others: the body's fields tell them apart."""
+        return isinstance(self.request, Mapping)
 
     @property
     def requests(self) -> Sequence[Any]:
         """The structs that it accepts as a body."""
         if self.request in (None, bytes):
             return ()
-        return [*self.request.values()] if isinstance(self.request, Mapping) else [self.request]
+        return [*self.request.values()] if self.is_shared else [self.request]
 
 
 # Of the imported dialects

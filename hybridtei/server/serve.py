@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request
@@ -39,10 +38,13 @@ from hybridtei.server.http.body import (
     Keyless,
     SyntaxRefused,
     body_parts,
+    check_size,
+    check_type,
     decode,
     decode_peers,
     first_fields,
     keys_of,
+    kind_of,
     model_name,
     read_body,
     while_connected,
@@ -187,18 +189,19 @@ async def read(request: HttpRequest, route: Route) -> bytes:
     if route.request is None:
         return b""
     shared = request.shared
+    scope, receive = request.scope, request.receive
     limit = shared.server.payload_limit
-    if route.is_peer:
+    is_large = route.is_peer or route.is_shared
+    if is_large:
         limit = max(limit, PEER_BODY_BYTES)
-    read_all = partial(
-        read_body, request.scope, arriving=shared.arriving, limit=limit, takes_type=route.takes_type
-    )
+    if not (is_large or route.any_type):
+        check_type(first_fields(scope))
     try:
         if not request.is_keyless:
-            body = await read_all(request.receive)
+            body = await read_body(scope, receive, shared.arriving, limit)
         else:
-            async with shared.keyless.bounded(request.receive) as receive:
-                body = await read_all(receive)
+            async with shared.keyless.bounded(receive) as bounded:
+                body = await read_body(scope, bounded, shared.arriving, limit)
     except ClientDisconnected:
         shared.models.default.metrics.disconnected.add()
         raise
@@ -210,12 +213,20 @@ async def read(request: HttpRequest, route: Route) -> bytes:
 
 
 def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
-    """The body as the route's function takes it. Raises SyntaxRefused, SchemaError."""
-    if route.request is None:
+    """The body as the route's function takes it. Raises BodyError."""
+    kind = route.request
+    if kind is None:
         return request
-    if route.request is bytes:
+    if kind is bytes:
         return body
-    return (decode_peers if route.is_peer else decode)(body, route.request)
+    is_peer = route.is_peer
+    if route.is_shared:
+        kind = kind_of(body, route.request)
+        is_peer = kind is not route.requests[0]
+        if not is_peer:
+            check_type(first_fields(request.scope))
+            check_size(len(body), request.shared.server.payload_limit)
+    return (decode_peers if is_peer else decode)(body, kind)
 
 
 def choose(

@@ -152,7 +152,7 @@ STARTED_AT = datetime.now(UTC).isoformat()
     OllamaShowRequest,
     OllamaShowResponse,
     role="any",
-    content_type="any",
+    any_type=True,
     takes_permits=False,
 )
 async def show(context: Context, request: OllamaShowRequest) -> Reply:
@@ -186,7 +186,7 @@ async def list_running(models: Models, request: HttpRequest) -> Reply:
     OllamaShowRequest,
     dict[Literal["status"], str],
     role="any",
-    content_type="any",
+    any_type=True,
     takes_permits=False,
 )
 async def pull(context: Context, request: OllamaShowRequest) -> Reply:

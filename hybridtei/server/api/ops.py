@@ -178,7 +178,6 @@ MANAGED: dict[str, Any] = {
     "in_schema": False,
     "role": "manage",
     "takes_permits": False,
-    "content_type": "optional",
     "outlives_client": True,
 }
 Table = dict[str, Any]  # keys of `config.NamedModel`

@@ -35,7 +35,7 @@ from hybridtei.server.context import (
     load_of_pairs,
     usage_of,
 )
-from hybridtei.server.http.body import decode
+from hybridtei.server.http.body import decode, decode_peers, kind_of
 from hybridtei.server.models import RANK
 from hybridtei.server.routing import LISTED, post
 
@@ -258,10 +258,13 @@ BY_FIELD: dict[str, type[RerankRequest | DocumentsRequest]] = {
 
 
 async def rerank_by_fields(context: Context, body: bytes) -> Reply:
-    """Choose the dialect: `texts` is TEI's, `documents` everyone else's, unless only TEI's routes are served."""
-    return await rerank_either(
-        context, decode(body, RerankRequest if context.server.only_tei_routes else BY_FIELD)
-    )
+    """Choose the API: `texts` is TEI's, `documents` the others', unless only TEI's routes are served."""
+    request: RerankRequest | DocumentsRequest
+    if context.server.only_tei_routes or kind_of(body, BY_FIELD) is RerankRequest:
+        request = decode(body, RerankRequest)
+    else:
+        request = decode_peers(body, DocumentsRequest)
+    return await rerank_either(context, request)
 
 
 @post(

@@ -81,6 +81,7 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     """Scores of pairs, in their order."""
     pairs = request.pairs
     with context.counting_failures():
+        context.check_batch(len(pairs))
         check_instruction(request.instruction, len(pairs))
     questions = [
         rerank_task(
@@ -118,7 +119,9 @@ async def _cosines(context: Context, pairs: Pairs) -> Reply:
         one, other = (vectors[[texts[pair[side]] for pair in pairs]] for side in (0, 1))
         return _object(context, np.einsum("nd,nd->n", one, other), usage)
 
-    return await context.embed(task, write)
+    load = Load(len(texts), sum(map(len, texts)), is_batch=True)
+    answer, usage = await context.embed_in_chunks(task, load)
+    return Reply(write(answer, usage), usage)
 
 
 def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:

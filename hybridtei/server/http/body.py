@@ -17,7 +17,7 @@ import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, inspect
@@ -135,21 +135,21 @@ class Arriving:
         self.bytes += count
 
 
-async def read_body(
-    scope: Any,
-    receive: Any,
-    arriving: Arriving,
-    *,
-    limit: int,
-    takes_type: Literal["json", "optional", "any"] = "json",
-) -> bytes:
+def check_type(fields: Mapping[bytes, bytes]) -> None:
+    """Raises BodyError unless the content type is JSON."""
+    if not JSON_TYPE.match(fields.get(b"content-type", b"").strip()):
+        raise BodyError("Expected request with `Content-Type: application/json`", 415)
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raises BodyError above the limit."""
+    if size > limit:
+        raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
+
+
+async def read_body(scope: Any, receive: Any, arriving: Arriving, limit: int) -> bytes:
     """Read the body. Raises BodyError, ClientDisconnected."""
     fields = first_fields(scope)
-    content_type = fields.get(b"content-type")
-    is_json = content_type is not None and JSON_TYPE.match(content_type.strip())
-    is_missing = content_type is None and takes_type == "optional"
-    if not (is_json or is_missing or takes_type == "any"):
-        raise BodyError("Expected request with `Content-Type: application/json`", 415)
     if b"content-encoding" in fields:
         _check_coding(fields)
     counted = 0
@@ -173,7 +173,7 @@ async def read_body(
     finally:
         arriving.bytes -= counted
     if too_large:
-        raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
+        check_size(limit + 1, limit)
     return b"".join(chunks)
 
 
@@ -264,11 +264,16 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 T = TypeVar("T")
 
 
-# An escape: a surrogate pair, half of one (in the group), or any other
-HALVES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+# Half of a surrogate pair, unless its backslash is itself escaped
+HALF = re.compile(
+    rb"\\u(?:(?<!\\\\u)|(?<=[^\\]\\\\\\u))"
+    rb"[dD](?:[89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F]..)"
+)
+# A body with more is refused: replacing them would delay other requests
+MAX_HALVES = 100_000
 
 
-def decode_peers(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
+def decode_peers(body: bytes, kind: type[T]) -> T:
     """As `decode`, for APIs of other servers than TEI.
 
     Half a surrogate pair, which JavaScript's text splitters leave, is U+FFFD, as Go's decoder reads
@@ -277,30 +282,35 @@ def decode_peers(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
     try:
         return decode(body, kind)
     except (SyntaxRefused, SchemaError):
-        repaired = _without_nulls(HALVES.sub(_replaced_half, body))
+        replaced = HALF.sub(rb"\\ufffd", body, MAX_HALVES)
+        repaired = _without_nulls(replaced, kind)
         if repaired == body:
             raise
     return decode(repaired, kind)
 
 
-def _without_nulls(body: bytes) -> bytes:
+def _without_nulls(body: bytes, kind: Any) -> bytes:
+    """The object without its members that are null, here and in its structs. Raises SchemaError for
+    a duplicate field."""
+    structs = _fields(kind)
+    values: dict[str, Raw] = {}
+    for name, value in _members(body, structs).items():
+        if bytes(value) == b"null":
+            continue
+        inner = structs.get(name)
+        values[str(name)] = Raw(_without_nulls(bytes(value), inner[0])) if inner else value
+    return msgspec.json.encode(values) if values else body
+
+
+def kind_of(body: bytes, kinds: Mapping[str, type[T]]) -> type[T]:
+    """The struct of the first field in the body, else the first struct."""
     fields = keys_of(body, dict[str, Raw])
-    present = {name: value for name, value in fields.items() if bytes(value) != b"null"}
-    return body if len(present) == len(fields) else msgspec.json.encode(present)
+    named = (kind for name, kind in kinds.items() if name in fields)
+    return next(named, next(iter(kinds.values())))
 
 
-def _replaced_half(escape: re.Match[bytes]) -> bytes:
-    return escape[0] if escape[1] is None else rb"\ufffd"
-
-
-def decode(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
-    """JSON -> `kind`, or one of several: the one of the first field in the body, else the first one. Raises SyntaxRefused or
-    SchemaError."""
-    if isinstance(kind, Mapping):
-        fields = keys_of(body, dict[str, Raw])
-        kind = next(
-            (one for name, one in kind.items() if name in fields), next(iter(kind.values()))
-        )
+def decode(body: bytes, kind: type[T]) -> T:
+    """JSON -> `kind`. Raises SyntaxRefused or SchemaError."""
     _refuse_twice(body, kind)
     try:
         return _read(body, kind)
@@ -457,11 +467,19 @@ def _fields(kind: Any) -> dict[str, list[type]]:
 
 
 def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
-    """Raises SchemaError for a duplicate field of `kind`, or of a struct in its fields.
+    """Raises SchemaError for a duplicate field of `kind`, or of a struct in its fields."""
+    fields = _fields(kind)
+    for name, value in _members(body, fields, path).items():
+        for inner in fields.get(name, ()):
+            _refuse_twice(value, inner, f"{path}{name}.")
+
+
+def _members(body: bytes | Raw, fields: Mapping[str, Any], path: str = "") -> Mapping[_Key, Raw]:
+    """The members of an object; none if it has more than MAX_NAMES, or is no object. Raises
+    SchemaError for a duplicate of `fields`.
 
     msgspec skips over the values, which takes half the time of decoding them.
     """
-    fields = _fields(kind)
     names: list[str] = []
 
     def see(_: type, name: str) -> _Key:
@@ -473,9 +491,6 @@ def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
         return _Key(name)
 
     try:
-        values = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=see).decode(body)
+        return msgspec.json.Decoder(dict[_Key, Raw], dec_hook=see).decode(body)
     except UNREADABLE:
-        return  # `decode` will report the error
-    for name in names:
-        for inner in fields.get(name, ()):
-            _refuse_twice(values[_Key(name)], inner, f"{path}{name}.")
+        return {}  # `decode` will report the error
