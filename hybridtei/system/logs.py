@@ -47,6 +47,7 @@ NOISY = ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error", "opentelem
 GATHER_SECONDS = 0.1
 LINES_WAITING = 8_000  # further lines are dropped and counted
 FLUSH_SECONDS = 1.0
+SELDOM_SECONDS = 60.0
 
 
 class TextFormatter(logging.Formatter):
@@ -57,7 +58,7 @@ class TextFormatter(logging.Formatter):
         spans = "" if span is None else f"{':'.join(map(_written, span.from_outermost()))}: "
         message = _escaped(record.getMessage())
         line = f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: {record.filename}:{record.lineno}: {message}"
-        trace = [] if record.exc_info is None else self.formatException(record.exc_info).split("\n")
+        trace = self.formatException(record.exc_info).split("\n") if record.exc_info else []
         return "\n".join(
             [line, *(f"    {_escaped(part)}" for part in trace)]
         )  # indented: no log line
@@ -75,7 +76,7 @@ class JsonFormatter(logging.Formatter):
         entry: dict[str, Any] = {
             "timestamp": _stamp(record),
             "level": _level(record),
-            "message": record.getMessage(),
+            "message": record.getMessage().encode("utf-8", "backslashreplace").decode(),
             "target": record.name,
             "filename": record.filename,
             "line_number": record.lineno,
@@ -86,9 +87,29 @@ class JsonFormatter(logging.Formatter):
         if span is not None:
             chain = [{**one.fields(), "name": one.name} for one in span.from_outermost()]
             entry |= {"span": chain[-1], "spans": chain}
-        if record.exc_info is not None:
+        if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(entry).decode()
+
+
+class SeldomFilter(logging.Filter):
+    """Passes one line of OpenTelemetry's a minute, without its traceback: while a collector is away,
+    every export fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed = -SELDOM_SECONDS
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("opentelemetry"):
+            return True
+        if record.created - self._passed < SELDOM_SECONDS:
+            return False
+        self._passed = record.created
+        if record.exc_info and record.exc_info[1] is not None:
+            record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]!r}", ()
+        record.exc_info = None
+        return True
 
 
 class LineHandler(QueueHandler):
@@ -196,6 +217,7 @@ def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     handler = LineHandler()
+    handler.addFilter(SeldomFilter())
     handler.setFormatter(JsonFormatter(spans=spans) if json_output else TextFormatter())
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = (
         False  # not shown, and slow
