@@ -174,9 +174,7 @@ def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[s
         alias = _alias(meta)
         text, source = (None, "") if alias is None else _lookup(alias, flags, environment)
         if text is not None:
-            warnings.append(
-                f"{source} is deprecated: use {_flag(field.name)} or {variable}"
-            )
+            warnings.append(f"{source} is deprecated: use {_flag(field.name)} or {variable}")
     return warnings
 
 

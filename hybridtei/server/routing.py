@@ -167,7 +167,7 @@ class ClientsErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True)
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
         status, message, error_type = facts_of(error)
-        field = FIELD.search(message)
+        field = FIELD.search(message) if status in (400, 422) else None
         cause = OpenAIError(message, error_type, str(status), None if field is None else field[1])
         detail = cls.detail_of(message, error_type)
         return status, cls(message, status, error_type, error=cause, detail=detail)
@@ -188,8 +188,8 @@ class ListedErrorResponse(ClientsErrorResponse, frozen=True, kw_only=True):
         return [ErrorDetail(["body"], message, error_type)]
 
 
-# The first field that a message names: `input[20]` gives input
-FIELD = re.compile(r"`(\w+)[\[`.]")
+# The field that a message begins with: `input[20]` gives input
+FIELD = re.compile(r"(?:target type: |field `|^(?:Input validation error: )?`)(\w+)[\[`.:]")
 
 
 def facts_of(error: Exception) -> tuple[int, str, ErrorType]:
@@ -410,18 +410,24 @@ def framework_error(request: AnyRequest, error: HTTPException) -> Answer:
     return Answer(status, [*headers, (b"content-type", JSON)], msgspec.json.encode(body))
 
 
-OPENAI_PATH = re.compile(rb"/+v[12](/|$)|/+(embeddings|models)(/|$)")
-DOUBLED = re.compile(r"//+|(?<=/v1)/v1(?=/)|(?<=/v2)/v2(?=/)")
+OPENAI_PATH = re.compile(rb"(/m/[^/]+)?/+(v[12]|embeddings|models)(/|$)")
 
 
 def _unknown_path(request: AnyRequest) -> str:
-    """A sentence with the known path that was probably meant, if there is one."""
+    """A sentence with the known path that was probably meant, if there is one: the longest end of
+    the path without doubled slashes and capitals."""
     raw = request.scope["raw_path"].decode("latin-1")
     path = f"{raw:.200}"
-    meant = DOUBLED.sub(lambda match: "/" if match[0].startswith("//") else "", path).rstrip("/")
-    paths = {path for route in ROUTES for path in route.paths}
-    if meant != path and meant in paths:
-        return f"there is no path {path}; {meant} exists"
+    names = [name for name in path.lower().split("/") if name]
+    below = ""
+    if names[:1] == ["m"]:
+        below = "/".join(path.split("/")[:3])
+        names = names[2:]
+    known = {path for route in ROUTES for path in route.paths}
+    for begin in range(len(names)):
+        meant = "/" + "/".join(names[begin:])
+        if meant in known and below + meant != path:
+            return f"there is no path {path}; {below}{meant} exists"
     return f"there is no path {path}; /docs lists the paths"
 
 
@@ -433,8 +439,8 @@ def client_disconnected(request: AnyRequest, error: ClientDisconnected) -> Answe
 def unforeseen_error(request: AnyRequest, error: Exception) -> Answer:
     """A defect of this server: the traceback goes to the log only."""
     log.critical("unforeseen error on %s", request.scope.get("path"), exc_info=error)
-    body = ErrorResponse(f"internal error: {type(error).__name__}", "Backend")
-    return Answer(500, [(b"content-type", JSON)], msgspec.json.encode(body))
+    message = f"internal error: {type(error).__name__}"
+    return _written(route_of(request.scope), HybridTeiError(message), [])
 
 
 HANDLERS: Mapping[Any, Any] = {

@@ -79,7 +79,7 @@ def test_a_get_route_allows_get_and_head(server, tei, path):
 def test_unknown_paths_and_trailing_slashes(server, tei, method, path):
     response = server.client.request(method, path)
     assert response.status_code == 404
-    meant = path.rstrip("/")
+    meant = path.rstrip("/").lower()
     advice = "/docs lists the paths" if meant == path else f"{meant} exists"
     assert refusal(response, method) == f"there is no path {path}; {advice}"
     assert response.headers["vary"] == VARY

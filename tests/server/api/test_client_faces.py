@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hybridtei.server.routing import ROUTES
 from tests.server.live import Running, serving
 
 OPENAI_TOKENS = [5269, 656, 11]
@@ -97,9 +98,22 @@ def test_errors_have_the_formats_of_openai_and_of_today(
     assert content["error"]["code"] == str(status)
 
 
-def test_param_is_the_named_field(server: Running) -> None:
-    content = server.post("/v1/embeddings", {"input": [[1, 2]]}).json()
-    assert content["error"]["param"] == "input"
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": [[1, 2]]}, "input"),
+        ({"input": ["a", ""]}, "input"),
+        ({"input": ["a", 1.5]}, "input"),
+        ({}, "input"),
+        ({"input": "a", "dimensions": -1}, "dimensions"),
+        ({"input": "a", "dimensions": 9999}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ([], None),
+    ],
+)
+def test_param_is_the_named_field(server: Running, body: Any, param: str | None) -> None:
+    content = server.post("/v1/embeddings", body).json()
+    assert content["error"]["param"] == param, content
 
 
 def test_detail_is_a_text_for_voyage_and_a_list_for_infinity(server: Running) -> None:
@@ -198,14 +212,19 @@ def test_a_body_of_any_type_is_read_as_json(
     [
         ("/embed", {"inputs": "a"}),
         ("/rerank", {"query": "a", "texts": ["b"]}),
-        ("/search", {"collection": "a", "query": "b"}),
-        ("/collections/a/points", {"points": []}),
+        ("/predict", {"inputs": "a"}),
+        ("/", {"inputs": "a"}),
     ],
 )
-def test_tei_and_documents_take_json_alone(
-    server: Running, path: str, body: dict[str, Any]
-) -> None:
+def test_tei_takes_json_alone(server: Running, path: str, body: dict[str, Any]) -> None:
     assert server.post(path, body, headers=FORM).status_code == 415
+    assert server.post(path, body, headers={}).status_code == 415
+
+
+def test_routes_of_documents_take_json_alone() -> None:
+    roles = {"search", "write", "manage"}
+    assert not [route for route in ROUTES if route.role in roles and route.any_type]
+    assert not [route for route in ROUTES if route.role in roles and route.is_peer]
 
 
 @pytest.mark.parametrize("half", [rb"\ud83d", rb"\ude00", rb"\ud83d\ud83d"])
@@ -260,6 +279,10 @@ def test_one_model_by_its_name(server: Running) -> None:
         ("/v1/rerank/", "/v1/rerank"),
         ("/v1/v1/embeddings", "/v1/embeddings"),
         ("//v1//embeddings", "/v1/embeddings"),
+        ("/v1/api/embed", "/api/embed"),
+        ("/api/v1/embeddings", "/v1/embeddings"),
+        ("/V1/Embeddings", "/v1/embeddings"),
+        ("/m/small/v1/v1/rerank", "/m/small/v1/rerank"),
     ],
 )
 def test_a_404_names_the_path_that_was_meant(server: Running, path: str, meant: str) -> None:

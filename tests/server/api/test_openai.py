@@ -55,7 +55,7 @@ def test_splade_has_no_normalised_vector_but_its_sparse_one(splade_server):
         "message": message,
         "code": 424,
         "type": "Backend",
-        "error": {"message": message, "type": "Backend", "code": "424", "param": "normalize"},
+        "error": {"message": message, "type": "Backend", "code": "424", "param": None},
         "detail": message,
     }
     (item,) = splade_server.post("/v1/embeddings", {"input": "one", "outputs": ["sparse"]}).json()[
