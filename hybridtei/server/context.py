@@ -16,10 +16,10 @@ from hybridtei import errors
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import (
-    EmptyInput,
     HybridTeiError,
     InvalidInput,
     NoInputs,
+    RequestError,
     TooManyInputs,
     TooManyTexts,
 )
@@ -177,15 +177,11 @@ class Context:
         """Embed the task's inputs, and write the answer. Counts and times success and failure.
         Raises HybridTeiError.
 
-        `check`: as for `run`. `numbers`: the count of numbers to write, if larger than the
-        answer's. `field`: the field of the inputs on routes other than TEI's; the error of an empty
-        input names it.
+        `check`, `field`: as for `run`. `numbers`: the count of numbers to write, if larger than the
+        answer's.
         """
         load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)  # characters, and ids
-        try:
-            answer, usage = await self.run(task, load, check=check, numbers=numbers)
-        except EmptyInput as error:
-            raise error if field is None or not is_batch else error.named(field) from None
+        answer, usage = await self.run(task, load, check=check, numbers=numbers, field=field)
         return await self.reply(write, answer, usage, max(numbers, answer.numbers))
 
     async def run(
@@ -197,11 +193,14 @@ class Context:
         scope: Scope = "embed",
         check: Check | None = None,
         numbers: int = 0,
+        field: str | None = None,
     ) -> tuple[T, Usage]:
         """Run a task in the engine, and count it under `scope`. Raises HybridTeiError.
 
         `bounds`: default: those of the number of inputs. `check`: called once the request has its
         permits, instead of the task's own check. `numbers`: the count of numbers to write, if known.
+        `field`: the field of the inputs on routes other than TEI's; an error names it, with the
+        place of the wrong one in a list.
         """
         with Counted(self.metrics, load, scope) as counted:
             if load.is_batch and (bounds is None or bounds.max_numbers is None):
@@ -212,9 +211,16 @@ class Context:
             if task.checks_first:
                 task.check(self.service.model.spec)
                 check = checked
-            result = await self.service.run(
-                task, characters=load.characters, bounds=bounds, check=check
-            )
+            try:
+                result = await self.service.run(
+                    task, characters=load.characters, bounds=bounds, check=check
+                )
+            except RequestError as error:
+                if field is None:
+                    raise
+                if not load.is_batch:
+                    error.place = None
+                raise error.named(field) from None
         return result.answer, counted.succeeded(result.lengths, result.timings)
 
     async def look_up(
@@ -228,11 +234,11 @@ class Context:
             return await self.run(task, load)
 
     async def rank(
-        self, task: Ranking, load: Load, check: Check | None = None
+        self, task: Ranking, load: Load, check: Check | None = None, *, field: str | None = None
     ) -> tuple[Scored, Usage]:
-        """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`."""
+        """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`. `field`: as for `run`."""
         bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
-        return await self.run(task, load, bounds, scope="predict", check=check)
+        return await self.run(task, load, bounds, scope="predict", check=check, field=field)
 
     async def embed_in_chunks(self, task: Embed, load: Load) -> tuple[Embeddings, Usage]:
         """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises the error of

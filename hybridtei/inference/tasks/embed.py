@@ -129,7 +129,8 @@ class Embed(Task[Embeddings]):
         """Raises InvalidDimensions if the model's vectors are shorter than requested."""
         if self.dimensions is not None and self.dimensions > self._width(spec):
             raise InvalidDimensions(
-                "`dimensions` should be smaller than the maximum embedding dimension."
+                "`dimensions` should be smaller than the maximum embedding dimension.",
+                self._width(spec),
             )
 
     def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:

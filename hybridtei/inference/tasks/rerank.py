@@ -6,14 +6,15 @@ documents run in chunks, which bounds the memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from hybridtei.batch import Encoding, Head, Ragged, runs, sharing
-from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
+from hybridtei.errors import EmptyInput, InvalidInput, RequestError, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.label import probabilities
@@ -213,14 +214,16 @@ class RerankByVectors(_Question):
         documents: list[Encoding]
         if self.spans is None:
             if self.known is None and _are_read_alike(model):
-                return replace(asked, inputs=[self.query, *texts]).read(model)
+                with _past_query():
+                    return replace(asked, inputs=[self.query, *texts]).read(model)
             documents = asked.read(model)
         else:
             documents = [*asked.locate(model, allow_empty=True)]
         if self.known is not None:
             return documents
         query = replace(asked, inputs=[self.query], input_type="query")
-        return [*query.read(model), *documents]
+        with _past_query():
+            return [*query.read(model), *documents]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
         asked = Embed((), self.heads, input_type="document")
@@ -252,6 +255,16 @@ class RerankByVectors(_Question):
         for head, share in sorted(self.shares.items()):
             total += share * _alike(head, query, documents, mean=self.is_mean)
         return refuse_nan(np.asarray(total / sum(self.shares.values()), dtype=np.float32))
+
+
+@contextmanager
+def _past_query() -> Iterator[None]:
+    """Count the place of an error without the query, which is read first."""
+    try:
+        yield
+    except RequestError as error:
+        error.place = error.place - 1 if error.place else None
+        raise
 
 
 Ranking = Rerank | RerankByVectors

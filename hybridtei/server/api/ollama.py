@@ -76,8 +76,8 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
             "prompt_eval_count": usage.tokens,
         }
 
-    field = None if isinstance(request.input, str) else "input"
-    return await context.embed(task, write, check=check, field=field)
+    is_batch = not isinstance(request.input, str)
+    return await context.embed(task, write, is_batch=is_batch, check=check, field="input")
 
 
 class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
@@ -105,7 +105,7 @@ async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> R
         assert answer.dense is not None
         return {"embedding": answer.dense[0]}
 
-    return await context.embed(task, write, is_batch=False)
+    return await context.embed(task, write, is_batch=False, field="prompt")
 
 
 class OllamaDetails(Struct, frozen=True):

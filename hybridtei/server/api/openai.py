@@ -238,7 +238,8 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
             check_chunks(len(inputs), "input")
             work = EmbedSpans([joined(only_texts(inputs))], task, "input")
         return await embed_spans(context, work, write, check, is_batch=False)
-    return await context.embed(task, write, is_batch=is_batch, check=check)
+    field = None if context.server.only_tei_routes else "input"
+    return await context.embed(task, write, is_batch=is_batch, check=check, field=field)
 
 
 def check_chunks(count: int, field: str) -> None:
@@ -265,18 +266,22 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
     if set(map(type, inputs)) == {str}:
         return
     size = context.service.tokenizer.vocab_size
-    largest = max((max(item, default=0) for item in inputs if not isinstance(item, str)), default=0)
-    if largest >= size:
-        raise InvalidInput(
-            f"`input` holds the id {largest}, but the vocabulary ends at {size - 1}. {OPENAI_IDS}"
-        )
     first = context.service.tokenizer.first_special
-    if first is None or context.server.only_tei_routes:
-        return
+    if context.server.only_tei_routes:
+        first = None
     for place, item in enumerate(inputs):
-        if not isinstance(item, str) and len(item) and item[0] != first:
+        if isinstance(item, str) or not item:
+            continue
+        name = f"input[{place}]" if len(inputs) > 1 else "input"
+        largest = max(item)
+        if largest >= size:
             raise InvalidInput(
-                f"`input[{place}]` holds ids without this model's first special token, {first}. "
+                f"`{name}` holds the id {largest}, but the vocabulary ends at {size - 1}. "
+                f"{OPENAI_IDS}"
+            )
+        if first is not None and item[0] != first:
+            raise InvalidInput(
+                f"`{name}` holds ids without this model's first special token, {first}. "
                 f"{OPENAI_IDS}"
             )
 

@@ -226,7 +226,7 @@ async def rerank_documents(
         )
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, documents)
-    scored, usage = await context.rank(task, load, checked)
+    scored, usage = await context.rank(task, load, checked, field="documents")
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         items: list[dict[str, Any]] = [

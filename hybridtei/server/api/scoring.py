@@ -100,7 +100,7 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     load = Load(len(pairs), sum(len(one) + len(other) for one, other in pairs), is_batch=True)
     task = RerankPairs(questions)
     bounds = context.bounds(load.inputs).in_chunks(MAX_CHUNK_DOCUMENTS)
-    scored, usage = await context.run(task, load, bounds, scope="predict")
+    scored, usage = await context.run(task, load, bounds, scope="predict", field="text_2")
     return Reply(_object(context, scored.scores, usage), usage)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from hybridtei.batch import Head
-from hybridtei.errors import InvalidInput, Overloaded, TooManyCandidates
+from hybridtei.errors import InvalidInput, Overloaded, RequestError, TooManyCandidates
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
@@ -232,6 +232,8 @@ async def _embedded(
     collection, texts = request.collection, request.texts
     try:
         return await searcher.embed(collection, texts, options, fit=fit), options
+    except RequestError as error:
+        raise error.named("query" if request.queries is None else "queries") from None
     except Overloaded:
         sparse = fit.spec.sparse
         has_table = sparse is not None and sparse.can_look_up and Head.SPARSE in fit.heads
