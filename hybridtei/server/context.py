@@ -124,8 +124,10 @@ class Context:
                 self._fingerprint_header = (b"x-hybridtei-fingerprint", facts["id"].encode())
         return self._fingerprint_header
 
-    def truncate(self, option: bool | None) -> bool:
-        """The request's option, or the server's default."""
+    def truncate(self, option: bool | None, max_tokens: int | None = None) -> bool:
+        """The request's option, or the server's default; true if the request has its own length."""
+        if max_tokens is not None:
+            return True
         return self.service.config.auto_truncate if option is None else option
 
     def check_batch(self, inputs: int) -> None:

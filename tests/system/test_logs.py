@@ -282,3 +282,32 @@ def test_pieces_are_whole_lines_that_a_pipe_takes_at_once(texts):
     for piece in filter(None, pieces):
         assert piece.endswith("\n")
         assert piece.count("\n") == 1 or len(piece.encode()) <= select.PIPE_BUF
+
+
+@pytest.mark.parametrize("formatter", [logs.TextFormatter(), logs.JsonFormatter()])
+def test_no_trace_where_a_library_says_so(formatter: logging.Formatter) -> None:
+    line = formatter.format(record("failed to export %s", "spans", exc_info=False))
+    assert "failed to export spans" in line
+    assert "\n" not in line
+
+
+def test_json_of_half_a_surrogate_pair_is_json() -> None:
+    entry = json.loads(logs.JsonFormatter().format(record("cut \ud83d")))
+    assert entry["message"] == "cut \\ud83d"
+
+
+def test_a_collector_that_is_away_is_one_line_a_minute() -> None:
+    seldom = logs.SeldomFilter()
+
+    def line(name: str, second: float, exc_info: Any = None) -> str | None:
+        entry = record("failed to export %s", "spans", exc_info=exc_info)
+        entry.name, entry.created = name, second
+        return logs.TextFormatter().format(entry) if seldom.filter(entry) else None
+
+    error = ValueError("refused")
+    first = line("opentelemetry.exporter", 100.0, (ValueError, error, None))
+    assert first is not None
+    assert first.endswith("failed to export spans: ValueError('refused')")
+    assert line("opentelemetry.sdk", 159.0) is None
+    assert line("hybridtei.server", 159.0) is not None
+    assert line("opentelemetry.sdk", 161.0) is not None

@@ -56,7 +56,7 @@ class Scored:
 @dataclass(frozen=True, slots=True)
 class _Question(Task[Scored]):
     """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this number before any other
-    cut."""
+    cut. `max_tokens`: as for `Model.limited`."""
 
     splits_itself: ClassVar[bool] = True
     query: str
@@ -65,6 +65,7 @@ class _Question(Task[Scored]):
     direction: Direction | None = None
     raw_scores: bool = False
     max_document_tokens: int | None = field(default=None, kw_only=True)
+    max_tokens: int | None = field(default=None, kw_only=True)
 
     def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Sequence[Self]:
         """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
@@ -107,6 +108,7 @@ class Rerank(_Question):
             )
 
     def prepare(self, model: Model) -> list[Encoding]:
+        model = model.limited(self.max_tokens)
         pairs = [(self.query, document) for document in self.cut_documents(model)]
         if model.spec.template is None:
             return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
@@ -205,6 +207,7 @@ class RerankByVectors(_Question):
             weights.check(self.shares)
 
     def prepare(self, model: Model) -> list[Encoding]:
+        model = model.limited(self.max_tokens)
         texts = self.cut_documents(model)
         if not self.query and not all(texts):
             raise EmptyInput(
@@ -317,6 +320,7 @@ def rerank_task(
     instruction: str | None = None,
     weights: RankWeights | str | None = None,
     max_document_tokens: int | None = None,
+    max_tokens: int | None = None,
     spans: RelevantSpans | None = None,
 ) -> Ranking:
     """Return the task for the model. Its `check` raises if the model cannot rank."""
@@ -336,6 +340,7 @@ def rerank_task(
             is_mean=len(spec.heads & VECTORS) > 1,
             spans=spans,
             max_document_tokens=max_document_tokens,
+            max_tokens=max_tokens,
         )
     return Rerank(
         query,
@@ -345,6 +350,7 @@ def rerank_task(
         raw_scores,
         instruction,
         max_document_tokens=max_document_tokens,
+        max_tokens=max_tokens,
     )
 
 

@@ -23,6 +23,7 @@ from hybridtei.server.api.tei import (
     Id,
     Ids,
     OpenAICompatUsage,
+    PromptTokens,
     ServedModel,
     Size,
     Truncate,
@@ -97,6 +98,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         bool | None, Meta(description="From Jina's clients; false: do not scale to length 1.")
     ] = None
     truncate: Annotated[bool | None, Meta(description="`truncation` under Jina's name.")] = None
+    truncate_prompt_tokens: PromptTokens = None
     late_chunking: Annotated[
         bool | None,
         Meta(
@@ -201,16 +203,18 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     heads = heads_of(context, request.outputs or ["dense"]) | (
         {Head.DENSE} & context.heads
     )  # the wire needs `embedding`
-    width = request.width
+    width, most = request.width, request.truncate_prompt_tokens
+    truncate = request.truncate if request.truncation is None else request.truncation
     task = Embed(
         inputs,
         heads,
-        context.truncate(request.truncate if request.truncation is None else request.truncation),
+        context.truncate(truncate, most),
         prompt_name=None if context.service.model.spec.adapters is None else request.task,
         normalize=request.normalized is not False,
         dimensions=width,
         input_type=request.side,
         uses_default_prompt=False,  # TEI has this route
+        max_tokens=most,
     )
     smaller = smaller_vectors(context, heads, request.precision, width)
     pieces = context.service.tokenizer.pieces

@@ -20,6 +20,7 @@ from hybridtei.server.api.tei import (
     FullText,
     OneOrMore,
     PredictRequest,
+    PromptTokens,
     ServedModel,
     Truncate,
     TruncationSide,
@@ -47,6 +48,7 @@ class ClassifyRequest(Struct, frozen=True, kw_only=True):
     activation: Annotated[
         bool | None, Meta(description="`use_activation` under its older name.")
     ] = None
+    truncate_prompt_tokens: PromptTokens = None
 
     @property
     def logits(self) -> bool:
@@ -176,8 +178,12 @@ async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
 
 
 def _task_of(context: Context, request: ClassifyRequest) -> label.Classify:
+    most = request.truncate_prompt_tokens
     return label.Classify(
-        texts_of(request.input, "input"), context.truncate(None), raw_scores=request.logits
+        texts_of(request.input, "input"),
+        context.truncate(None, most),
+        raw_scores=request.logits,
+        max_tokens=most,
     )
 
 

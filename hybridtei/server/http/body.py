@@ -282,11 +282,14 @@ def decode_peers(body: bytes, kind: type[T]) -> T:
     try:
         return decode(body, kind)
     except (SyntaxRefused, SchemaError):
-        replaced = HALF.sub(rb"\\ufffd", body, MAX_HALVES)
-        repaired = _without_nulls(replaced, kind)
+        repaired = _without_nulls(_without_halves(body), kind)
         if repaired == body:
             raise
     return decode(repaired, kind)
+
+
+def _without_halves(body: bytes) -> bytes:
+    return HALF.sub(rb"\\ufffd", body, MAX_HALVES)
 
 
 def _without_nulls(body: bytes, kind: Any) -> bytes:
@@ -304,7 +307,7 @@ def _without_nulls(body: bytes, kind: Any) -> bytes:
 
 def kind_of(body: bytes, kinds: Mapping[str, type[T]]) -> type[T]:
     """The struct of the first field in the body, else the first struct."""
-    fields = keys_of(body, dict[str, Raw])
+    fields = keys_of(body, dict[str, Raw]) or keys_of(_without_halves(body), dict[str, Raw])
     named = (kind for name, kind in kinds.items() if name in fields)
     return next(named, next(iter(kinds.values())))
 

@@ -298,3 +298,128 @@ def test_the_root_and_the_rest_of_ollama(server: Running, tei: Running) -> None:
     assert server.post("/api/pull", {"model": "small"}).json() == {"status": "success"}
     assert server.post("/api/embed", {}).json()["embeddings"] == []
     assert server.post("/api/embed", {"input": []}).json()["embeddings"] == []
+
+
+def test_a_null_hides_no_duplicate_field(server: Running) -> None:
+    for body in (b'{"input": "a", "input": "b"}', b'{"input": "a", "user": null, "input": "b"}'):
+        answer = server.post("/v1/embeddings", body)
+        assert (answer.status_code, "duplicate field `input`" in answer.text) == (422, True)
+
+
+def test_nulls_of_nested_objects_and_values_of_documents(server: Running) -> None:
+    budget = {"inputs": "a", "multivector": {"max_tokens": 4, "dtype": None}}
+    assert server.post("/embed_multivector", budget).status_code == 200
+    document = {"text": "a", "page": None}
+    body = {"query": "a", "documents": [document], "top_n": None, "truncation_direction": None}
+    for path in ("/rerank", "/v1/rerank"):
+        answer = server.post(path, body | {"return_documents": True})
+        assert answer.json()["results"][0]["document"] == document, answer.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        rb"\\ud83d",
+        rb"\\\\ud83d",
+        rb"\ud83d\ude00",
+        rb"\ud83d\ude00\ude00",
+        rb"\ud83d\ud83d\ude00",
+        rb"a\\\ud83d",
+        rb"\n\ud83d\t",
+    ],
+)
+def test_only_halves_of_pairs_are_replaced(server: Running, text: bytes) -> None:
+    expected = json.loads(b'"' + text + b'"').encode("utf-16", "surrogatepass")
+    body = b'{"documents": ["' + text + b'"], "query": "a", "return_documents": true}'
+    answer = server.post("/rerank", body)
+    assert answer.status_code == 200, answer.text
+    document = answer.json()["results"][0]["document"]["text"]
+    assert document == expected.decode("utf-16", "replace")
+
+
+def test_rerank_of_documents_is_of_another_api(server: Running) -> None:
+    documents = ["word " * 800] * 1000
+    body = {"query": "a", "documents": documents, "return_documents": False}
+    assert server.post("/rerank", body, headers=FORM).status_code == 200
+    texts = {"query": "a", "texts": documents[:30] * 30}
+    assert server.post("/rerank", texts).status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_pairs_are_bounded(dense_server: Running, path: str) -> None:
+    texts = [f"{number}" for number in range(2048)]
+    others = [f"other {number}" for number in range(2048)]
+    assert dense_server.post(path, {"text_1": texts, "text_2": others}).status_code == 200
+    answer = dense_server.post(path, {"text_1": "a", "text_2": [*texts, "b"]})
+    assert (answer.status_code, "max-split-texts" in answer.text) == (422, True)
+
+
+def test_other_apis_are_bounded_where_teis_requests_are_split() -> None:
+    with serving(server={"split_large_batches": True, "max_split_texts": 64}) as running:
+        assert running.post("/v1/embeddings", {"input": ["a"] * 64}).status_code == 200
+        assert running.post("/v1/embeddings", {"input": ["a"] * 65}).status_code == 422
+        assert running.post("/embed", {"inputs": ["a"] * 65}).status_code == 200
+
+
+LONG = "one " * 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/embeddings", {"input": ["a"] * 40 + [LONG], "truncation": False}, "`input[40]` must"),
+        ("/v1/embeddings", {"input": ["a"] * 40 + [""]}, "`input[40]` cannot be empty"),
+        ("/v1/embeddings", {"input": ""}, "`input` cannot be empty"),
+        ("/v2/embed", {"texts": ["a", LONG], "truncate": "NONE"}, "`texts[1]` must have less"),
+        ("/api/embed", {"input": ["a", LONG], "truncate": False}, "`input[1]` must have less"),
+        ("/embed_hybrid", {"inputs": ["a", LONG], "truncate": False}, "`inputs[1]` must"),
+        (
+            "/v1/rerank",
+            {"query": "a", "documents": ["a"] * 70 + [LONG], "truncate": False},
+            "`documents[70]` must have less",
+        ),
+        ("/v1/embeddings", {"input": "a", "dimensions": 9999}, "should be at most 16, the model's"),
+    ],
+)
+def test_an_error_names_the_text_or_the_width(
+    server: Running, path: str, body: dict[str, Any], named: str
+) -> None:
+    answer = server.post(path, body)
+    assert answer.status_code in (400, 422)
+    assert named in answer.text
+
+
+def test_errors_of_teis_routes_name_no_text(server: Running) -> None:
+    answer = server.post("/embed", {"inputs": ["a", LONG], "truncate": False})
+    assert answer.json()["error"].startswith("Input validation error: `inputs` must have less")
+    answer = server.post("/embed", {"inputs": "a", "dimensions": 9999})
+    assert "smaller than the maximum embedding dimension" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("tokens", [-1, 1, 5, 10_000])
+def test_vllms_length_of_inputs(server: Running, tokens: int) -> None:
+    body = {"input": LONG, "truncation": False, "truncate_prompt_tokens": tokens}
+    answer = server.post("/v1/embeddings", body)
+    assert answer.status_code == 200, answer.text
+    longest = server.get("/info").json()["max_input_length"]
+    expected = longest if tokens < 0 else min(tokens, longest)
+    assert answer.json()["usage"]["prompt_tokens"] == expected
+    ranked = {"query": "a", "documents": [LONG], "truncate_prompt_tokens": tokens}
+    assert server.post("/v1/rerank", ranked).status_code == 200
+    scored = {"text_1": "a", "text_2": LONG, "truncate_prompt_tokens": tokens}
+    assert server.post("/score", scored).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_relevance_lies_within_0_and_1(server: Running, path: str) -> None:
+    body = {"query": "one two", "documents": ["one two", "three", "one", "four five six"]}
+    results = server.post(path, body).json()["results"]
+    raw = server.post(path, body | {"raw_scores": True}).json()["results"]
+    assert [result["index"] for result in results] == [result["index"] for result in raw]
+    for result, similarity in zip(results, raw, strict=True):
+        distance = similarity["relevance_score"] - 0.5
+        expected = 0.5 + 2 * distance / (1 + 4 * abs(distance))
+        assert result["relevance_score"] == pytest.approx(expected, abs=1e-6)
+        assert 0 <= result["relevance_score"] <= 1
+    of_tei = server.post("/rerank", {"query": "one two", "texts": body["documents"]}).json()
+    assert [result["score"] for result in of_tei] == [result["relevance_score"] for result in raw]

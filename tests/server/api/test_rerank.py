@@ -67,7 +67,7 @@ def test_a_score_does_not_depend_on_the_others(reranker):
             "reranker",
             {"query": "", "documents": [""]},
             400,
-            "Input validation error: `inputs` cannot be empty",
+            "Input validation error: `documents[0]` cannot be empty",
         ),
         (
             "reranker",
