@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -45,6 +47,8 @@ from hybridtei.server.vectors import (
     heads_of,
     smaller_vectors,
 )
+
+log = logging.getLogger(__name__)
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
@@ -262,7 +266,7 @@ def only_texts(items: Sequence[Input]) -> list[str]:
 
 def check_ids(context: Context, inputs: Sequence[Input]) -> None:
     """Raises InvalidInput for ids that were made for another vocabulary: an id lies above this
-    model's, or a list lacks the special token that begins each text of this model.
+    model's, or a list lacks the special tokens that begin and end each text of this model.
 
     OpenAI's clients send ids without special tokens, and TEI's clients must send them.
     """
@@ -270,9 +274,11 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
     if set(map(type, inputs)) == {str}:
         return
     size = context.service.tokenizer.vocab_size
-    first = context.service.tokenizer.first_special
+    first, last = context.service.tokenizer.edges
     if context.server.only_tei_routes:
-        first = None
+        first = last = None
+    elif first is None and last is None:
+        _warn_of_ids(context.served_name)
     for place, item in enumerate(inputs):
         if isinstance(item, str) or not item:
             continue
@@ -280,13 +286,11 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
         largest = max(item)
         if largest >= size:
             raise InvalidInput(
-                f"`{name}` holds the id {largest}, but the vocabulary ends at {size - 1}. "
-                f"{OPENAI_IDS}"
+                f"`{name}` holds the id {largest}, but the vocabulary ends at {size - 1}. {OPENAI_IDS}"
             )
-        if first is not None and item[0] != first:
+        if first not in (None, item[0]) or last not in (None, item[-1]):
             raise InvalidInput(
-                f"`{name}` holds ids without this model's first special token, {first}. "
-                f"{OPENAI_IDS}"
+                f"`{name}` holds ids without the special tokens of this model's texts. {OPENAI_IDS}"
             )
 
 
@@ -294,6 +298,14 @@ OPENAI_IDS = (
     "LangChain's OpenAIEmbeddings sends ids of OpenAI's vocabulary, which mean nothing here: create "
     "it with `check_embedding_ctx_length=False`"
 )
+
+
+@cache
+def _warn_of_ids(name: str) -> None:
+    log.warning(
+        "%s puts no special tokens around texts: ids of OpenAI's vocabulary are not recognised",
+        name,
+    )
 
 
 def check_task(context: Context, task: str | None) -> None:

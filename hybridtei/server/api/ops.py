@@ -137,6 +137,7 @@ def facts(context: Context) -> dict[str, Any]:
             "backend": service.backend.name,
             "budget_tokens": service.budget_tokens,
             "lanes": list(service.backend.lanes),
+            "max_split_texts": context.server.max_split_texts,
         },
     }
 

@@ -33,12 +33,13 @@ def test_ids_of_this_model_are_embedded(server: Running) -> None:
     assert of_ids == server.post("/v1/embeddings", {"input": ["one two"]}).json()["data"]
 
 
-def test_ids_without_the_first_special_token_are_refused(server: Running) -> None:
+def test_ids_without_the_special_tokens_are_refused(server: Running) -> None:
     ids = own_ids(server, "one two")
+    assert server.post("/v1/embeddings", {"input": [ids, ids[:-1]]}).status_code == 422
     answer = server.post("/v1/embeddings", {"input": [ids, ids[1:]]})
     assert answer.status_code == 422
     message = answer.json()["message"]
-    assert "`input[1]` holds ids without this model's first special token" in message
+    assert "`input[1]` holds ids without the special tokens of this model's texts" in message
     assert "check_embedding_ctx_length=False" in message
 
 

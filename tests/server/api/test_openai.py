@@ -202,7 +202,7 @@ def test_ids_of_a_foreign_vocabulary_are_refused_with_advice(server, given):
 def test_the_last_id_of_the_vocabulary_is_none_of_them(server):
     last = max(small.IDS.values())
     of_ours, foreign = (
-        server.post("/v1/embeddings", {"input": [[small.IDS["[CLS]"], i]]})
+        server.post("/v1/embeddings", {"input": [[small.IDS["[CLS]"], i, small.IDS["[SEP]"]]]})
         for i in (last, last + 1)
     )
     assert of_ours.status_code == 200
