@@ -260,10 +260,17 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     split_large_batches: Annotated[
         bool,
         flag(
-            "Answer a request of more inputs than --max-client-batch-size in parts; else refuse it.",
+            "Split TEI's requests above --max-client-batch-size instead of refusing them.",
             "limits",
         ),
     ] = False
+    max_split_texts: Annotated[
+        Positive,
+        flag(
+            "Most texts in one request of the other APIs, split above --max-client-batch-size.",
+            "limits",
+        ),
+    ] = 2048
     max_unsent_bytes: Annotated[
         Positive,
         flag(
@@ -290,6 +297,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     header_limit: Annotated[
         Positive, flag("Most bytes in the head of a request: its URL and headers.", "limits")
     ] = 65_536
+    keep_alive_timeout: Annotated[
+        int,
+        flag(
+            "Seconds that an idle connection stays open after an answer.", "limits", ge=1, le=3600
+        ),
+    ] = 120
     header_timeout: Annotated[
         Seconds,
         flag(

@@ -38,23 +38,24 @@ class HybridTeiError(Exception):
 
 
 class RequestError(HybridTeiError):
-    """The request is wrong. It will fail again if sent unchanged."""
-
-
-class EmptyInput(RequestError):
-    """An input has no characters or no ids. `place`: its index in a list, if known; TEI's message does not name it."""
+    """The request is wrong. It will fail again if sent unchanged. `place`: the index of the wrong
+    input in a list, if known; TEI's messages do not name it."""
 
     def __init__(self, message: str, place: int | None = None) -> None:
         super().__init__(message)
         self.place = place
 
-    def named(self, field: str, shift: int = 0) -> EmptyInput:
-        """Return the error with `field[place + shift]` in its message."""
-        return (
-            self
-            if self.place is None
-            else EmptyInput(f"`{field}[{self.place + shift}]` cannot be empty")
-        )
+    def named(self, field: str, shift: int = 0) -> RequestError:
+        """Return the error with `field[place + shift]` in place of `inputs` in its message."""
+        message = str(self)
+        if not message.startswith("`inputs`"):
+            return self
+        name = field if self.place is None else f"{field}[{self.place + shift}]"
+        return type(self)(f"`{name}`{message.removeprefix('`inputs`')}")
+
+
+class EmptyInput(RequestError):
+    """An input has no characters or no ids."""
 
 
 class NoInputs(EmptyInput):
@@ -66,7 +67,18 @@ class InvalidInput(RequestError):
 
 
 class InvalidDimensions(InvalidInput):
-    """The vectors cannot be cut to the requested width."""
+    """The vectors cannot be cut to the requested width. `width`: theirs, which TEI's message does
+    not name."""
+
+    def __init__(self, message: str, width: int | None = None) -> None:
+        super().__init__(message)
+        self.width = width
+
+    def named(self, field: str, shift: int = 0) -> RequestError:
+        """Return the error with the width in its message."""
+        if self.width is None:
+            return self
+        return InvalidDimensions(f"`dimensions` should be at most {self.width}, the model's width")
 
 
 class RequestRefused(InvalidInput):
@@ -77,6 +89,12 @@ class TooManyInputs(RequestRefused):
     """A batch has more inputs than one request may have."""
 
     limit = "max_client_batch_size"
+
+
+class TooManyTexts(RequestRefused):
+    """A request of another API than TEI's has more texts than the server splits."""
+
+    limit = "max_split_texts"
 
 
 class TooManyDocuments(RequestRefused):

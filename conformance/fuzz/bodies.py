@@ -116,8 +116,9 @@ SIMILARITY = body(
 OPENAI = body(
     {"input": (INPUTS, listed({"text": text}, 2))},
     **MODES,
-    encoding_format=("float", "base64"),
+    encoding_format=("float", "base64", None),
     dimensions=(1, 8, 32),
+    truncate_prompt_tokens=(-1, 0, 1, 5, None),
     user="somebody",
     input_type=("query", "document"),
     output_dtype=PRECISIONS,
@@ -160,6 +161,7 @@ RANK_DOCUMENTS = body(
     return_documents=BOOL,
     rank_fields=(["text"], ["title", "n"], []),
     max_tokens_per_doc=(0, 1, 5, 4096),
+    truncate_prompt_tokens=(-1, 0, 1, 5, None),
     raw_scores=True,
     truncation=BOOL,
     property="x",

@@ -67,10 +67,12 @@ class Clause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A server: one of the models of `checkpoints`, flags, environment."""
+    """A server: one of the models of `checkpoints`, flags, environment. `ours`: flags of this server
+    that make it TEI's, which another server does not know."""
 
     model: str
     args: tuple[str, ...] = ()
+    ours: tuple[str, ...] = ("--only-tei-routes",)
     env: Mapping[str, str] = {}
 
 

@@ -26,9 +26,10 @@ OTHERS = (
 def launched(template: str, profile: Profile, model: Path) -> Iterator[str]:
     """The URL of a server that answers. `template`: with `{model}` and `{port}`. Raises RuntimeError if it never does."""
     port = free_port()
-    command = [word.format(model=model, port=port) for word in shlex.split(template)] + list(
-        profile.args
-    )
+    words = shlex.split(template)
+    if template == OURS:
+        words += profile.ours
+    command = [word.format(model=model, port=port) for word in words] + list(profile.args)
     environment = {name: value for name, value in os.environ.items() if name not in OTHERS} | dict(
         profile.env
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
@@ -161,15 +162,20 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
 
 
 def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each name in use that is deprecated."""
+    """Return a warning for each name in use that is deprecated, and for each variable of a port that
+    Kubernetes has set."""
     warnings = list[str]()
     for field, _, meta in (row for kind in SETTINGS for row in fields_of(kind)):
+        variable = field.name.upper()
+        if flags.get(field.name) is None and is_service_link(field.name, environment):
+            warnings.append(
+                f"{variable}={environment[variable]} is ignored: Kubernetes sets it for a Service of "
+                f"that name; {_flag(field.name)} sets the port"
+            )
         alias = _alias(meta)
         text, source = (None, "") if alias is None else _lookup(alias, flags, environment)
         if text is not None:
-            warnings.append(
-                f"{source} is deprecated: use {_flag(field.name)} or {field.name.upper()}"
-            )
+            warnings.append(f"{source} is deprecated: use {_flag(field.name)} or {variable}")
     return warnings
 
 
@@ -181,7 +187,21 @@ def is_set(name: str, arguments: argparse.Namespace) -> bool:
 def _lookup(name: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:
     """Return (text, its flag or variable) of a setting. The text is None if it is not set."""
     text = flags.get(name)
-    return (environment.get(name.upper()), name.upper()) if text is None else (text, _flag(name))
+    if text is not None:
+        return text, _flag(name)
+    if is_service_link(name, environment):
+        return None, ""
+    return environment.get(name.upper()), name.upper()
+
+
+# The value of NAME_PORT that Kubernetes gives each pod for a Service NAME
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://.*:\d+")
+
+
+def is_service_link(name: str, environment: Mapping[str, str]) -> bool:
+    """Return True if the variable of a port has the address of a Service."""
+    text = environment.get(name.upper(), "")
+    return name.endswith("port") and SERVICE_LINK.fullmatch(text) is not None
 
 
 def _flag(name: str) -> str:

@@ -22,7 +22,7 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.server import api
 from hybridtei.server.answers import Origins
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.http.body import REFUSED, Keyless
+from hybridtei.server.http.body import REFUSED, Arriving, Keyless
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
@@ -116,6 +116,7 @@ def create_models_app(
         store_bounds=StoreBounds(Admission(permits)),
         keyring=keys,
         keyless=Keyless(),
+        arriving=Arriving(),
         origins=Origins(server.cors_allow_origin),
         limits=limits,
         recorder=recorder,

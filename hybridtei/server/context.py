@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -16,11 +16,12 @@ from hybridtei import errors
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import (
-    EmptyInput,
     HybridTeiError,
     InvalidInput,
     NoInputs,
+    RequestError,
     TooManyInputs,
+    TooManyTexts,
 )
 from hybridtei.inference.engine.admission import Bounds, too_many_numbers
 from hybridtei.inference.engine.service import EngineService
@@ -78,7 +79,17 @@ class Context:
     model: ModelConfig
     registry: Registry
     metrics: RequestMetrics
+    # True: for routes of other servers than TEI, which take more texts, a part at a time
+    for_peers: bool = False
     _fingerprint_header: tuple[bytes, bytes] | None = field(default=None, init=False)
+    _peers: Context | None = field(default=None, init=False)
+
+    @property
+    def peers(self) -> Context:
+        """This model, for routes of other servers than TEI."""
+        if self._peers is None:
+            self._peers = replace(self, for_peers=True)
+        return self._peers
 
     @property
     def served_name(self) -> str:
@@ -113,26 +124,38 @@ class Context:
                 self._fingerprint_header = (b"x-hybridtei-fingerprint", facts["id"].encode())
         return self._fingerprint_header
 
-    def truncate(self, option: bool | None) -> bool:
-        """The request's option, or the server's default."""
+    def truncate(self, option: bool | None, max_tokens: int | None = None) -> bool:
+        """The request's option, or the server's default; true if the request has its own length."""
+        if max_tokens is not None:
+            return True
         return self.service.config.auto_truncate if option is None else option
 
     def check_batch(self, inputs: int) -> None:
-        """Raises TooManyInputs if a request is above the limit and the server does not split
-        requests."""
+        """Raises TooManyInputs if a request is above TEI's limit and the server does not split
+        TEI's requests; TooManyTexts above the limit of the other APIs, which are split."""
         limit = self.server.max_client_batch_size
-        if inputs > limit and not self.server.split_large_batches:
-            raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
+        if inputs <= limit:
+            return
+        if not self.for_peers:
+            if not self.server.split_large_batches:
+                raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
+            return
+        limit = max(limit, self.server.max_split_texts)
+        if inputs > limit:
+            raise TooManyTexts(
+                f"the request holds {inputs} texts > maximum allowed {limit} (max-split-texts)"
+            )
 
     def splits(self, inputs: int) -> bool:
         """True if a request of `inputs` inputs is above the limit and the server splits it."""
-        return inputs > self.server.max_client_batch_size and self.server.split_large_batches
+        splits = self.for_peers or self.server.split_large_batches
+        return splits and inputs > self.server.max_client_batch_size
 
     def bounds(self, inputs: int, largest: int | None = None) -> Bounds:
         """The bounds of a request's chunks: `largest` inputs each. Without `largest` the request is
         one chunk, or chunks of `--max-client-batch-size` if the server splits it."""
         most = self.server.max_client_batch_size
-        if largest is None and (inputs <= most or not self.server.split_large_batches):
+        if largest is None and not self.splits(inputs):
             return Bounds.whole(inputs)
         return Bounds.of(
             inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests
@@ -156,15 +179,11 @@ class Context:
         """Embed the task's inputs, and write the answer. Counts and times success and failure.
         Raises HybridTeiError.
 
-        `check`: as for `run`. `numbers`: the count of numbers to write, if larger than the
-        answer's. `field`: the field of the inputs on routes other than TEI's; the error of an empty
-        input names it.
+        `check`, `field`: as for `run`. `numbers`: the count of numbers to write, if larger than the
+        answer's.
         """
         load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)  # characters, and ids
-        try:
-            answer, usage = await self.run(task, load, check=check, numbers=numbers)
-        except EmptyInput as error:
-            raise error if field is None or not is_batch else error.named(field) from None
+        answer, usage = await self.run(task, load, check=check, numbers=numbers, field=field)
         return await self.reply(write, answer, usage, max(numbers, answer.numbers))
 
     async def run(
@@ -176,25 +195,34 @@ class Context:
         scope: Scope = "embed",
         check: Check | None = None,
         numbers: int = 0,
+        field: str | None = None,
     ) -> tuple[T, Usage]:
         """Run a task in the engine, and count it under `scope`. Raises HybridTeiError.
 
         `bounds`: default: those of the number of inputs. `check`: called once the request has its
         permits, instead of the task's own check. `numbers`: the count of numbers to write, if known.
+        `field`: the field of the inputs on routes other than TEI's; an error names it, with the
+        place of the wrong one in a list.
         """
-        bounds = bounds or self.bounds(load.inputs)
         with Counted(self.metrics, load, scope) as counted:
-            if bounds.max_numbers is None:
-                if load.is_batch:
-                    self.check_batch(load.inputs)
-            elif numbers > bounds.max_numbers:
+            if load.is_batch and (bounds is None or bounds.max_numbers is None):
+                self.check_batch(load.inputs)
+            bounds = bounds or self.bounds(load.inputs)
+            if bounds.max_numbers is not None and numbers > bounds.max_numbers:
                 raise too_many_numbers(bounds.max_numbers)
             if task.checks_first:
                 task.check(self.service.model.spec)
                 check = checked
-            result = await self.service.run(
-                task, characters=load.characters, bounds=bounds, check=check
-            )
+            try:
+                result = await self.service.run(
+                    task, characters=load.characters, bounds=bounds, check=check
+                )
+            except RequestError as error:
+                if field is None:
+                    raise
+                if not load.is_batch:
+                    error.place = None
+                raise error.named(field) from None
         return result.answer, counted.succeeded(result.lengths, result.timings)
 
     async def look_up(
@@ -208,11 +236,11 @@ class Context:
             return await self.run(task, load)
 
     async def rank(
-        self, task: Ranking, load: Load, check: Check | None = None
+        self, task: Ranking, load: Load, check: Check | None = None, *, field: str | None = None
     ) -> tuple[Scored, Usage]:
-        """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`."""
+        """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`. `field`: as for `run`."""
         bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
-        return await self.run(task, load, bounds, scope="predict", check=check)
+        return await self.run(task, load, bounds, scope="predict", check=check, field=field)
 
     async def embed_in_chunks(self, task: Embed, load: Load) -> tuple[Embeddings, Usage]:
         """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises the error of

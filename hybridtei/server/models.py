@@ -106,7 +106,9 @@ class Models:
         """The first ready context."""
         return self.ready[0]
 
-    def choose(self, alias: str | None, name: str | None, capability: Sequence[Able]) -> Context:
+    def choose(
+        self, alias: str | None, name: str | None, capability: Sequence[Callable[[Context], bool]]
+    ) -> Context:
         """Choose the model of a request. `alias`: from the path; `name`: from the body. Raises UnknownModel."""
         if alias is not None:
             return self.named(alias)
@@ -123,6 +125,9 @@ class Models:
 
     def named(self, name: str) -> Context:
         """Find a model by alias, served name or model id. Raises UnknownModel, naming its state or the served models."""
+        if name not in self.entries:
+            # Ollama's clients add the tag; a model has one version here
+            name = name.removesuffix(":latest")
         entry = self.entries.get(name)
         if entry is not None and entry.context is not None and entry.state == "ready":
             return entry.context

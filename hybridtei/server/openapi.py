@@ -118,6 +118,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "Ollama": {
         "/api/embed": {"input": TEXTS},
         "/api/embeddings": {"prompt": QUERY},
+        "/api/ps": None,
+        "/api/pull": {},
         "/api/show": {},
         "/api/tags": None,
         "/api/version": None,

@@ -12,6 +12,7 @@ exceptions to status, wire name, and TEI's prefix of the message.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from traceback import clear_frames
@@ -35,7 +36,7 @@ from hybridtei.errors import (
     anchor_of,
 )
 from hybridtei.server.answers import Answer, Headers, is_path
-from hybridtei.server.http.body import BodyError, ClientDisconnected
+from hybridtei.server.http.body import BodyError, ClientDisconnected, first_fields
 
 if TYPE_CHECKING:
     from hybridtei.server.context import Reply
@@ -136,6 +137,15 @@ class OpenAICompatErrorResponse(Struct, frozen=True):
         return row.status, cls(row.prefix + str(error), row.status, row.error_type)
 
 
+class OpenAIError(Struct, frozen=True):
+    """The cause, where OpenAI's clients read it. `param`: the field that the message names."""
+
+    message: str
+    type: ErrorType
+    code: str
+    param: str | None
+
+
 class ErrorDetail(Struct, frozen=True):
     """The cause, in the format that clients of FastAPI servers read."""
 
@@ -144,20 +154,52 @@ class ErrorDetail(Struct, frozen=True):
     type: str
 
 
-class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
-    """Errors of reranking, scoring and classification routes other than TEI's."""
+class ClientsErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
+    """Errors of routes that clients other than TEI's call: flat, and again as OpenAI's clients read
+    them (`error`), and as Voyage's do (`detail`)."""
 
-    detail: list[
-        ErrorDetail
-    ]  # some clients look for this field; infinity's client fails unless it is a list
+    takes_body_errors: ClassVar[bool] = True
+
+    error: OpenAIError
+    detail: str | list[ErrorDetail]
 
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
-        row = row_of(error)
-        message = row.prefix + str(error)
-        detail = [ErrorDetail(["body"], message, row.error_type)]
-        return row.status, cls(message, row.status, row.error_type, detail=detail)
+        status, message, error_type = facts_of(error)
+        field = FIELD.search(message) if status in (400, 422) else None
+        cause = OpenAIError(message, error_type, str(status), None if field is None else field[1])
+        detail = cls.detail_of(message, error_type)
+        return status, cls(message, status, error_type, error=cause, detail=detail)
+
+    @classmethod
+    def detail_of(cls, message: str, error_type: ErrorType) -> str | list[ErrorDetail]:
+        """The cause under FastAPI's name. Voyage's client reads a text."""
+        return message
+
+
+class ListedErrorResponse(ClientsErrorResponse, frozen=True, kw_only=True):
+    """As `ClientsErrorResponse`, for routes of infinity's client, which fails unless `detail` is a
+    list."""
+
+    @classmethod
+    def detail_of(cls, message: str, error_type: ErrorType) -> str | list[ErrorDetail]:
+        """The cause in a list."""
+        return [ErrorDetail(["body"], message, error_type)]
+
+
+# The field that a message begins with: `input[20]` gives input
+FIELD = re.compile(r"(?:target type: |field `|^(?:Input validation error: )?`)(\w+)[\[`.:]")
+
+
+def facts_of(error: Exception) -> tuple[int, str, ErrorType]:
+    """The status, message and type of an error, also of one that Litestar or a body raised."""
+    if isinstance(error, BodyError):
+        return error.status, str(error), "Overloaded" if error.status == 503 else "Validation"
+    if isinstance(error, HTTPException):
+        return error.status_code, error.detail, "NotFound"
+    row = row_of(error)
+    return row.status, row.prefix + str(error), row.error_type
 
 
 JSON, JSON_LINES = b"application/json", b"application/jsonl"
@@ -175,8 +217,8 @@ class Route:
     methods: Sequence[str]
     work: Work
     # The second argument of `work`. A struct: the decoded body. Several structs, by the field that
-    # identifies each: the first is the default. `bytes`: the body itself. None: the `HttpRequest`,
-    # since the body is unread, or there is none.
+    # identifies each: the first is TEI's and the default, the others are other servers'. `bytes`:
+    # the body itself. None: the `HttpRequest`, since the body is unread, or there is none.
     request: Any
     # The type of the answer's JSON; None: the answer is no JSON
     answer: Any
@@ -198,8 +240,9 @@ class Route:
     is_tei: bool = False
     # Served only with that flag, instead of another route of the same path
     only_tei: bool = False
-    # False: it may be missing, since some clients of this route do not send it
-    needs_content_type: bool = True
+    # The body may have any content type, as Ollama's users send it; true wherever `is_peer` is. A
+    # page can send JSON only after a preflight, so routes with documents take nothing else
+    any_type: bool = False
     # A client may send its key as `token` of the body
     key_in_body: bool = False
     # The function finishes even if the client disconnects
@@ -208,11 +251,22 @@ class Route:
     takes_permits: bool = True
 
     @property
+    def is_peer(self) -> bool:
+        """True for inference in the API of another server than TEI: null is an absent field, half a
+        surrogate pair is U+FFFD, and the limits of texts and bytes are that API's."""
+        return self.role == "infer" and not self.is_tei
+
+    @property
+    def is_shared(self) -> bool:
+        """True for a path of TEI's API and of others: the body's fields tell them apart."""
+        return isinstance(self.request, Mapping)
+
+    @property
     def requests(self) -> Sequence[Any]:
         """The structs that it accepts as a body."""
         if self.request in (None, bytes):
             return ()
-        return [*self.request.values()] if isinstance(self.request, Mapping) else [self.request]
+        return [*self.request.values()] if self.is_shared else [self.request]
 
 
 # Of the imported dialects
@@ -253,16 +307,29 @@ def _registering(
 
 
 # Of rerankers and classifiers in /v1 and /v2, and of embeddings there
-LISTED: Mapping[str, Any] = {"error": ListedErrorResponse, "needs_content_type": False}
-FLAT: Mapping[str, Any] = {"error": OpenAICompatErrorResponse, "needs_content_type": False}
+LISTED: Mapping[str, Any] = {"error": ListedErrorResponse}
+FLAT: Mapping[str, Any] = {"error": ClientsErrorResponse}
+# Of a path that TEI shares with OpenAI, where only TEI's routes are served
+TEI_ONLY: Mapping[str, Any] = {
+    "error": OpenAICompatErrorResponse,
+    "is_tei": True,
+    "only_tei": True,
+}
 PAGE = "/page"
 CLOSING = (408, 413, 503)  # the rest of the body is not read
 BELOW = "/m/{alias:str}"  # before the paths of one model
 ROUTE, ALLOW = "route", "allow"  # in the `opt` of Litestar's handlers
-PREFLIGHT = (
-    (b"access-control-allow-methods", b"GET,POST"),
-    (b"access-control-allow-headers", b"content-type"),
-)
+PREFLIGHT_METHODS = (b"access-control-allow-methods", b"GET,POST")
+# A preflight that asks for more is answered as TEI answers
+MAX_ALLOWED_HEADERS_BYTES = 2_000
+
+
+def preflight_headers(scope: Any, *, only_tei: bool) -> Headers:
+    """The fields that allow a page's request: all that it asks for, or TEI's."""
+    asked = first_fields(scope).get(b"access-control-request-headers", b"")
+    if only_tei or not asked or len(asked) > MAX_ALLOWED_HEADERS_BYTES:
+        asked = b"content-type"
+    return [PREFLIGHT_METHODS, (b"access-control-allow-headers", asked)]
 
 
 def allow_header(methods: Iterable[str]) -> bytes:
@@ -287,13 +354,9 @@ def request_error(request: AnyRequest, error: Exception) -> Answer:
     headers = _help(route, error)
     if isinstance(error, NoKey):
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, Overloaded) and route is not None:
-        is_openai = (
-            route.error is OpenAICompatErrorResponse
-            and not request.app.state.server.only_tei_routes
-        )
-        if is_openai or not route.is_tei:  # TEI sends no such header, but OpenAI's clients obey it
-            headers.append((b"retry-after", b"1"))  # seconds, the header's smallest value
+    if isinstance(error, Overloaded) and route is not None and not route.is_tei:
+        # TEI sends no such header, but OpenAI's clients obey it. Seconds, its smallest value
+        headers.append((b"retry-after", b"1"))
     return _written(route, error, headers)
 
 
@@ -304,7 +367,7 @@ def body_error(request: AnyRequest, error: BodyError) -> Answer:
     headers = _help(route, error)
     if error.status in CLOSING:
         headers.append((b"connection", b"close"))
-    if route is not None and route.error.takes_body_errors:
+    if route is not None and not route.is_tei and route.error.takes_body_errors:
         return _written(route, error, headers)
     return Answer(
         error.status,
@@ -326,13 +389,46 @@ def _written(route: Route | None, error: Exception, headers: Headers) -> Answer:
 
 
 def framework_error(request: AnyRequest, error: HTTPException) -> Answer:
-    """404, 405 and the like: the status without a body; 405 has the path's methods. A preflight of
-    an unknown path is answered, too."""
+    """404, 405 and the like; 405 has the path's methods. Without a body where only TEI's routes are
+    served. A preflight of an unknown path is answered, too."""
+    only_tei = request.app.state.server.only_tei_routes
     if request.method == "OPTIONS":
-        return Answer(200, [*PREFLIGHT])
-    if isinstance(error, MethodNotAllowedException) and is_path(request.scope):
-        return Answer(405, [(b"allow", allow_header((error.headers or {})["allow"].split(", ")))])
-    return Answer(404 if isinstance(error, MethodNotAllowedException) else error.status_code, [])
+        return Answer(200, preflight_headers(request.scope, only_tei=only_tei))
+    headers: Headers = []
+    is_wrong_method = isinstance(error, MethodNotAllowedException)
+    if is_wrong_method and is_path(request.scope):
+        headers = [(b"allow", allow_header((error.headers or {})["allow"].split(", ")))]
+        error = HTTPException(f"{request.method} is not a method of this path", status_code=405)
+    elif is_wrong_method or error.status_code == 404:
+        error = HTTPException(_unknown_path(request), status_code=404)
+    if only_tei:
+        return Answer(error.status_code, headers)
+    status, message, error_type = facts_of(error)
+    body: Struct = ErrorResponse(message, error_type)
+    if OPENAI_PATH.match(request.scope["raw_path"]):
+        status, body = ClientsErrorResponse.of(error)
+    return Answer(status, [*headers, (b"content-type", JSON)], msgspec.json.encode(body))
+
+
+OPENAI_PATH = re.compile(rb"(/m/[^/]+)?/+(v[12]|embeddings|models)(/|$)")
+
+
+def _unknown_path(request: AnyRequest) -> str:
+    """A sentence with the known path that was probably meant, if there is one: the longest end of
+    the path without doubled slashes and capitals."""
+    raw = request.scope["raw_path"].decode("latin-1")
+    path = f"{raw:.200}"
+    names = [name for name in path.lower().split("/") if name]
+    below = ""
+    if names[:1] == ["m"]:
+        below = "/".join(path.split("/")[:3])
+        names = names[2:]
+    known = {path for route in ROUTES for path in route.paths}
+    for begin in range(len(names)):
+        meant = "/" + "/".join(names[begin:])
+        if meant in known and below + meant != path:
+            return f"there is no path {path}; {below}{meant} exists"
+    return f"there is no path {path}; /docs lists the paths"
 
 
 def client_disconnected(request: AnyRequest, error: ClientDisconnected) -> Answer:
@@ -343,8 +439,8 @@ def client_disconnected(request: AnyRequest, error: ClientDisconnected) -> Answe
 def unforeseen_error(request: AnyRequest, error: Exception) -> Answer:
     """A defect of this server: the traceback goes to the log only."""
     log.critical("unforeseen error on %s", request.scope.get("path"), exc_info=error)
-    body = ErrorResponse(f"internal error: {type(error).__name__}", "Backend")
-    return Answer(500, [(b"content-type", JSON)], msgspec.json.encode(body))
+    message = f"internal error: {type(error).__name__}"
+    return _written(route_of(request.scope), HybridTeiError(message), [])
 
 
 HANDLERS: Mapping[Any, Any] = {

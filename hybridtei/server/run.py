@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 
 BACKLOG = 2048  # the number of connections that wait to be accepted
-KEEP_ALIVE_SECONDS = (
-    75  # clients keep pools of connections; uvicorn's 5 closes them between two requests
-)
 LOOK_SECONDS = 1.0  # from one look for a dead engine to the next
 log = logging.getLogger(__name__)
 
@@ -142,7 +139,7 @@ def settings_of(
         proxy_headers=False,
         date_header=True,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=config.keep_alive_timeout,
         reset_contextvars=True,  # a pipelined request starts in the context of the previous one, with that one's key and span
         timeout_graceful_shutdown=ceil(config.drain_seconds)
         + 1,  # for requests that survive the cut

@@ -33,13 +33,18 @@ from hybridtei.server.answers import (
 )
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import (
+    Arriving,
     ClientDisconnected,
     Keyless,
     SyntaxRefused,
     body_parts,
+    check_size,
+    check_type,
     decode,
+    decode_peers,
     first_fields,
     keys_of,
+    kind_of,
     model_name,
     read_body,
     while_connected,
@@ -47,7 +52,7 @@ from hybridtei.server.http.body import (
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Certificate, Keyring, check_origin
 from hybridtei.server.models import Models, StoreBounds, StoreContext, check_capacity
-from hybridtei.server.routing import ALLOW, PREFLIGHT, ROUTE, Route
+from hybridtei.server.routing import ALLOW, ROUTE, Route, preflight_headers
 from hybridtei.system.tracing import Recorder, arrived, span
 
 if TYPE_CHECKING:
@@ -97,6 +102,7 @@ class Shared:
     store_bounds: StoreBounds
     keyring: Keyring
     keyless: Keyless
+    arriving: Arriving
     origins: Origins
     limits: ConnectionLimits
     recorder: Recorder | None
@@ -136,7 +142,9 @@ async def preflight(request: HttpRequest) -> ASGIApp:
     """Answer OPTIONS of a known path, for any page."""
     if not is_path(request.scope):
         raise NotFoundException
-    return Answer(200, [*PREFLIGHT, (b"allow", request.route_handler.opt[ALLOW])])
+    only_tei = request.shared.server.only_tei_routes
+    allowed = preflight_headers(request.scope, only_tei=only_tei)
+    return Answer(200, [*allowed, (b"allow", request.route_handler.opt[ALLOW])])
 
 
 def admit(request: HttpRequest, route: Route) -> None:
@@ -165,6 +173,10 @@ def admit(request: HttpRequest, route: Route) -> None:
     check_capacity(route, request.alias, shared.models, shared.store_bounds)
 
 
+# Of routes of other servers than TEI: 2,048 texts of 16 kB
+PEER_BODY_BYTES = 32_000_000
+
+
 class _Token(Struct):
     """The API key in a body."""
 
@@ -176,18 +188,20 @@ async def read(request: HttpRequest, route: Route) -> bytes:
     ClientDisconnected; NoKey if the key was to come in the body."""
     if route.request is None:
         return b""
-    shared, needs_type = request.shared, route.needs_content_type
+    shared = request.shared
+    scope, receive = request.scope, request.receive
     limit = shared.server.payload_limit
+    is_large = route.is_peer or route.is_shared
+    if is_large:
+        limit = max(limit, PEER_BODY_BYTES)
+    if not (is_large or route.any_type):
+        check_type(first_fields(scope))
     try:
         if not request.is_keyless:
-            body = await read_body(
-                request.scope, request.receive, limit=limit, type_required=needs_type
-            )
+            body = await read_body(scope, receive, shared.arriving, limit)
         else:
-            async with shared.keyless.bounded(request.receive) as receive:
-                body = await read_body(
-                    request.scope, receive, limit=limit, type_required=needs_type
-                )
+            async with shared.keyless.bounded(receive) as bounded:
+                body = await read_body(scope, bounded, shared.arriving, limit)
     except ClientDisconnected:
         shared.models.default.metrics.disconnected.add()
         raise
@@ -199,10 +213,20 @@ async def read(request: HttpRequest, route: Route) -> bytes:
 
 
 def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
-    """The body as the route's function takes it. Raises SyntaxRefused, SchemaError."""
-    if route.request is None:
+    """The body as the route's function takes it. Raises BodyError."""
+    kind = route.request
+    if kind is None:
         return request
-    return body if route.request is bytes else decode(body, route.request)
+    if kind is bytes:
+        return body
+    is_peer = route.is_peer
+    if route.is_shared:
+        kind = kind_of(body, route.request)
+        is_peer = kind is not route.requests[0]
+        if not is_peer:
+            check_type(first_fields(request.scope))
+            check_size(len(body), request.shared.server.payload_limit)
+    return (decode_peers if is_peer else decode)(body, kind)
 
 
 def choose(
@@ -216,7 +240,8 @@ def choose(
         name = None
         if body and alias is None and len(models.entries) > 1:
             name = model_name(body, payload)
-        return models.choose(alias, name, route.capability)
+        chosen = models.choose(alias, name, route.capability)
+        return chosen.peers if route.is_peer else chosen
     if route.source == "models":
         return models if alias is None else models.below(alias)
     if alias is not None:

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.config import EMBEDDED_MODEL
-from hybridtei.errors import EmptyInput, InvalidInput
+from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.embed import Embed, check_spelled
 from hybridtei.inference.tasks.pooling import RANGED, Precision, quantized, read_ranges
 from hybridtei.inference.tasks.spans import EmbedSpans, SpanText
@@ -212,8 +212,5 @@ async def embed_spans(
 ) -> Reply:
     """Embed spans of texts. Each text counts as one input of the request."""
     load = Load(len(task.inputs), sum(len(item.text) for item in task.inputs), is_batch)
-    try:
-        answer, usage = await context.run(task, load, check=check)
-    except EmptyInput as error:
-        raise error.named("inputs") if is_batch else error from None
+    answer, usage = await context.run(task, load, check=check, field="inputs")
     return await context.reply(write, answer, usage, answer.numbers)

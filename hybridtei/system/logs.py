@@ -81,7 +81,7 @@ class JsonFormatter(logging.Formatter):
         entry: dict[str, Any] = {
             "timestamp": _stamp(record),
             "level": _level(record),
-            "message": record.getMessage(),
+            "message": record.getMessage().encode("utf-8", "backslashreplace").decode(),
             "target": record.name,
             "filename": record.filename,
             "line_number": record.lineno,

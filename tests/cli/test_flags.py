@@ -293,3 +293,23 @@ def test_a_containers_own_name_is_no_reason_for_a_warning(caplog):
     assert not caplog.records
     address(ServerConfig(hostname="another-name"), is_given=True, as_tei=False)
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("name", ["PORT", "GRPC_PORT", "PROMETHEUS_PORT"])
+@pytest.mark.parametrize(
+    "link", ["tcp://10.43.0.7:9090", "udp://10.43.0.7:53", "tcp://[fd00::7]:80"]
+)
+def test_a_link_to_a_service_of_kubernetes_is_no_port(name: str, link: str) -> None:
+    field = name.lower()
+    server = settings(ServerConfig, **{name: link})
+    assert getattr(server, field) == getattr(ServerConfig(), field)
+    (line,) = outdated(parsed(), {name: link})
+    assert line.startswith(f"{name}={link} is ignored: Kubernetes sets it")
+    flag = f"--{field.replace('_', '-')}"
+    assert getattr(settings(ServerConfig, flag, "4000", **{name: link}), field) == 4000
+    assert outdated(parsed(flag, "4000"), {name: link}) == []
+
+
+def test_any_other_text_is_a_wrong_port() -> None:
+    with pytest.raises(UsageError, match="PORT: invalid value 'tcp'"):
+        settings(ServerConfig, PORT="tcp")

@@ -27,21 +27,48 @@ def test_head_is_answered_wherever_get_is(server: Running, path):
         assert head.headers["content-length"] == got.headers["content-length"]
 
 
+@pytest.fixture(scope="module")
+def tei():
+    with serving(server={"only_tei_routes": True}) as running:
+        yield running
+
+
+def refusal(response, method: str) -> str:
+    """The message of a 404 or 405 of the default face, which HEAD has no room for."""
+    assert response.headers["content-type"] == "application/json"
+    if method == "HEAD":
+        assert response.content == b""
+        return ""
+    content = response.json()
+    message = content.get("message") or content["error"]
+    if "message" in content:
+        assert content["error"]["message"] == message
+    return message
+
+
 @pytest.mark.parametrize("path", POSTS)
-def test_a_post_route_allows_post(server, path):
+def test_a_post_route_allows_post(server, tei, path):
     for method in ("GET", "HEAD", "PUT", "DELETE", "PATCH"):
         response = server.client.request(method, path)
-        assert (response.status_code, response.content) == (405, b"")
+        assert response.status_code == 405
         assert response.headers["allow"] == "POST"
-        assert "content-type" not in response.headers
+        assert refusal(response, method) in ("", f"{method} is not a method of this path")
+        if path in ("/embed_hybrid", "/embed_multivector"):
+            continue
+        of_tei = tei.client.request(method, path)
+        assert (of_tei.status_code, of_tei.content) == (405, b"")
+        assert of_tei.headers["allow"] == "POST"
+        assert "content-type" not in of_tei.headers
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_a_get_route_allows_get_and_head(server, path):
-    response = server.post(path, {})
-    assert (response.status_code, response.content) == (405, b"")
+def test_a_get_route_allows_get_and_head(server, tei, path):
+    response, of_tei = server.post(path, {}), tei.post(path, {})
+    assert (response.status_code, of_tei.status_code) == (405, 405)
+    assert refusal(response, "POST") == "POST is not a method of this path"
+    assert of_tei.content == b""
     if not path.startswith("/docs/"):
-        assert response.headers["allow"] == "GET,HEAD"
+        assert response.headers["allow"] == of_tei.headers["allow"] == "GET,HEAD"
 
 
 @pytest.mark.parametrize(
@@ -49,11 +76,17 @@ def test_a_get_route_allows_get_and_head(server, path):
     ["/nope", "/embed/", "/health/", "/v1/embeddings/", "/v1", "/v1/nope", "/EMBED", "/embed/x"],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
-def test_unknown_paths_and_trailing_slashes(server, method, path):
+def test_unknown_paths_and_trailing_slashes(server, tei, method, path):
     response = server.client.request(method, path)
-    assert (response.status_code, response.content) == (404, b"")
-    assert "content-type" not in response.headers
+    assert response.status_code == 404
+    meant = path.rstrip("/").lower()
+    advice = "/docs lists the paths" if meant == path else f"{meant} exists"
+    assert refusal(response, method) == f"there is no path {path}; {advice}"
     assert response.headers["vary"] == VARY
+    of_tei = tei.client.request(method, path)
+    assert (of_tei.status_code, of_tei.content) == (404, b"")
+    assert "content-type" not in of_tei.headers
+    assert of_tei.headers["vary"] == VARY
 
 
 @pytest.mark.parametrize(
@@ -61,10 +94,13 @@ def test_unknown_paths_and_trailing_slashes(server, method, path):
     ["//", "//info", "/v1//embeddings", "//embed", "/embed//", "/docs//", "/docs//swagger-ui.css"],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
-def test_slashes_are_not_merged(server, method, path):
+def test_slashes_are_not_merged(server, tei, method, path):
     response = server.client.request(method, f"{server.url}{path}")
-    assert (response.status_code, response.content) == (404, b"")
+    assert response.status_code == 404
+    assert refusal(response, method).startswith("" if method == "HEAD" else "there is no path")
     assert response.headers["vary"] == VARY
+    of_tei = tei.client.request(method, f"{tei.url}{path}")
+    assert (of_tei.status_code, of_tei.content) == (404, b"")
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,10 @@ def test_there_is_no_section_without_an_error():
 
 
 def test_our_routes_link_to_the_section_and_teis_do_not(server: Running):
-    refused = server.post("/embed_hybrid", MANY)
+    refused = server.post("/embed_hybrid", {"inputs": ["one"] * 2049})
     assert refused.status_code == 422
     path, anchor = re.fullmatch(r'<(/\S+)#(\w+)>; rel="help"', refused.headers["link"]).groups()
-    assert f'<h2 id="{anchor}">TooManyInputs</h2>' in server.get(path).text
+    assert f'<h2 id="{anchor}">TooManyTexts</h2>' in server.get(path).text
     for body in (b"{", b"[]"):
         assert "#bodyerror>" in server.post("/embed_hybrid", body).headers["link"]
     for body in (MANY, b"{"):

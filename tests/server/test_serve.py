@@ -88,10 +88,18 @@ def test_overload_is_told_at_once_and_permits_come_back():
         )
         assert running.service.engine.metrics.queued.value() <= 8  # none took a place
         openai = running.post("/v1/embeddings", {"input": "one"})
+        message = "Model is overloaded"
         assert (openai.status_code, openai.json()) == (
             429,
-            {"message": "Model is overloaded", "code": 429, "type": "Overloaded"},
+            {
+                "message": message,
+                "code": 429,
+                "type": "Overloaded",
+                "error": {"message": message, "type": "Overloaded", "code": "429", "param": None},
+                "detail": message,
+            },
         )
+        assert openai.headers["retry-after"] == "1"
         assert running.post("/tokenize", {"inputs": "one"}).status_code == 200  # takes no permit
         assert running.get("/health").status_code == 200
         hold.let_go()

@@ -296,3 +296,15 @@ def test_pieces_are_whole_lines_that_a_pipe_takes_at_once(texts):
     for piece in filter(None, pieces):
         assert piece.endswith(b"\n")
         assert piece.count(b"\n") == 1 or len(piece) <= select.PIPE_BUF
+
+
+@pytest.mark.parametrize("formatter", [logs.TextFormatter(), logs.JsonFormatter()])
+def test_no_trace_where_a_library_says_so(formatter: logging.Formatter) -> None:
+    line = formatter.format(record("failed to export %s", "spans", exc_info=False))
+    assert "failed to export spans" in line
+    assert "\n" not in line
+
+
+def test_json_of_half_a_surrogate_pair_is_json() -> None:
+    entry = json.loads(logs.JsonFormatter().format(record("cut \ud83d")))
+    assert entry["message"] == "cut \\ud83d"

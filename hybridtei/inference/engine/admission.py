@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from hybridtei.errors import EmptyInput, Overloaded, RequestRefused, TimedOut
+from hybridtei.errors import Overloaded, RequestError, RequestRefused, TimedOut
 from hybridtei.inference.engine.core import SHORT_TOKENS
 from hybridtei.inference.tasks.base import Task
 from hybridtei.outputs import Timings
@@ -120,7 +120,7 @@ async def run_in_chunks(
         nonlocal numbers
         try:
             answered = await run_chunk(chunk, chunk.size)
-        except EmptyInput as error:
+        except RequestError as error:
             error.place = None if error.place is None else error.place + begin
             raise
         numbers += chunk.numbers(answered.answer)

@@ -24,6 +24,14 @@ class Model:
     query_weights: Floats | None = None
     query: Model | None = None
 
+    def limited(self, tokens: int | None) -> Model:
+        """Return this model, for inputs of at most `tokens` tokens, special tokens included. None or
+        below 0: the model's length."""
+        if tokens is None or tokens < 0:
+            return self
+        length = min(max(tokens, 1), self.reader.max_input_length)
+        return replace(self, reader=replace(self.reader, max_input_length=length))
+
     @property
     def mark_ids(self) -> frozenset[int]:
         """Return the ids of punctuation and special tokens."""

@@ -62,7 +62,8 @@ WITHOUT_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Embed(Task[Embeddings]):
-    """Embed `inputs`. `dimensions` cuts dense vectors, and wider multi-vectors.
+    """Embed `inputs`. `dimensions` cuts dense vectors, and wider multi-vectors. `max_tokens`: as for
+    `Model.limited`.
 
     `multivector`: the budget of documents' multi-vectors. `query_encoder` "table": sparse vectors of queries from the tokenizer
     and a table of weights, without a pass. `input_type`: for models that treat queries differently; None means "document" for
@@ -81,6 +82,7 @@ class Embed(Task[Embeddings]):
     multivector: MultivectorBudget | None = None
     query_encoder: QueryEncoder = "model"
     uses_default_prompt: bool = True
+    max_tokens: int | None = None
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
         """`LookUp` if the request asks for the table, or for a query of a model that looks queries up."""
@@ -120,7 +122,7 @@ class Embed(Task[Embeddings]):
             )
 
     def prepare(self, model: Model) -> list[Encoding]:
-        encodings = self.read(model, allow_empty=False)
+        encodings = self.read(model.limited(self.max_tokens), allow_empty=False)
         if self.dimensions is not None:
             self.check_width(model.spec)
         return sharing(encodings) if model.spec.pooling == ("lasttoken",) else encodings
@@ -129,7 +131,8 @@ class Embed(Task[Embeddings]):
         """Raises InvalidDimensions if the model's vectors are shorter than requested."""
         if self.dimensions is not None and self.dimensions > self._width(spec):
             raise InvalidDimensions(
-                "`dimensions` should be smaller than the maximum embedding dimension."
+                "`dimensions` should be smaller than the maximum embedding dimension.",
+                self._width(spec),
             )
 
     def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:

@@ -45,12 +45,14 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class Classify(Task[Classified]):
-    """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to one input."""
+    """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to one input. `max_tokens`: as for
+    `Model.limited`."""
 
     inputs: Sequence[Text]
     truncate: bool = True
     direction: Direction | None = None
     raw_scores: bool = False
+    max_tokens: int | None = None
     checks_first: ClassVar[bool] = True
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
 
@@ -59,6 +61,7 @@ class Classify(Task[Classified]):
             raise UnsupportedHead("Model is not a classifier model")
 
     def prepare(self, model: Model) -> list[Encoding]:
+        model = model.limited(self.max_tokens)
         template, pairs = (
             model.spec.template,
             [item for item in self.inputs if not isinstance(item, str)],

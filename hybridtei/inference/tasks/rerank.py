@@ -6,14 +6,15 @@ documents run in chunks, which bounds the memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from hybridtei.batch import Encoding, Head, Ragged, runs, sharing
-from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
+from hybridtei.errors import EmptyInput, InvalidInput, RequestError, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.label import probabilities
@@ -55,7 +56,7 @@ class Scored:
 @dataclass(frozen=True, slots=True)
 class _Question(Task[Scored]):
     """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this number before any other
-    cut."""
+    cut. `max_tokens`: as for `Model.limited`."""
 
     splits_itself: ClassVar[bool] = True
     query: str
@@ -64,6 +65,7 @@ class _Question(Task[Scored]):
     direction: Direction | None = None
     raw_scores: bool = False
     max_document_tokens: int | None = field(default=None, kw_only=True)
+    max_tokens: int | None = field(default=None, kw_only=True)
 
     def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Sequence[Self]:
         """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
@@ -106,6 +108,7 @@ class Rerank(_Question):
             )
 
     def prepare(self, model: Model) -> list[Encoding]:
+        model = model.limited(self.max_tokens)
         pairs = [(self.query, document) for document in self.cut_documents(model)]
         if model.spec.template is None:
             return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
@@ -203,6 +206,7 @@ class RerankByVectors(_Question):
             weights.check(self.shares)
 
     def prepare(self, model: Model) -> list[Encoding]:
+        model = model.limited(self.max_tokens)
         texts = self.cut_documents(model)
         if not self.query and not all(texts):
             raise EmptyInput(
@@ -212,14 +216,16 @@ class RerankByVectors(_Question):
         documents: list[Encoding]
         if self.spans is None:
             if self.known is None and _are_read_alike(model):
-                return replace(asked, inputs=[self.query, *texts]).read(model)
+                with _past_query():
+                    return replace(asked, inputs=[self.query, *texts]).read(model)
             documents = asked.read(model)
         else:
             documents = [*asked.locate(model, allow_empty=True)]
         if self.known is not None:
             return documents
         query = replace(asked, inputs=[self.query], input_type="query")
-        return [*query.read(model), *documents]
+        with _past_query():
+            return [*query.read(model), *documents]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
         asked = Embed((), self.heads, input_type="document")
@@ -251,6 +257,16 @@ class RerankByVectors(_Question):
         for head, share in sorted(self.shares.items()):
             total += share * _alike(head, query, documents, mean=self.is_mean)
         return refuse_nan(np.asarray(total / sum(self.shares.values()), dtype=np.float32))
+
+
+@contextmanager
+def _past_query() -> Iterator[None]:
+    """Count the place of an error without the query, which is read first."""
+    try:
+        yield
+    except RequestError as error:
+        error.place = error.place - 1 if error.place else None
+        raise
 
 
 Ranking = Rerank | RerankByVectors
@@ -303,6 +319,7 @@ def rerank_task(
     instruction: str | None = None,
     weights: RankWeights | str | None = None,
     max_document_tokens: int | None = None,
+    max_tokens: int | None = None,
     spans: RelevantSpans | None = None,
 ) -> Ranking:
     """Return the task for the model. Its `check` raises if the model cannot rank."""
@@ -322,6 +339,7 @@ def rerank_task(
             is_mean=len(spec.heads & VECTORS) > 1,
             spans=spans,
             max_document_tokens=max_document_tokens,
+            max_tokens=max_tokens,
         )
     return Rerank(
         query,
@@ -331,6 +349,7 @@ def rerank_task(
         raw_scores,
         instruction,
         max_document_tokens=max_document_tokens,
+        max_tokens=max_tokens,
     )
 
 

@@ -6,11 +6,12 @@ send ids rely on the same counts. Inputs of late-interaction models have their s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Encoding as RawEncoding
@@ -76,15 +77,10 @@ class TextReader:
         if refused is None and len(whole) == 1 and sum(map(len, texts)) <= PORTION_CHARACTERS:
             # So are most requests
             raws = self.tokenizer.encode(texts, add_special_tokens=special_tokens and whole.pop())
-            return [
-                self._fitted(raw, item, truncate, side)
-                for item, raw in zip(ready, raws, strict=True)
-            ]
+            return self._all_fitted(zip(ready, raws, strict=True), truncate, side)
         if not special_tokens:
             ready = [replace(item, special_tokens=False) for item in ready]
-        encodings = [
-            self._fitted(raw, item, truncate, side) for item, raw in self._tokenised(ready)
-        ]
+        encodings = self._all_fitted(self._tokenised(ready), truncate, side)
         if refused is not None:
             raise refused
         return encodings
@@ -97,9 +93,7 @@ class TextReader:
         ready, refused = _until_refused(
             inputs, lambda item: self._prepare_text(item, truncate, side)
         )
-        encodings = [
-            self._fitted(raw, item, truncate, side) for item, raw in self._tokenised(ready)
-        ]
+        encodings = self._all_fitted(self._tokenised(ready), truncate, side)
         if refused is not None:
             raise refused
         return encodings
@@ -129,14 +123,15 @@ class TextReader:
         raws = iter(
             self.tokenizer.literal.encode(filled, add_special_tokens=False) if filled else []
         )
-        encodings = []
+        encodings: list[Encoding] = []
         for _ in ready:
             body = [
                 i
                 for piece, special in pieces
                 for i in (self._trusted(piece) if special else next(raws).ids)
             ]
-            encodings.append(self._fitted_question(prefix, body, suffix, truncate, side))
+            with _placed(encodings):
+                encodings.append(self._fitted_question(prefix, body, suffix, truncate, side))
         if refused is not None:
             raise refused
         return encodings
@@ -186,7 +181,8 @@ class TextReader:
         prompt, encodings = self.prompts.named(prompt_name) or "", list[LocatedEncoding]()
         for text, (item, raw) in zip(texts, self._tokenised(ready, offsets=True), strict=False):
             if not truncate:
-                self._check_length(raw)
+                with _placed(encodings):
+                    self._check_length(raw)
             shift = len(text) - len(item.text) if side == "left" else -len(prompt)
             located = self.tokenizer.cut_located(
                 raw, text, times * self.max_input_length, side, shift=shift
@@ -296,6 +292,21 @@ class TextReader:
             raise InvalidInput(
                 f"`inputs` must have less than {self.max_input_length} tokens. Given: {len(raw)}"
             )
+
+    def _all_fitted(
+        self,
+        tokenised: Iterable[tuple[_Ready, RawEncoding]],
+        truncate: bool,
+        direction: Direction,
+    ) -> list[Encoding]:
+        encodings: list[Encoding] = []
+        try:
+            for item, raw in tokenised:
+                encodings.append(self._fitted(raw, item, truncate, direction))
+        except RequestError as error:
+            error.place = len(encodings)
+            raise
+        return encodings
 
     def _fitted(
         self, raw: RawEncoding, item: _Ready, truncate: bool, direction: Direction
@@ -424,6 +435,16 @@ def _cut(item: T, limit: int, direction: Direction) -> T:
     return item[-limit:] if direction == "left" else item[:limit]
 
 
+@contextmanager
+def _placed(encodings: Sequence[Any]) -> Iterator[None]:
+    """Give an error the place of the input whose encoding would be next."""
+    try:
+        yield
+    except RequestError as error:
+        error.place = len(encodings)
+        raise
+
+
 def _until_refused(
     items: Sequence[Item], prepare: Callable[[Item], _Ready]
 ) -> tuple[list[_Ready], RequestError | None]:
@@ -431,9 +452,7 @@ def _until_refused(
     for item in items:
         try:
             ready.append(prepare(item))
-        except EmptyInput as error:
-            error.place = len(ready)
-            return ready, error
         except RequestError as error:
+            error.place = len(ready)
             return ready, error
     return ready, None

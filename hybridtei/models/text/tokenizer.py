@@ -157,6 +157,15 @@ class Tokenizer:
         return mask.index(0) if 0 in mask else len(mask)
 
     @cached_property
+    def edges(self) -> tuple[int | None, int | None]:
+        """The ids of the special tokens that begin and end each text; None: it has none there."""
+        raw = self._raw.encode("a")
+        ids, is_special = raw.ids, raw.special_tokens_mask
+        if not ids:
+            return None, None
+        return ids[0] if is_special[0] else None, ids[-1] if is_special[-1] else None
+
+    @cached_property
     def punctuation_ids(self) -> frozenset[int]:
         """Return the ids of tokens that are a single ASCII punctuation mark, at the start of a word or inside it."""
         found = (

@@ -25,7 +25,7 @@ from hybridtei.server.vectors import SPLADE_NORMALIZE
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
     """Request of `/api/embed`."""
 
-    input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")]
+    input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")] = ""
     model: ServedModel = None
     truncate: Annotated[
         bool | None, Meta(description="Cut texts that are too long [default, as in Ollama: true].")
@@ -48,10 +48,12 @@ class OllamaEmbedResponse(Struct, frozen=True):
     OllamaEmbedRequest,
     OllamaEmbedResponse,
     capability=EMBED,
-    needs_content_type=False,
 )
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
+    if not request.input:
+        # Clients load a model so
+        return Reply(OllamaEmbedResponse(context.served_name, [], 0, 0, 0))
     texts, heads = texts_of(request.input, "input"), frozenset({Head.DENSE})
     task = Embed(
         texts, heads, truncate=request.truncate is not False, dimensions=request.dimensions
@@ -74,8 +76,8 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
             "prompt_eval_count": usage.tokens,
         }
 
-    field = None if isinstance(request.input, str) else "input"
-    return await context.embed(task, write, check=check, field=field)
+    is_batch = not isinstance(request.input, str)
+    return await context.embed(task, write, is_batch=is_batch, check=check, field="input")
 
 
 class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
@@ -92,7 +94,6 @@ class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
     OllamaPromptRequest,
     dict[Literal["embedding"], list[float]],
     capability=EMBED,
-    needs_content_type=False,
 )
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
     """Ollama embeddings of one text: its vector is not scaled to length 1. A long text is cut."""
@@ -104,7 +105,7 @@ async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> R
         assert answer.dense is not None
         return {"embedding": answer.dense[0]}
 
-    return await context.embed(task, write, is_batch=False)
+    return await context.embed(task, write, is_batch=False, field="prompt")
 
 
 class OllamaDetails(Struct, frozen=True):
@@ -151,7 +152,7 @@ STARTED_AT = datetime.now(UTC).isoformat()
     OllamaShowRequest,
     OllamaShowResponse,
     role="any",
-    needs_content_type=False,
+    any_type=True,
     takes_permits=False,
 )
 async def show(context: Context, request: OllamaShowRequest) -> Reply:
@@ -172,6 +173,25 @@ async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models, in Ollama's format."""
     contexts = models.ready if request.alias is None else [models.named(request.alias)]
     return Reply({"models": [_listed(context) for context in contexts]})
+
+
+@get("/api/ps", dict[Literal["models"], list[OllamaModel]], source="models")
+async def list_running(models: Models, request: HttpRequest) -> Reply:
+    """The models in memory: all."""
+    return await list_models(models, request)
+
+
+@post(
+    "/api/pull",
+    OllamaShowRequest,
+    dict[Literal["status"], str],
+    role="any",
+    any_type=True,
+    takes_permits=False,
+)
+async def pull(context: Context, request: OllamaShowRequest) -> Reply:
+    """Success for a served model: nothing is downloaded. Another model is an error."""
+    return Reply({"status": "success"})
 
 
 @get("/api/version", dict[Literal["version"], str], source="models")

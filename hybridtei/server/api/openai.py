@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -23,6 +25,7 @@ from hybridtei.server.api.tei import (
     Id,
     Ids,
     OpenAICompatUsage,
+    PromptTokens,
     ServedModel,
     Size,
     Truncate,
@@ -31,7 +34,7 @@ from hybridtei.server.api.tei import (
 )
 from hybridtei.server.context import Context, Reply, usage_of
 from hybridtei.server.models import EMBED
-from hybridtei.server.routing import FLAT, OpenAICompatErrorResponse, post
+from hybridtei.server.routing import FLAT, LISTED, TEI_ONLY, post
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -44,6 +47,8 @@ from hybridtei.server.vectors import (
     heads_of,
     smaller_vectors,
 )
+
+log = logging.getLogger(__name__)
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
@@ -97,6 +102,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         bool | None, Meta(description="From Jina's clients; false: do not scale to length 1.")
     ] = None
     truncate: Annotated[bool | None, Meta(description="`truncation` under Jina's name.")] = None
+    truncate_prompt_tokens: PromptTokens = None
     late_chunking: Annotated[
         bool | None,
         Meta(
@@ -176,7 +182,6 @@ class OpenAICompatResponse(Struct, frozen=True):
     OpenAICompatRequest,
     OpenAICompatResponse,
     capability=EMBED,
-    is_tei=True,
     **FLAT,
 )
 @post(
@@ -185,8 +190,16 @@ class OpenAICompatResponse(Struct, frozen=True):
     OpenAICompatResponse,
     in_schema=False,
     capability=EMBED,
-    is_tei=True,
-    error=OpenAICompatErrorResponse,
+    **LISTED,
+)
+@post("/v1/embeddings", OpenAICompatRequest, OpenAICompatResponse, capability=EMBED, **TEI_ONLY)
+@post(
+    "/embeddings",
+    OpenAICompatRequest,
+    OpenAICompatResponse,
+    in_schema=False,
+    capability=EMBED,
+    **TEI_ONLY,
 )
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""
@@ -194,16 +207,18 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     heads = heads_of(context, request.outputs or ["dense"]) | (
         {Head.DENSE} & context.heads
     )  # the wire needs `embedding`
-    width = request.width
+    width, most = request.width, request.truncate_prompt_tokens
+    truncate = request.truncate if request.truncation is None else request.truncation
     task = Embed(
         inputs,
         heads,
-        context.truncate(request.truncate if request.truncation is None else request.truncation),
+        context.truncate(truncate, most),
         prompt_name=None if context.service.model.spec.adapters is None else request.task,
         normalize=request.normalized is not False,
         dimensions=width,
         input_type=request.side,
         uses_default_prompt=False,  # TEI has this route
+        max_tokens=most,
     )
     smaller = smaller_vectors(context, heads, request.precision, width)
     pieces = context.service.tokenizer.pieces
@@ -231,7 +246,8 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
             check_chunks(len(inputs), "input")
             work = EmbedSpans([joined(only_texts(inputs))], task, "input")
         return await embed_spans(context, work, write, check, is_batch=False)
-    return await context.embed(task, write, is_batch=is_batch, check=check)
+    field = None if context.server.only_tei_routes else "input"
+    return await context.embed(task, write, is_batch=is_batch, check=check, field=field)
 
 
 def check_chunks(count: int, field: str) -> None:
@@ -249,16 +265,47 @@ def only_texts(items: Sequence[Input]) -> list[str]:
 
 
 def check_ids(context: Context, inputs: Sequence[Input]) -> None:
-    """Raises InvalidInput for ids above this model's vocabulary: the list was made for another one."""
-    if set(map(type, inputs)) == {str}:  # ten times as fast for half a million texts
+    """Raises InvalidInput for ids that were made for another vocabulary: an id lies above this
+    model's, or a list lacks the special tokens that begin and end each text of this model.
+
+    OpenAI's clients send ids without special tokens, and TEI's clients must send them.
+    """
+    # Ten times as fast as a loop for half a million texts
+    if set(map(type, inputs)) == {str}:
         return
     size = context.service.tokenizer.vocab_size
-    largest = max((max(item, default=0) for item in inputs if not isinstance(item, str)), default=0)
-    if largest >= size:
-        raise InvalidInput(
-            f"`input` holds the id {largest}, but the vocabulary ends at {size - 1}. LangChain's OpenAIEmbeddings sends ids of "
-            "OpenAI's vocabulary, which mean nothing here: create it with `check_embedding_ctx_length=False`"
-        )
+    first, last = context.service.tokenizer.edges
+    if context.server.only_tei_routes:
+        first = last = None
+    elif first is None and last is None:
+        _warn_of_ids(context.served_name)
+    for place, item in enumerate(inputs):
+        if isinstance(item, str) or not item:
+            continue
+        name = f"input[{place}]" if len(inputs) > 1 else "input"
+        largest = max(item)
+        if largest >= size:
+            raise InvalidInput(
+                f"`{name}` holds the id {largest}, but the vocabulary ends at {size - 1}. {OPENAI_IDS}"
+            )
+        if first not in (None, item[0]) or last not in (None, item[-1]):
+            raise InvalidInput(
+                f"`{name}` holds ids without the special tokens of this model's texts. {OPENAI_IDS}"
+            )
+
+
+OPENAI_IDS = (
+    "LangChain's OpenAIEmbeddings sends ids of OpenAI's vocabulary, which mean nothing here: create "
+    "it with `check_embedding_ctx_length=False`"
+)
+
+
+@cache
+def _warn_of_ids(name: str) -> None:
+    log.warning(
+        "%s puts no special tokens around texts: ids of OpenAI's vocabulary are not recognised",
+        name,
+    )
 
 
 def check_task(context: Context, task: str | None) -> None:

@@ -17,7 +17,7 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import NOTHING, Context, Reply
 from hybridtei.server.models import Models
-from hybridtei.server.routing import get, post
+from hybridtei.server.routing import LISTED, get, post
 from hybridtei.server.serve import HttpRequest
 
 
@@ -76,14 +76,23 @@ async def info(context: Context, request: HttpRequest) -> Reply:
     return Reply(answer)
 
 
-@get(["/v1/models", "/models"], ModelList, source="models")
+@get(["/v1/models", "/models"], ModelList, source="models", **LISTED)
 async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models."""
     return Reply(ModelList("list", [*map(_listed, models.ready)]))
 
 
+@get("/v1/models/{name:path}", ModelItem, source="models", in_schema=False, **LISTED)
+async def retrieve_model(models: Models, request: HttpRequest) -> Reply:
+    """One model, by its name."""
+    name = request.scope["path_params"]["name"].strip("/")
+    return Reply(_listed(models.named(name)))
+
+
 def _listed(context: Context) -> ModelItem:
     backend, able = context.service.backend.name, capabilities(context.heads)
+    if context.service.model.spec.kind == "classifier":
+        able = ["classify"]
     return ModelItem(context.served_name, "model", STARTED, "infinity", {}, backend, able)
 
 
@@ -128,6 +137,7 @@ def facts(context: Context) -> dict[str, Any]:
             "backend": service.backend.name,
             "budget_tokens": service.budget_tokens,
             "lanes": list(service.backend.lanes),
+            "max_split_texts": context.server.max_split_texts,
         },
     }
 
@@ -169,7 +179,6 @@ MANAGED: dict[str, Any] = {
     "in_schema": False,
     "role": "manage",
     "takes_permits": False,
-    "needs_content_type": False,
     "outlives_client": True,
 }
 Table = dict[str, Any]  # keys of `config.NamedModel`

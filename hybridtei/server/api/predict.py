@@ -20,6 +20,7 @@ from hybridtei.server.api.tei import (
     FullText,
     OneOrMore,
     PredictRequest,
+    PromptTokens,
     ServedModel,
     Truncate,
     TruncationSide,
@@ -47,6 +48,7 @@ class ClassifyRequest(Struct, frozen=True, kw_only=True):
     activation: Annotated[
         bool | None, Meta(description="`use_activation` under its older name.")
     ] = None
+    truncate_prompt_tokens: PromptTokens = None
 
     @property
     def logits(self) -> bool:
@@ -140,7 +142,7 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
         data = [label_scores(answer.labels, row, best_first(row)) for row in answer.scores]
         return {**envelope(context, "classify", "infinity"), "data": data, "usage": usage_of(usage)}
 
-    return await _classify(context, task, write)
+    return await _classify(context, task, write, field="input")
 
 
 @post(
@@ -172,23 +174,32 @@ async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
             "usage": {**usage_of(usage), "completion_tokens": 0},
         }
 
-    return await _classify(context, task, write)
+    return await _classify(context, task, write, field="input")
 
 
 def _task_of(context: Context, request: ClassifyRequest) -> label.Classify:
+    most = request.truncate_prompt_tokens
     return label.Classify(
-        texts_of(request.input, "input"), context.truncate(None), raw_scores=request.logits
+        texts_of(request.input, "input"),
+        context.truncate(None, most),
+        raw_scores=request.logits,
+        max_tokens=most,
     )
 
 
 async def _classify(
-    context: Context, task: label.Classify, write: Write[label.Classified], *, is_batch: bool = True
+    context: Context,
+    task: label.Classify,
+    write: Write[label.Classified],
+    *,
+    is_batch: bool = True,
+    field: str | None = None,
 ) -> Reply:
     characters = sum(
         len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in task.inputs
     )
     load = Load(len(task.inputs), characters, is_batch)
-    answer, usage = await context.run(task, load, scope="predict")
+    answer, usage = await context.run(task, load, scope="predict", field=field)
     return await context.reply(write, answer, usage, NUMBERS_A_LABEL * answer.scores.size)
 
 
@@ -265,7 +276,8 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
             for group in groups
         ]
 
-    return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
+    is_batch = not isinstance(request.inputs, str)
+    return await _tag(context, task, write, is_batch=is_batch, field="inputs")
 
 
 def _items(tagged: label.Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Items:
@@ -330,11 +342,16 @@ def _entity(tagged: label.Tagged, span: label.Span, name: str) -> dict[str, Any]
 
 
 async def _tag(
-    context: Context, task: label.Tag, write: Write[list[label.Tagged]], *, is_batch: bool
+    context: Context,
+    task: label.Tag,
+    write: Write[list[label.Tagged]],
+    *,
+    is_batch: bool,
+    field: str | None = None,
 ) -> Reply:
     if not task.inputs:
         with context.counting_failures():
             raise NoInputs("`inputs` cannot be empty")
     load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
-    answer, usage = await context.run(task, load, scope="predict")
+    answer, usage = await context.run(task, load, scope="predict", field=field)
     return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)

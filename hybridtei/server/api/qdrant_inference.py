@@ -129,7 +129,6 @@ class _Target:
     InferenceResponse,
     source="models",
     error=InferenceError,
-    needs_content_type=False,
     key_in_body=True,
 )
 async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:

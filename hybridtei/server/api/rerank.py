@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
@@ -12,12 +13,19 @@ from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
-from hybridtei.inference.tasks.rerank import Ranking, RankWeights, rerank_task
+from hybridtei.inference.tasks.rerank import (
+    Ranking,
+    RankWeights,
+    RerankByVectors,
+    Scored,
+    rerank_task,
+)
 from hybridtei.outputs import Floats, Usage, best_first
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,
     Instruction,
+    PromptTokens,
     ServedModel,
     Size,
     Truncate,
@@ -35,7 +43,7 @@ from hybridtei.server.context import (
     load_of_pairs,
     usage_of,
 )
-from hybridtei.server.http.body import decode
+from hybridtei.server.http.body import decode, decode_peers, kind_of
 from hybridtei.server.models import RANK
 from hybridtei.server.routing import LISTED, post
 
@@ -97,11 +105,15 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
         Size | None, Meta(description="Cut each document to this many tokens; 0: do not cut.")
     ] = None
     raw_scores: Annotated[
-        bool | UnsetType | None, Meta(description="Give logits instead of probabilities.")
+        bool | UnsetType | None,
+        Meta(
+            description="Give logits instead of probabilities, and a model's similarities as they are instead of within 0 and 1."
+        ),
     ] = UNSET
     truncate: Truncate = None
     truncation: Annotated[bool | None, Meta(description="`truncate` under Voyage's name.")] = None
     truncation_direction: TruncationSide = "Right"
+    truncate_prompt_tokens: PromptTokens = None
     instruction: Instruction = None
     weights: GivenWeights = None
     relevant_spans: Annotated[
@@ -138,6 +150,17 @@ class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
     meta: dict[str, Any]
     query: str | None = None
     scores: list[dict[str, Any]] | None = None
+
+
+def as_relevance(task: RerankByVectors, scored: Scored) -> Floats:
+    """Similarities -> numbers between 0 and 1 in the same order: `1/2 + 2 d / (1 + 4 |d|)`, where `d`
+    is the distance from 1/2. It leaves 1/4, 1/2 and 3/4 where they are. A sum over the query's token
+    vectors is divided by their number first."""
+    scores, query = scored.scores, scored.query
+    if not task.is_mean and query is not None and query.multivector is not None:
+        scores = scores / np.float32(max(len(query.multivector.row(0)), 1))
+    distances = scores - np.float32(0.5)
+    return np.float32(0.5) + 2 * distances / (1 + 4 * abs(distances))
 
 
 def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -> str:
@@ -190,18 +213,19 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     return await context.reply(write, scored.scores, usage, numbers)
 
 
-@post(
-    ["/v1/rerank", "/v2/rerank"],
-    DocumentsRequest,
-    DocumentsResponse,
-    span="rerank",
-    capability=RANK,
-    **LISTED,
-)
+@post("/v2/rerank", DocumentsRequest, DocumentsResponse, span="rerank", capability=RANK, **LISTED)
+async def rerank_as_cohere(context: Context, request: DocumentsRequest) -> Reply:
+    """Reranking of `documents`, which the answer does not repeat by default."""
+    return await rerank_documents(context, request, repeats=False)
+
+
+@post("/v1/rerank", DocumentsRequest, DocumentsResponse, span="rerank", capability=RANK, **LISTED)
 async def rerank_documents(
-    context: Context, request: DocumentsRequest, *, plain: bool = False
+    context: Context, request: DocumentsRequest, *, plain: bool = False, repeats: bool = True
 ) -> Reply:
-    """Reranking of `documents`."""
+    """Reranking of `documents`. The answer repeats them unless `return_documents` is false."""
+    if request.return_documents is not None:
+        repeats = request.return_documents
     raw = request.documents
     with context.counting_failures():
         if not raw:
@@ -216,6 +240,8 @@ async def rerank_documents(
         returned_bytes = 0
         if request.return_documents or request.by_property is not UNSET:
             returned_bytes = _returnable_bytes(raw)
+        elif repeats:
+            returned_bytes = sum(map(len, documents))
         truncate = request.truncation if request.truncate is None else request.truncate
         most = request.max_tokens_per_doc or None
         task = _task(
@@ -223,16 +249,18 @@ async def rerank_documents(
         )
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, documents)
-    scored, usage = await context.rank(task, load, checked)
+    scored, usage = await context.rank(task, load, checked, field="documents")
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
-        items: list[dict[str, Any]] = [
-            {"index": i, "relevance_score": scores[i]}
-            for i in best_first(scores).tolist()[: request.most]
-        ]
-        if request.return_documents:
+        order = best_first(scores).tolist()[: request.most]
+        if isinstance(task, RerankByVectors) and request.raw_scores is not True:
+            scores = as_relevance(task, scored)
+        items: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
+        if repeats:
+            # Without `return_documents` a document is its text
+            answered = raw if request.return_documents else documents
             for item in items:
-                item["document"] = _returned(raw[item["index"]], plain=plain)
+                item["document"] = _returned(answered[item["index"]], plain=plain)
         for item in items if scored.spans else ():
             if spans := scored.spans[item["index"]]:
                 item["relevant_spans"] = spans
@@ -253,10 +281,13 @@ BY_FIELD: dict[str, type[RerankRequest | DocumentsRequest]] = {
 
 
 async def rerank_by_fields(context: Context, body: bytes) -> Reply:
-    """Choose the dialect: `texts` is TEI's, `documents` everyone else's, unless only TEI's routes are served."""
-    return await rerank_either(
-        context, decode(body, RerankRequest if context.server.only_tei_routes else BY_FIELD)
-    )
+    """Choose the API: `texts` is TEI's, `documents` the others', unless only TEI's routes are served."""
+    request: RerankRequest | DocumentsRequest
+    if context.server.only_tei_routes or kind_of(body, BY_FIELD) is RerankRequest:
+        request = decode(body, RerankRequest)
+    else:
+        request = decode_peers(body, DocumentsRequest)
+    return await rerank_either(context, request)
 
 
 @post(
@@ -333,19 +364,23 @@ def _task(
     max_document_tokens: int | None = None,
 ) -> Ranking:
     check_instruction(request.instruction, len(documents))
-    asked = None if isinstance(request, RerankRequest) else request.relevant_spans
-    spans = None if asked is None else asked.if_enabled
+    spans, max_tokens = None, None
+    if isinstance(request, DocumentsRequest):
+        max_tokens = request.truncate_prompt_tokens
+        if request.relevant_spans is not None:
+            spans = request.relevant_spans.if_enabled
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput("`relevant_spans` needs a model that ranks by multi-vectors")
     return rerank_task(
         context.service.model.spec,
         query,
         documents,
-        truncate=context.truncate(truncate),
+        truncate=context.truncate(truncate, max_tokens),
         direction=direction(request.truncation_direction),
         raw_scores=request.raw_scores is True,
         instruction=request.instruction,
         weights=request.weights,
         max_document_tokens=max_document_tokens,
+        max_tokens=max_tokens,
         spans=spans,
     )

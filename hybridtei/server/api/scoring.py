@@ -17,7 +17,7 @@ from hybridtei.inference.tasks.rerank import (
     rerank_task,
 )
 from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
-from hybridtei.server.api.tei import Enveloped, Instruction, ServedModel
+from hybridtei.server.api.tei import Enveloped, Instruction, PromptTokens, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import RANK
@@ -37,6 +37,7 @@ class ScoreRequest(Struct, frozen=True, kw_only=True):
     queries: Annotated[Side, Meta(description="`text_1` under its newer name.")] = None
     documents: Annotated[Side, Meta(description="`text_2` under its newer name.")] = None
     model: ServedModel = None
+    truncate_prompt_tokens: PromptTokens = None
     instruction: Instruction = None
 
     @property
@@ -81,36 +82,43 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     """Scores of pairs, in their order."""
     pairs = request.pairs
     with context.counting_failures():
+        context.check_batch(len(pairs))
         check_instruction(request.instruction, len(pairs))
+    most = request.truncate_prompt_tokens
     questions = [
         rerank_task(
             context.service.model.spec,
             query,
             [document for _, document in some],
-            truncate=context.truncate(None),
+            truncate=context.truncate(None, most),
             instruction=request.instruction,
+            max_tokens=most,
         )
         for query, some in groupby(pairs, key=lambda pair: pair[0])
     ]
     if context.service.model.spec.kind == "embedding" and not isinstance(
         questions[0], RerankByVectors
     ):
-        return await _cosines(context, pairs)
+        return await _cosines(context, pairs, most)
     load = Load(len(pairs), sum(len(one) + len(other) for one, other in pairs), is_batch=True)
     task = RerankPairs(questions)
     bounds = context.bounds(load.inputs).in_chunks(MAX_CHUNK_DOCUMENTS)
-    scored, usage = await context.run(task, load, bounds, scope="predict")
+    scored, usage = await context.run(task, load, bounds, scope="predict", field="text_2")
     return Reply(_object(context, scored.scores, usage), usage)
 
 
-async def _cosines(context: Context, pairs: Pairs) -> Reply:
+async def _cosines(context: Context, pairs: Pairs, max_tokens: int | None) -> Reply:
     """Score pairs by the cosine of their embeddings. Each text is embedded once."""
     texts = {
         text: place
         for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
     }
     task = Embed(
-        [*texts], frozenset({pooled_head(context)}), context.truncate(None), normalize=False
+        [*texts],
+        frozenset({pooled_head(context)}),
+        context.truncate(None, max_tokens),
+        normalize=False,
+        max_tokens=max_tokens,
     )
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
@@ -118,7 +126,9 @@ async def _cosines(context: Context, pairs: Pairs) -> Reply:
         one, other = (vectors[[texts[pair[side]] for pair in pairs]] for side in (0, 1))
         return _object(context, np.einsum("nd,nd->n", one, other), usage)
 
-    return await context.embed(task, write)
+    load = Load(len(texts), sum(map(len, texts)), is_batch=True)
+    answer, usage = await context.embed_in_chunks(task, load)
+    return Reply(write(answer, usage), usage)
 
 
 def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from hybridtei.batch import Head
-from hybridtei.errors import InvalidInput, TooManyCandidates
+from hybridtei.errors import InvalidInput, RequestError, TooManyCandidates
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
@@ -152,7 +152,10 @@ async def _searched(
     usages: list[Usage] = []
     searcher, budget = _searcher(stores, context, request, usages)
     fit = await searcher.fit(request.collection, schema)
-    embedded = await searcher.embed(request.collection, texts, options, fit=fit)
+    try:
+        embedded = await searcher.embed(request.collection, texts, options, fit=fit)
+    except RequestError as error:
+        raise error.named("query" if request.queries is None else "queries") from None
     results = await asyncio.gather(
         *[
             searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)

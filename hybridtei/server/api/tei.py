@@ -36,6 +36,12 @@ Truncate = Annotated[
     Meta(description="Cut inputs that are too long [default: the server's auto_truncate]."),
 ]
 TruncationSide = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
+PromptTokens = Annotated[
+    Annotated[int, Meta(ge=-1)] | None,
+    Meta(
+        description="vLLM's: cut each input to this many tokens, special tokens included; -1: to the model's length."
+    ),
+]
 ServedModel = Annotated[str | None, Meta(description="Which of several models answers.")]
 # Only for the OpenAPI document: our code, not msgspec, refuses empty texts and lists, with TEI's messages.
 NOT_EMPTY = Meta(extra_json_schema={"minItems": 1})

@@ -32,6 +32,7 @@ from hybridtei.system.tracing import Recorder
 log = logging.getLogger(__name__)
 
 MINUTE_MS = 60_000
+MESSAGE_BYTES = 4_194_304  # TEI's bound
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_concurrent_streams", MAX_CALLS),  # of one connection
@@ -40,6 +41,10 @@ OPTIONS = [
     ("grpc.max_connection_age_grace_ms", 60 * MINUTE_MS),  # for the calls open at that time
     ("grpc.keepalive_time_ms", MINUTE_MS),  # pings find dead clients
     ("grpc.keepalive_timeout_ms", 20_000),
+    # Clients may ping as often as they like, as TEI lets them
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
 ]
 
 
@@ -74,7 +79,7 @@ class RpcServer:
         options = [
             *OPTIONS,
             ("grpc.so_reuseport", int(self._config.reuse_port)),
-            ("grpc.max_receive_message_length", self._config.payload_limit),
+            ("grpc.max_receive_message_length", max(self._config.payload_limit, MESSAGE_BYTES)),
             ("grpc.max_allowed_incoming_connections", self._config.max_connections),
         ]
         server = grpc.aio.server(interceptors=[self._gate], options=options)

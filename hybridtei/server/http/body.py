@@ -116,26 +116,64 @@ def first_fields(scope: Any) -> Mapping[bytes, bytes]:
     return fields
 
 
-async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:
+MAX_ARRIVING_BYTES = 256_000_000
+
+
+class Arriving:
+    """Counts the bytes of all bodies that the server is reading. For one event loop."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def add(self, count: int) -> None:
+        """Count bytes that have arrived. Raises BodyError if all bodies together are too large."""
+        if self.bytes + count > MAX_ARRIVING_BYTES:
+            raise BodyError(
+                f"{BUFFER}{MAX_ARRIVING_BYTES} bytes of requests arrive already: try again later",
+                503,
+            )
+        self.bytes += count
+
+
+def check_type(fields: Mapping[bytes, bytes]) -> None:
+    """Raises BodyError unless the content type is JSON."""
+    if not JSON_TYPE.match(fields.get(b"content-type", b"").strip()):
+        raise BodyError("Expected request with `Content-Type: application/json`", 415)
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raises BodyError above the limit."""
+    if size > limit:
+        raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
+
+
+async def read_body(scope: Any, receive: Any, arriving: Arriving, limit: int) -> bytes:
     """Read the body. Raises BodyError, ClientDisconnected."""
     fields = first_fields(scope)
-    content_type = fields.get(b"content-type")
-    if type_required if content_type is None else not JSON_TYPE.match(content_type.strip()):
-        raise BodyError("Expected request with `Content-Type: application/json`", 415)
     if b"content-encoding" in fields:
         _check_coding(fields)
+    counted = 0
     declared = fields.get(b"content-length", b"")
     too_large = declared.isdigit() and int(declared) > limit
     chunks: list[bytes] = []
     size, more = 0, not (too_large and int(declared) > limit * DRAIN_FACTOR)
-    while more and size <= limit * DRAIN_FACTOR:
-        chunk, more = await _next_chunk(scope, receive)
-        size += len(chunk)
-        too_large = too_large or size > limit
-        if not too_large:
+    try:
+        while more and size <= limit * DRAIN_FACTOR:
+            chunk, more = await _next_chunk(scope, receive)
+            size += len(chunk)
+            too_large = too_large or size > limit
+            if too_large:
+                chunks.clear()
+                continue
             chunks.append(chunk)
+            # A body that arrives whole with its head waits for nothing, so it is not counted
+            if more:
+                arriving.add(len(chunk))
+                counted += len(chunk)
+    finally:
+        arriving.bytes -= counted
     if too_large:
-        raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
+        check_size(limit + 1, limit)
     return b"".join(chunks)
 
 
@@ -226,14 +264,56 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 T = TypeVar("T")
 
 
-def decode(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
-    """JSON -> `kind`, or one of several: the one of the first field in the body, else the first one. Raises SyntaxRefused or
-    SchemaError."""
-    if isinstance(kind, Mapping):
-        fields = keys_of(body, dict[str, Raw])
-        kind = next(
-            (one for name, one in kind.items() if name in fields), next(iter(kind.values()))
-        )
+# Half of a surrogate pair, unless its backslash is itself escaped
+HALF = re.compile(
+    rb"\\u(?:(?<!\\\\u)|(?<=[^\\]\\\\\\u))"
+    rb"[dD](?:[89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F]..)"
+)
+# A body with more is refused: replacing them would delay other requests
+MAX_HALVES = 100_000
+
+
+def decode_peers(body: bytes, kind: type[T]) -> T:
+    """As `decode`, for APIs of other servers than TEI.
+
+    Half a surrogate pair, which JavaScript's text splitters leave, is U+FFFD, as Go's decoder reads
+    it. A null in place of a field that may be missing is as if it were missing.
+    """
+    try:
+        return decode(body, kind)
+    except (SyntaxRefused, SchemaError):
+        repaired = _without_nulls(_without_halves(body), kind)
+        if repaired == body:
+            raise
+    return decode(repaired, kind)
+
+
+def _without_halves(body: bytes) -> bytes:
+    return HALF.sub(rb"\\ufffd", body, MAX_HALVES)
+
+
+def _without_nulls(body: bytes, kind: Any) -> bytes:
+    """The object without its members that are null, here and in its structs. Raises SchemaError for
+    a duplicate field."""
+    structs = _fields(kind)
+    values: dict[str, Raw] = {}
+    for name, value in _members(body, structs).items():
+        if bytes(value) == b"null":
+            continue
+        inner = structs.get(name)
+        values[str(name)] = Raw(_without_nulls(bytes(value), inner[0])) if inner else value
+    return msgspec.json.encode(values) if values else body
+
+
+def kind_of(body: bytes, kinds: Mapping[str, type[T]]) -> type[T]:
+    """The struct of the first field in the body, else the first struct."""
+    fields = keys_of(body, dict[str, Raw]) or keys_of(_without_halves(body), dict[str, Raw])
+    named = (kind for name, kind in kinds.items() if name in fields)
+    return next(named, next(iter(kinds.values())))
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """JSON -> `kind`. Raises SyntaxRefused or SchemaError."""
     _refuse_twice(body, kind)
     try:
         return _read(body, kind)
@@ -390,11 +470,19 @@ def _fields(kind: Any) -> dict[str, list[type]]:
 
 
 def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
-    """Raises SchemaError for a duplicate field of `kind`, or of a struct in its fields.
+    """Raises SchemaError for a duplicate field of `kind`, or of a struct in its fields."""
+    fields = _fields(kind)
+    for name, value in _members(body, fields, path).items():
+        for inner in fields.get(name, ()):
+            _refuse_twice(value, inner, f"{path}{name}.")
+
+
+def _members(body: bytes | Raw, fields: Mapping[str, Any], path: str = "") -> Mapping[_Key, Raw]:
+    """The members of an object; none if it has more than MAX_NAMES, or is no object. Raises
+    SchemaError for a duplicate of `fields`.
 
     msgspec skips over the values, which takes half the time of decoding them.
     """
-    fields = _fields(kind)
     names: list[str] = []
 
     def see(_: type, name: str) -> _Key:
@@ -406,9 +494,6 @@ def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
         return _Key(name)
 
     try:
-        values = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=see).decode(body)
+        return msgspec.json.Decoder(dict[_Key, Raw], dec_hook=see).decode(body)
     except UNREADABLE:
-        return  # `decode` will report the error
-    for name in names:
-        for inner in fields.get(name, ()):
-            _refuse_twice(values[_Key(name)], inner, f"{path}{name}.")
+        return {}  # `decode` will report the error

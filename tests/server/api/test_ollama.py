@@ -32,15 +32,23 @@ def test_what_is_too_long_is_cut_unless_told_otherwise(server):
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"input": []}, 400, "`input` cannot be empty"),
-        ({"input": ""}, 400, "Input validation error: `inputs` cannot be empty"),
         ({"input": ["x", "", ""]}, 400, "Input validation error: `input[1]` cannot be empty"),
-        ({"input": ["x"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
+        (
+            {"input": ["x"] * 2049},
+            422,
+            "the request holds 2049 texts > maximum allowed 2048 (max-split-texts)",
+        ),
     ],
 )
 def test_errors_are_under_error(server, body, status, message):
     response = server.post("/api/embed", body)
     assert (response.status_code, response.json()["error"]) == (status, message)
+
+
+@pytest.mark.parametrize("body", [{}, {"input": []}, {"input": ""}])
+def test_no_input_loads_the_model(server, body):
+    response = server.post("/api/embed", {"model": "small", **body})
+    assert (response.status_code, response.json()["embeddings"]) == (200, [])
 
 
 def test_splade_is_refused(splade_server):

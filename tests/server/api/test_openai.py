@@ -51,7 +51,13 @@ def test_splade_has_no_normalised_vector_but_its_sparse_one(splade_server):
     response = splade_server.post("/v1/embeddings", {"input": "one"})
     message = "Backend error: `normalize` is not available for SPLADE models"
     assert response.status_code == 424
-    assert response.json() == {"message": message, "code": 424, "type": "Backend"}
+    assert response.json() == {
+        "message": message,
+        "code": 424,
+        "type": "Backend",
+        "error": {"message": message, "type": "Backend", "code": "424", "param": None},
+        "detail": message,
+    }
     (item,) = splade_server.post("/v1/embeddings", {"input": "one", "outputs": ["sparse"]}).json()[
         "data"
     ]
@@ -196,7 +202,8 @@ def test_ids_of_a_foreign_vocabulary_are_refused_with_advice(server, given):
 def test_the_last_id_of_the_vocabulary_is_none_of_them(server):
     last = max(small.IDS.values())
     of_ours, foreign = (
-        server.post("/v1/embeddings", {"input": [[small.IDS["one"], i]]}) for i in (last, last + 1)
+        server.post("/v1/embeddings", {"input": [[small.IDS["[CLS]"], i, small.IDS["[SEP]"]]]})
+        for i in (last, last + 1)
     )
     assert of_ours.status_code == 200
     assert (
@@ -212,7 +219,7 @@ def test_the_last_id_of_the_vocabulary_is_none_of_them(server):
         ([["one"], []], {}, 422, "length >= 1"),
         ([["one"]], {"enable_auto_chunking": True}, 422, "`enable_auto_chunking` is true"),
         ([["one"] * 8001] * 2, {}, 422, "`inputs` holds 16002 chunks > maximum allowed 16000"),
-        ([["one"]] * 33, {}, 422, "batch size 33 > maximum allowed batch size 32"),
+        ([["one"]] * 2049, {}, 422, "holds 2049 texts > maximum allowed 2048 (max-split-texts)"),
     ],
 )
 def test_chunks_that_cannot_be(server, inputs, more, status, words):

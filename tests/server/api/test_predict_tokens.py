@@ -96,8 +96,12 @@ def test_hugging_faces_defaults(tagger):
     [
         ([], 400, "`inputs` cannot be empty"),
         ([[]], 400, "`inputs` cannot be empty"),
-        ([[""]], 400, "Input validation error: `inputs` cannot be empty"),
-        ([["x"] * 33], 422, "batch size 33 > maximum allowed batch size 32"),
+        ([[""]], 400, "Input validation error: `inputs[0]` cannot be empty"),
+        (
+            ["x"] * 2049,
+            422,
+            "the request holds 2049 texts > maximum allowed 2048 (max-split-texts)",
+        ),
     ],
 )
 def test_refusals(tagger, inputs, status, error):

@@ -89,7 +89,6 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
         ("/embed_hybrid", {"inputs": "a", "outputs": ["tokens"]}, "outputs[0]: "),
         ("/embed_hybrid", {"inputs": "a", "outputs": "dense"}, "outputs: "),
         ("/embed_hybrid", {"inputs": "a", "sparse_format": "csr"}, "sparse_format: "),
-        ("/v1/embeddings", {"input": [1, "a"]}, "input: got ids beside texts"),
         ("/decode", {"ids": [2**32]}, "ids[0]: "),
         (
             "/similarity",
@@ -104,6 +103,13 @@ def test_json_of_another_shape_is_422_in_plain_text_and_names_the_field(asked, p
     assert response.status_code == 422
     assert response.text.startswith(SHAPE + detail)
     assert response.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+def test_the_shape_of_openais_body_is_told_in_openais_format(asked):
+    response = asked.post("/v1/embeddings", {"input": [1, "a"]})
+    message = response.json()["error"]["message"]
+    assert (response.status_code, response.json()["message"]) == (422, message)
+    assert message.startswith(f"{SHAPE}input: got ids beside texts")
 
 
 @pytest.mark.parametrize(
@@ -203,9 +209,10 @@ def test_compressed_bodies_are_refused(asked):
     )
 
 
-def test_v1_embeddings_needs_no_content_type(asked):
-    assert asked.post("/v1/embeddings", {"input": "a"}, headers={}).status_code == 200
-    assert asked.post("/embeddings", {"input": "a"}, headers={}).status_code == 415
+def test_embeddings_need_no_content_type_but_teis(asked):
+    for path in ("/v1/embeddings", "/embeddings"):
+        assert asked.post(path, {"input": "a"}, headers={}).status_code == 200
+    assert asked.post("/embed", {"inputs": "a"}, headers={}).status_code == 415
 
 
 def test_a_chunked_body_over_the_limit(asked):

@@ -1,4 +1,4 @@
-"""The page's files over HTTP, and that whoever is no browser still gets TEI's answer at `/`."""
+"""The page's files over HTTP, and that other clients get Ollama's answer at `/`, or TEI's."""
 
 import re
 
@@ -23,22 +23,26 @@ def test_a_browser_gets_the_page(server, path):
 @pytest.mark.parametrize(
     "accept", ["*/*", "application/json", "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"]
 )
-def test_teis_answer_has_not_changed(server, accept):
-    given, tei = (
-        server.get("/", headers={"accept": accept}),
-        server.get("/health", headers={"accept": accept}),
-    )
-    assert (given.status_code, given.content) == (200, b"")
-    assert [name for name, _ in given.headers.multi_items()] == [
-        name for name, _ in tei.headers.multi_items()
-    ]
-    assert given.headers["vary"] == tei.headers["vary"]
+def test_other_clients_get_ollamas_answer_or_teis(server, accept):
+    given = server.get("/", headers={"accept": accept})
+    assert (given.status_code, given.text) == (200, "Ollama is running")
+    assert given.headers["content-type"] == "text/plain; charset=utf-8"
+    with serving(server={"only_tei_routes": True}) as running:
+        given, tei = (
+            running.get("/", headers={"accept": accept}),
+            running.get("/health", headers={"accept": accept}),
+        )
+        assert (given.status_code, given.content) == (200, b"")
+        assert [name for name, _ in given.headers.multi_items()] == [
+            name for name, _ in tei.headers.multi_items()
+        ]
+        assert given.headers["vary"] == tei.headers["vary"]
 
 
-def test_head_and_post_are_teis_for_browsers_too(server):
+def test_head_and_post_are_no_page_for_browsers_either(server):
     head = server.client.head("/", headers=BROWSER)
-    assert (head.status_code, head.headers["content-length"]) == (200, "0")
-    assert "content-type" not in head.headers
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len("Ollama is running"))
     assert server.post(
         "/", {"inputs": "one"}, headers={**BROWSER, "content-type": "application/json"}
     ).json()

@@ -107,7 +107,13 @@ def test_it_is_told_in_each_dialects_shape(rpc):
 
     told = "this needs a key with the role `infer`; the key `manage` has manage"
     assert refused("/embed") == {"error": told, "error_type": "Forbidden"}
-    assert refused("/v1/embeddings") == {"message": told, "code": 403, "type": "Forbidden"}
+    assert refused("/v1/embeddings") == {
+        "message": told,
+        "code": 403,
+        "type": "Forbidden",
+        "error": {"message": told, "type": "Forbidden", "code": "403", "param": None},
+        "detail": told,
+    }
     assert refused("/v2/rerank")["detail"] == [{"loc": ["body"], "msg": told, "type": "Forbidden"}]
     assert refused("/qdrant/inference") == {"error": told}
 

@@ -1,0 +1,426 @@
+"""What clients of OpenAI's, Cohere's, Voyage's, infinity's and Ollama's servers rely on, which TEI has not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hybridtei.server.routing import ROUTES
+from tests.server.live import Running, serving
+
+OPENAI_TOKENS = [5269, 656, 11]
+DOCUMENTS = ["a hybrid search", "one two"]
+
+
+@pytest.fixture(scope="module")
+def tei() -> Iterator[Running]:
+    with serving(server={"only_tei_routes": True}) as running:
+        yield running
+
+
+def own_ids(server: Running, text: str) -> list[int]:
+    """The ids of a text, with the special tokens."""
+    tokens = server.post("/tokenize", {"inputs": text}).json()[0]
+    return [token["id"] for token in tokens]
+
+
+def test_ids_of_this_model_are_embedded(server: Running) -> None:
+    ids = own_ids(server, "one two")
+    of_ids = server.post("/v1/embeddings", {"input": [ids]}).json()["data"]
+    assert of_ids == server.post("/v1/embeddings", {"input": ["one two"]}).json()["data"]
+
+
+def test_ids_without_the_special_tokens_are_refused(server: Running) -> None:
+    ids = own_ids(server, "one two")
+    assert server.post("/v1/embeddings", {"input": [ids, ids[:-1]]}).status_code == 422
+    answer = server.post("/v1/embeddings", {"input": [ids, ids[1:]]})
+    assert answer.status_code == 422
+    message = answer.json()["message"]
+    assert "`input[1]` holds ids without the special tokens of this model's texts" in message
+    assert "check_embedding_ctx_length=False" in message
+
+
+def test_tei_embeds_ids_without_special_tokens(tei: Running) -> None:
+    ids = own_ids(tei, "one two")
+    assert tei.post("/v1/embeddings", {"input": [ids[1:]]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a", "encoding_format": None, "sparse_format": None}),
+        ("/v2/embed", {"texts": ["a"], "input_type": "search_query", "truncate": None}),
+        ("/api/embed", {"input": "a", "truncate": None, "dimensions": None}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": None, "truncation": None}),
+        ("/embed_hybrid", {"inputs": "a", "outputs": None}),
+    ],
+)
+def test_null_is_as_absent(server: Running, path: str, body: dict[str, Any]) -> None:
+    given = {name: value for name, value in body.items() if value is not None}
+    answer = server.post(path, body)
+    assert answer.status_code == 200, answer.text
+    expected = server.post(path, given).json()
+    for name in set(expected) - {"id", "total_duration", "load_duration"} if path[1] != "e" else ():
+        assert answer.json()[name] == expected[name]
+
+
+def test_tei_refuses_null(tei: Running) -> None:
+    assert tei.post("/v1/embeddings", {"input": "a", "encoding_format": None}).status_code == 400
+
+
+BAD_REQUESTS = [
+    ("POST", "/v1/embeddings", b"{", 400),
+    ("POST", "/v1/embeddings", b'{"input": ""}', 400),
+    ("POST", "/v1/embeddings", b"{}", 422),
+    ("POST", "/v1/rerank", b'{"query": "a", "documents": []}', 400),
+    ("POST", "/v2/embed", b"[]", 422),
+    ("GET", "/v1/nothing", b"", 404),
+    ("GET", "/v1/models/nothing", b"", 404),
+    ("DELETE", "/v1/embeddings", b"", 405),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), BAD_REQUESTS)
+def test_errors_have_the_formats_of_openai_and_of_today(
+    server: Running, method: str, path: str, body: bytes, status: int
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = server.client.request(method, path, content=body, headers=headers)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    content = answer.json()
+    assert content["code"] == status
+    assert set(content["error"]) == {"message", "type", "code", "param"}
+    assert content["error"]["message"] == content["message"] != ""
+    assert content["error"]["type"] == content["type"]
+    assert content["error"]["code"] == str(status)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": [[1, 2]]}, "input"),
+        ({"input": ["a", ""]}, "input"),
+        ({"input": ["a", 1.5]}, "input"),
+        ({}, "input"),
+        ({"input": "a", "dimensions": -1}, "dimensions"),
+        ({"input": "a", "dimensions": 9999}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ([], None),
+    ],
+)
+def test_param_is_the_named_field(server: Running, body: Any, param: str | None) -> None:
+    content = server.post("/v1/embeddings", body).json()
+    assert content["error"]["param"] == param, content
+
+
+def test_detail_is_a_text_for_voyage_and_a_list_for_infinity(server: Running) -> None:
+    of_voyage = server.post("/v1/embeddings", {"input": []}).json()
+    assert of_voyage["detail"] == of_voyage["message"]
+    of_infinity = server.post("/v1/rerank", {"query": "a", "documents": []}).json()
+    assert [detail["msg"] for detail in of_infinity["detail"]] == [of_infinity["message"]]
+
+
+def test_errors_of_tei_are_flat(tei: Running) -> None:
+    content = tei.post("/v1/embeddings", {"input": []}).json()
+    assert set(content) == {"message", "code", "type"}
+    answer = tei.get("/v1/nothing")
+    assert (answer.status_code, answer.content) == (404, b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", lambda texts: {"input": texts}),
+        ("/v2/embed", lambda texts: {"texts": texts, "input_type": "search_query"}),
+        ("/api/embed", lambda texts: {"input": texts}),
+        ("/embed_hybrid", lambda texts: {"inputs": texts}),
+    ],
+)
+def test_2048_texts_are_answered_in_parts(server: Running, path: str, body: Any) -> None:
+    assert server.post(path, body(["a"] * 2048)).status_code == 200
+    answer = server.post(path, body(["a"] * 2049))
+    assert answer.status_code == 422
+    assert "2049 texts > maximum allowed 2048 (max-split-texts)" in answer.text
+
+
+def test_texts_in_parts_keep_their_order(server: Running) -> None:
+    texts = ["one two", "a"] * 40
+    data = server.post("/v1/embeddings", {"input": texts}).json()["data"]
+    assert [item["index"] for item in data] == list(range(80))
+    assert [item["embedding"] for item in data] == [item["embedding"] for item in data[:2]] * 40
+
+
+def test_routes_of_tei_keep_32_texts(server: Running, tei: Running) -> None:
+    assert server.post("/embed", {"inputs": ["a"] * 32}).status_code == 200
+    assert server.post("/embed", {"inputs": ["a"] * 33}).status_code == 422
+    assert tei.post("/v1/embeddings", {"input": ["a"] * 33}).status_code == 422
+
+
+def test_a_body_of_another_api_is_larger_than_tei_allows(server: Running) -> None:
+    texts = ["word " * 800] * 1000
+    assert len(json.dumps(texts)) > 4_000_000
+    assert server.post("/v1/embeddings", {"input": texts}).status_code == 200
+    assert server.post("/embed", {"inputs": texts}).status_code == 413
+    answer = server.post("/v1/embeddings", b" " * 32_000_001)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "413")
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/nothing"])
+def test_a_preflight_allows_the_headers_that_it_asks_for(
+    server: Running, tei: Running, path: str
+) -> None:
+    asked = "authorization,content-type,x-stainless-lang"
+    headers = {
+        "origin": "http://page.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": asked,
+    }
+    allowed = server.client.options(path, headers=headers).headers
+    assert allowed["access-control-allow-headers"] == asked
+    of_tei = tei.client.options(path, headers=headers).headers
+    assert of_tei["access-control-allow-headers"] == "content-type"
+    headers["access-control-request-headers"] = "x" * 2001
+    allowed = server.client.options(path, headers=headers).headers
+    assert allowed["access-control-allow-headers"] == "content-type"
+
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/embed", {"input": "a"}),
+        ("/api/embeddings", {"prompt": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/embed_hybrid", {"inputs": "a"}),
+    ],
+)
+def test_a_body_of_any_type_is_read_as_json(
+    server: Running, path: str, body: dict[str, Any]
+) -> None:
+    assert server.post(path, body, headers=FORM).status_code == 200
+    assert server.post(path, body, headers={}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embed", {"inputs": "a"}),
+        ("/rerank", {"query": "a", "texts": ["b"]}),
+        ("/predict", {"inputs": "a"}),
+        ("/", {"inputs": "a"}),
+    ],
+)
+def test_tei_takes_json_alone(server: Running, path: str, body: dict[str, Any]) -> None:
+    assert server.post(path, body, headers=FORM).status_code == 415
+    assert server.post(path, body, headers={}).status_code == 415
+
+
+def test_routes_of_documents_take_json_alone() -> None:
+    roles = {"search", "write", "manage"}
+    assert not [route for route in ROUTES if route.role in roles and route.any_type]
+    assert not [route for route in ROUTES if route.role in roles and route.is_peer]
+
+
+@pytest.mark.parametrize("half", [rb"\ud83d", rb"\ude00", rb"\ud83d\ud83d"])
+def test_half_a_surrogate_pair_is_the_replacement_character(server: Running, half: bytes) -> None:
+    replaced = "cut " + "\ufffd" * half.count(b"u")
+    expected = server.post("/api/embed", {"input": replaced}).json()["embeddings"]
+    answer = server.post("/api/embed", b'{"input": "cut ' + half + b'"}')
+    assert answer.json()["embeddings"] == expected
+    assert server.post("/v1/embeddings", b'{"input": "cut ' + half + b'"}').status_code == 200
+    assert server.post("/embed", b'{"inputs": "cut ' + half + b'"}').status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "repeats"),
+    [
+        ("/v1/rerank", {}, True),
+        ("/rerank", {}, True),
+        ("/v2/rerank", {}, False),
+        ("/v1/rerank", {"return_documents": False}, False),
+        ("/rerank", {"return_documents": False}, False),
+        ("/v2/rerank", {"return_documents": True}, True),
+    ],
+)
+def test_documents_in_results_of_rerank(
+    server: Running, path: str, settings: dict[str, Any], repeats: bool
+) -> None:
+    body = {"query": "a", "documents": DOCUMENTS} | settings
+    results = server.post(path, body).json()["results"]
+    assert sorted(result["index"] for result in results) == [0, 1]
+    for result in results:
+        expected = {"text": DOCUMENTS[result["index"]]} if repeats else None
+        assert result.get("document") == expected
+
+
+def test_a_classifier_lists_no_rerank(classifier: Running) -> None:
+    (model,) = classifier.get("/v1/models").json()["data"]
+    assert model["capabilities"] == ["classify"]
+    assert model["owned_by"] == "infinity"
+
+
+def test_one_model_by_its_name(server: Running) -> None:
+    (model,) = server.get("/v1/models").json()["data"]
+    assert server.get(f"/v1/models/{model['id']}").json() == model
+    assert server.get(f"/v1/models/{model['id']}:latest").json() == model
+    assert server.get("/v1/models/other/name").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("//embed", "/embed"),
+        ("/v1/rerank/", "/v1/rerank"),
+        ("/v1/v1/embeddings", "/v1/embeddings"),
+        ("//v1//embeddings", "/v1/embeddings"),
+        ("/v1/api/embed", "/api/embed"),
+        ("/api/v1/embeddings", "/v1/embeddings"),
+        ("/V1/Embeddings", "/v1/embeddings"),
+        ("/m/small/v1/v1/rerank", "/m/small/v1/rerank"),
+    ],
+)
+def test_a_404_names_the_path_that_was_meant(server: Running, path: str, meant: str) -> None:
+    answer = server.client.post(f"{server.url}{path}", json={})
+    assert answer.status_code == 404
+    assert f"there is no path {path}; {meant} exists" in answer.text
+
+
+def test_the_root_and_the_rest_of_ollama(server: Running, tei: Running) -> None:
+    assert server.get("/", headers={"accept": "*/*"}).text == "Ollama is running"
+    assert tei.get("/").content == b""
+    assert server.get("/api/ps").json() == server.get("/api/tags").json()
+    assert server.post("/api/pull", {"model": "small"}).json() == {"status": "success"}
+    assert server.post("/api/embed", {}).json()["embeddings"] == []
+    assert server.post("/api/embed", {"input": []}).json()["embeddings"] == []
+
+
+def test_a_null_hides_no_duplicate_field(server: Running) -> None:
+    for body in (b'{"input": "a", "input": "b"}', b'{"input": "a", "user": null, "input": "b"}'):
+        answer = server.post("/v1/embeddings", body)
+        assert (answer.status_code, "duplicate field `input`" in answer.text) == (422, True)
+
+
+def test_nulls_of_nested_objects_and_values_of_documents(server: Running) -> None:
+    budget = {"inputs": "a", "multivector": {"max_tokens": 4, "dtype": None}}
+    assert server.post("/embed_multivector", budget).status_code == 200
+    document = {"text": "a", "page": None}
+    body = {"query": "a", "documents": [document], "top_n": None, "truncation_direction": None}
+    for path in ("/rerank", "/v1/rerank"):
+        answer = server.post(path, body | {"return_documents": True})
+        assert answer.json()["results"][0]["document"] == document, answer.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        rb"\\ud83d",
+        rb"\\\\ud83d",
+        rb"\ud83d\ude00",
+        rb"\ud83d\ude00\ude00",
+        rb"\ud83d\ud83d\ude00",
+        rb"a\\\ud83d",
+        rb"\n\ud83d\t",
+    ],
+)
+def test_only_halves_of_pairs_are_replaced(server: Running, text: bytes) -> None:
+    expected = json.loads(b'"' + text + b'"').encode("utf-16", "surrogatepass")
+    body = b'{"documents": ["' + text + b'"], "query": "a", "return_documents": true}'
+    answer = server.post("/rerank", body)
+    assert answer.status_code == 200, answer.text
+    document = answer.json()["results"][0]["document"]["text"]
+    assert document == expected.decode("utf-16", "replace")
+
+
+def test_rerank_of_documents_is_of_another_api(server: Running) -> None:
+    documents = ["word " * 800] * 1000
+    body = {"query": "a", "documents": documents, "return_documents": False}
+    assert server.post("/rerank", body, headers=FORM).status_code == 200
+    texts = {"query": "a", "texts": documents[:30] * 30}
+    assert server.post("/rerank", texts).status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_pairs_are_bounded(dense_server: Running, path: str) -> None:
+    texts = [f"{number}" for number in range(2048)]
+    others = [f"other {number}" for number in range(2048)]
+    assert dense_server.post(path, {"text_1": texts, "text_2": others}).status_code == 200
+    answer = dense_server.post(path, {"text_1": "a", "text_2": [*texts, "b"]})
+    assert (answer.status_code, "max-split-texts" in answer.text) == (422, True)
+
+
+def test_other_apis_are_bounded_where_teis_requests_are_split() -> None:
+    with serving(server={"split_large_batches": True, "max_split_texts": 64}) as running:
+        assert running.post("/v1/embeddings", {"input": ["a"] * 64}).status_code == 200
+        assert running.post("/v1/embeddings", {"input": ["a"] * 65}).status_code == 422
+        assert running.post("/embed", {"inputs": ["a"] * 65}).status_code == 200
+
+
+LONG = "one " * 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/embeddings", {"input": ["a"] * 40 + [LONG], "truncation": False}, "`input[40]` must"),
+        ("/v1/embeddings", {"input": ["a"] * 40 + [""]}, "`input[40]` cannot be empty"),
+        ("/v1/embeddings", {"input": ""}, "`input` cannot be empty"),
+        ("/v2/embed", {"texts": ["a", LONG], "truncate": "NONE"}, "`texts[1]` must have less"),
+        ("/api/embed", {"input": ["a", LONG], "truncate": False}, "`input[1]` must have less"),
+        ("/embed_hybrid", {"inputs": ["a", LONG], "truncate": False}, "`inputs[1]` must"),
+        (
+            "/v1/rerank",
+            {"query": "a", "documents": ["a"] * 70 + [LONG], "truncate": False},
+            "`documents[70]` must have less",
+        ),
+        ("/v1/embeddings", {"input": "a", "dimensions": 9999}, "should be at most 16, the model's"),
+    ],
+)
+def test_an_error_names_the_text_or_the_width(
+    server: Running, path: str, body: dict[str, Any], named: str
+) -> None:
+    answer = server.post(path, body)
+    assert answer.status_code in (400, 422)
+    assert named in answer.text
+
+
+def test_errors_of_teis_routes_name_no_text(server: Running) -> None:
+    answer = server.post("/embed", {"inputs": ["a", LONG], "truncate": False})
+    assert answer.json()["error"].startswith("Input validation error: `inputs` must have less")
+    answer = server.post("/embed", {"inputs": "a", "dimensions": 9999})
+    assert "smaller than the maximum embedding dimension" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("tokens", [-1, 1, 5, 10_000])
+def test_vllms_length_of_inputs(server: Running, tokens: int) -> None:
+    body = {"input": LONG, "truncation": False, "truncate_prompt_tokens": tokens}
+    answer = server.post("/v1/embeddings", body)
+    assert answer.status_code == 200, answer.text
+    longest = server.get("/info").json()["max_input_length"]
+    expected = longest if tokens < 0 else min(tokens, longest)
+    assert answer.json()["usage"]["prompt_tokens"] == expected
+    ranked = {"query": "a", "documents": [LONG], "truncate_prompt_tokens": tokens}
+    assert server.post("/v1/rerank", ranked).status_code == 200
+    scored = {"text_1": "a", "text_2": LONG, "truncate_prompt_tokens": tokens}
+    assert server.post("/score", scored).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_relevance_lies_within_0_and_1(server: Running, path: str) -> None:
+    body = {"query": "one two", "documents": ["one two", "three", "one", "four five six"]}
+    results = server.post(path, body).json()["results"]
+    raw = server.post(path, body | {"raw_scores": True}).json()["results"]
+    assert [result["index"] for result in results] == [result["index"] for result in raw]
+    for result, similarity in zip(results, raw, strict=True):
+        distance = similarity["relevance_score"] - 0.5
+        expected = 0.5 + 2 * distance / (1 + 4 * abs(distance))
+        assert result["relevance_score"] == pytest.approx(expected, abs=1e-6)
+        assert 0 <= result["relevance_score"] <= 1
+    of_tei = server.post("/rerank", {"query": "one two", "texts": body["documents"]}).json()
+    assert [result["score"] for result in of_tei] == [result["relevance_score"] for result in raw]
