@@ -6,8 +6,8 @@ import pytest
 from pypdf import PdfWriter
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
-from hybridtei.retrieval.ingest.files import read_whole
 from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.whole import read_whole
 
 
 def read(path: Path, data: bytes, **options) -> Document | Rejection:
