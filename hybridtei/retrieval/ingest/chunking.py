@@ -39,7 +39,8 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document from a reader. `location`: its place in the source, for messages."""
+    """One document from a reader. `location`: its place in the source, for messages. `notes`: what a reader should be told of
+    it. `earlier`: title, text and metadata as the first reading gave them, where they differ."""
 
     source: str
     document_id: str
@@ -47,6 +48,8 @@ class Document:
     title: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     location: str = ""
+    notes: Sequence[str] = ()
+    earlier: tuple[str | None, str, Mapping[str, Any]] | None = None
 
     @property
     def indexed_text(self) -> str:
@@ -54,10 +57,16 @@ class Document:
 
     def digest(self) -> str:
         """The 16-byte hash of the document's content in base64."""
-        content = orjson.dumps(
-            [self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS
-        )
-        return b64encode(blake2b(content, digest_size=DIGEST_BYTES).digest()).rstrip(b"=").decode()
+        return _digest(self.title, self.text, self.metadata)
+
+    def earlier_digest(self) -> str:
+        """The digest that the first reading made."""
+        return self.digest() if self.earlier is None else _digest(*self.earlier)
+
+
+def _digest(title: str | None, text: str, metadata: Mapping[str, Any]) -> str:
+    content = orjson.dumps([title, text, dict(metadata)], option=orjson.OPT_SORT_KEYS)
+    return b64encode(blake2b(content, digest_size=DIGEST_BYTES).digest()).rstrip(b"=").decode()
 
 
 @dataclass(frozen=True, slots=True)

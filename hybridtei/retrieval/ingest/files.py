@@ -25,7 +25,9 @@ import orjson
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.retrieval.ingest.chunking import Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.report import Report
 from hybridtei.retrieval.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
+from hybridtei.retrieval.ingest.text import Unfit
 from hybridtei.retrieval.ingest.whole import PARSERS, read_whole
 
 TABLES = {
@@ -108,7 +110,7 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
         else:
             kind = f"files ending in {suffix!r}" if suffix else "files without an ending"
             yield Rejection(file.label, "file", f"no reader for {kind}"), file.size
-    except LoadError as error:
+    except (LoadError, Unfit) as error:
         yield Rejection(file.label, "file", f"cannot be read: {error}"), file.size
     except OSError as error:
         yield Rejection(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
@@ -161,6 +163,7 @@ class Quarantine:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.report = Report()
         self._counts: Counter[str] = Counter()
         if path.exists():
             with path.open("rb") as file:
@@ -176,6 +179,8 @@ class Quarantine:
 
     def add(self, rejected: Rejection) -> None:
         """Count a rejection. Only the first 10,000 of a file are written."""
+        what = "files" if rejected.location == "file" else "rows"
+        self.report.add(what, rejected.reason, f"{rejected.source}, {rejected.location}")
         self._counts[rejected.source] += 1
         count = self._counts[rejected.source]
         if count > MAX_PER_SOURCE + 1:

@@ -64,6 +64,8 @@ from hybridtei.retrieval.store.query import CollectionPlan
 Tell = Callable[[str], None]
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TIMEOUT_S = 300.0
+# The way in which files become texts and chunks. A new one does not embed stored documents again unless they are reread.
+READING = 2
 
 
 def ingest(
@@ -206,7 +208,8 @@ class _Ingest:
                 error.args = (f"{error}\n{done}",)
                 raise
         rejected = str(preparation.quarantine.path) if len(preparation.quarantine) else None
-        return Summary(name, place_of(self.config), stats, rejected, options.dry_run)
+        report = list(preparation.quarantine.report)
+        return Summary(name, place_of(self.config), stats, rejected, options.dry_run, report)
 
     async def _planned(
         self, store: Store, existing: CollectionSchema | None
@@ -255,6 +258,7 @@ class _Ingest:
             chunker=chunker,
             quarantine=Quarantine(quarantine),
             settings=settings_hash(self.heads, self.chunks, options),
+            earlier=[first_settings_hash(self.heads, self.chunks, options)],
             source=source,
             stored=stored,
             stats=stats,
@@ -352,7 +356,14 @@ def _embedder(options: IngestOptions, model: ModelConfig, engine: EngineConfig) 
 
 
 def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
-    """Hash of every setting that affects stored points, except the model, which the collection records. `late` was a setting,
-    and stays so that the hashes of stored points do."""
-    made_of = [sorted(heads), {**asdict(chunks), "late": False}, reading.as_dict()]
-    return blake2b(orjson.dumps(made_of), digest_size=8).hexdigest()
+    """Hash of every setting that affects stored points, except the model, which the collection records."""
+    return _hash([READING, sorted(heads), asdict(chunks), reading.as_dict()])
+
+
+def first_settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
+    """The hash that the first reading made of the same settings. `late` was a setting then."""
+    return _hash([sorted(heads), {**asdict(chunks), "late": False}, reading.as_dict()])
+
+
+def _hash(settings: list[Any]) -> str:
+    return blake2b(orjson.dumps(settings), digest_size=8).hexdigest()

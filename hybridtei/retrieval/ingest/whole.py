@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import logging
 import re
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
-from hybridtei.retrieval.ingest.tables import Unfit
+from hybridtei.retrieval.ingest.text import Content, Unfit, decoded, normalised
 from hybridtei.system.machine import require_extra
 
 HTML_BLOCKS = (
@@ -32,12 +31,13 @@ HTML_UNSEEN = (
 )
 BREAK = "\x1e"  # marks the end of a block until white space is collapsed
 CHARSET = re.compile(
-    rb"""<meta[^>]{0,200}charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE
+    rb"""<(?:meta|\?xml)[^>]{0,200}?(?:charset|encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""",
+    re.IGNORECASE,
 )
 HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 MAX_PAGES = 20_000
 
-Parse = Callable[[bytes, ReadOptions], tuple[str | None, str]]
+Parse = Callable[[bytes, ReadOptions], Content]
 
 
 def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejection:
@@ -48,40 +48,49 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         if size > options.max_file_bytes:
             raise Unfit(f"the file has {size} bytes, allowed are {options.max_file_bytes}")
         data = path.read_bytes()
-        title, text = PARSERS[path.suffix.lower()](data, options)
-        if len(text) > options.max_document_characters:
-            raise Unfit(
-                f"the text has {len(text)} characters, allowed are {options.max_document_characters}"
-            )
-        if not text.strip():
+        content = PARSERS[path.suffix.lower()](data, options)
+        _check_length(sum(map(len, content.pages)), options)
+        text = "\n\n".join(filter(None, (normalised(page).strip() for page in content.pages)))
+        _check_length(len(text), options)
+        if not text:
             raise Unfit("holds no text")
     except ValueError as error:
         return Rejection(source, "file", str(error), data, source)
-    return Document(source, source, text, title, {}, "file")
+    title = " ".join(normalised(content.title or "").split()) or None
+    return Document(source, source, text, title, {}, "file", content.notes)
 
 
-def _utf8(data: bytes) -> str:
-    try:
-        return data.removeprefix(codecs.BOM_UTF8).decode()
-    except UnicodeDecodeError as error:
-        mark = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
-        raise Unfit(f"not UTF-8: byte {mark + error.start} of the file") from None
+def _check_length(characters: int, options: ReadOptions) -> None:
+    """Raises Unfit for a text that is too long."""
+    if characters > options.max_document_characters:
+        raise Unfit(
+            f"the text has {characters} characters, allowed are {options.max_document_characters}"
+        )
 
 
-def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+def _plain(data: bytes, options: ReadOptions) -> Content:
+    text, notes = decoded(data)
+    return Content(None, [text], notes)
+
+
+def _markdown(data: bytes, options: ReadOptions) -> Content:
     """The unchanged Markdown. A first-level heading in the first line is the title."""
-    text = _utf8(data).strip()
-    first, _, rest = text.partition("\n")
+    text, notes = decoded(data)
+    first, _, rest = text.strip().partition("\n")
     heading = HEADING.match(first)
-    return (heading[1], rest) if heading and rest.strip() else (None, text)
+    if heading and rest.strip():
+        return Content(heading[1], [rest], notes)
+    return Content(None, [text], notes)
 
 
-def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+def _html(data: bytes, options: ReadOptions) -> Content:
     """The visible text, one block a line, without scripts, styles and the head."""
     require_extra("qdrant", "selectolax")
     from selectolax.lexbor import LexborHTMLParser
 
-    tree = LexborHTMLParser(_html_text(data))
+    declared = CHARSET.search(data[:2048])
+    text, notes = decoded(data, declared[1].decode() if declared is not None else None)
+    tree = LexborHTMLParser(text)
     named = tree.css_first("title")
     title = " ".join(named.text().split()) if named is not None else None
     tree.strip_tags(list(HTML_UNSEEN))
@@ -90,24 +99,10 @@ def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
         node.insert_after(BREAK)
     seen = tree.body.text(deep=True, separator="") if tree.body is not None else ""
     lines = (" ".join(block.split()) for block in seen.split(BREAK))
-    return title or None, "\n".join(line for line in lines if line)
+    return Content(title, ["\n".join(line for line in lines if line)], notes)
 
 
-def _html_text(data: bytes) -> str:
-    """Decode a page as UTF-8, or else in its declared encoding."""
-    try:
-        return _utf8(data)
-    except Unfit:
-        declared = CHARSET.search(data[:2048])
-        if declared is None:
-            raise
-        try:
-            return data.decode(declared[1].decode())
-        except (LookupError, UnicodeDecodeError):
-            raise Unfit(f"not in the encoding it declares, {declared[1].decode()}") from None
-
-
-def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+def _pdf(data: bytes, options: ReadOptions) -> Content:
     """The text of all pages. Raises Unfit for a PDF without text."""
     require_extra("qdrant", "pypdf")
     import pypdf
@@ -131,14 +126,13 @@ def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
         raise
     except Exception as error:  # a broken file can raise any exception
         raise Unfit(f"not readable as PDF: {type(error).__name__}: {error}"[:500]) from None
-    text = "\n\n".join(page.strip() for page in pages if page.strip())
-    if not text:
+    if not any(page.strip() for page in pages):
         raise Unfit("the PDF holds no text: its pages may be pictures")
-    return (str(title).strip() or None) if title else None, text
+    return Content(str(title) if title else None, pages)
 
 
 PARSERS: dict[str, Parse] = {
-    **dict.fromkeys((".txt", ".text"), lambda data, options: (None, _utf8(data))),
+    **dict.fromkeys((".txt", ".text"), _plain),
     **dict.fromkeys((".md", ".markdown"), _markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
     ".pdf": _pdf,

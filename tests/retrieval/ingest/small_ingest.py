@@ -9,7 +9,7 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,8 @@ class Ingest:
         default_factory=lambda: IngestOptions(source="", collection="", quiet=True)
     )
     chunk_tokens: int | None = None
+    settings: str = ""
+    earlier: Sequence[str] = ()
     stats: IngestStats = field(default_factory=IngestStats)
 
     @property
@@ -102,7 +104,8 @@ class Ingest:
             options=self.options,
             chunker=chunker,
             quarantine=Quarantine(self.quarantine),
-            settings=f"{chunks}",
+            settings=self.settings or f"{chunks}",
+            earlier=self.earlier,
             source=found,
             stored=stored,
         )

@@ -63,7 +63,7 @@ def test_html_in_the_encoding_it_declares(tmp_path):
     found = read(tmp_path / "a.html", b'<meta charset="iso-8859-1"><p>caf\xe9</p>')
     assert found.text == "café"
     wrong = read(tmp_path / "b.html", b'<meta charset="ascii"><p>caf\xe9</p>')
-    assert "encoding it declares" in wrong.reason
+    assert wrong.text == "café"
 
 
 def test_pdf(tmp_path):
@@ -86,10 +86,7 @@ def test_a_pdf_of_pictures_or_under_lock(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "options", "why"),
     [
-        ("a.txt", b"abc\xffdef", {}, "not UTF-8: byte 3 of the file"),
-        ("a.txt", b"\xef\xbb\xbfabc\xff", {}, "not UTF-8: byte 6 of the file"),
-        ("a.md", b"\xff", {}, "not UTF-8: byte 0 of the file"),
-        ("a.html", b"<p>\xff", {}, "not UTF-8: byte 3 of the file"),
+        ("a.txt", bytes(range(32)), {}, "binary data"),
         ("a.txt", b" \n", {}, "holds no text"),
         ("a.html", b"<script>x</script>", {}, "holds no text"),
         ("a.txt", b"x" * 11, {"max_file_bytes": 10}, "11 bytes, allowed are 10"),
