@@ -91,7 +91,7 @@ _QDRANT = (
     "qdrant_client",
     "qdrant_edge",
     "charset_normalizer",
-    "pypdf",
+    "pypdfium2",
     "selectolax",
     "semantic_text_splitter",
     "webencodings",

@@ -21,6 +21,7 @@ from hybridtei.retrieval.ingest.chunking import (
     DOCUMENT_ID,
     FILE,
     METADATA,
+    PAGE,
     SETTINGS,
     SOURCE,
     START,
@@ -78,6 +79,8 @@ class PendingDocument:
             DIGEST: self.digest,
             SETTINGS: self.settings,
         }
+        if (page := document.page_at(chunk.start)) is not None:
+            payload[PAGE] = page
         if self.file is not None:
             payload[FILE] = self.file
         if document.title:

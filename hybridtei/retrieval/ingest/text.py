@@ -10,7 +10,7 @@ import codecs
 import io
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -72,6 +72,7 @@ class Content:
     title: str | None
     pages: Sequence[str]
     notes: Sequence[str] = ()
+    is_paged: bool = False
 
 
 def decoded(data: bytes, label: str | None = None) -> tuple[str, list[str]]:
@@ -205,21 +206,26 @@ LINE_HYPHEN = re.compile(rf"\b({WORD})[-\u2010]\n[ \t]*(?=({WORD}))")
 COMPOUND = re.compile(rf"\b{WORD}-{WORD}\b")
 
 
-def normalised(text: str) -> str:
-    """The text with one kind of line end, without what is not seen, in NFKC, and with words whole that a line end cut."""
+def compounds_of(texts: Iterable[str]) -> frozenset[str]:
+    """The words with a hyphen within, which stays where a line ends behind it."""
+    return frozenset(word.lower() for text in texts for word in COMPOUND.findall(text))
+
+
+def normalised(text: str, compounds: frozenset[str] | None = None) -> str:
+    """The text with one kind of line end, without what is not seen, in NFKC, and with words whole that a line end cut.
+
+    `compounds`: of the whole document, if this is a part of it."""
     text = UNSEEN.sub("", LINE_ENDS.sub("\n", text))
     if not text.isascii():
         text = FOREIGN.sub(lambda run: unicodedata.normalize("NFKC", run[0]), text)
     if LINE_HYPHEN.search(text) is None:
         return text
-    compounds = {word.lower() for word in COMPOUND.findall(text)}
+    known = compounds_of([text]) if compounds is None else compounds
 
     def join(cut: re.Match[str]) -> str:
         before, behind = cut.groups()
-        is_compound = before.isupper() or text[cut.start() - 1 : cut.start()] == "-"
-        if not behind.islower() and not before.isupper():
-            return cut[0]
-        if is_compound or f"{before}-{behind}".lower() in compounds:
+        is_compound = text[cut.start() - 1 : cut.start()] == "-" or before.isupper()
+        if is_compound or not behind.islower() or f"{before}-{behind}".lower() in known:
             return f"{before}-"
         return str(before)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable
-from io import BytesIO
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
-from hybridtei.retrieval.ingest.text import Content, Unfit, decoded, normalised
+from hybridtei.retrieval.ingest.pdf import read_pdf
+from hybridtei.retrieval.ingest.text import Content, Unfit, compounds_of, decoded, normalised
 from hybridtei.system.machine import require_extra
 
 HTML_BLOCKS = (
@@ -35,7 +34,6 @@ CHARSET = re.compile(
     re.IGNORECASE,
 )
 HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
-MAX_PAGES = 20_000
 
 Parse = Callable[[bytes, ReadOptions], Content]
 
@@ -50,14 +48,27 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         data = path.read_bytes()
         content = PARSERS[path.suffix.lower()](data, options)
         _check_length(sum(map(len, content.pages)), options)
-        text = "\n\n".join(filter(None, (normalised(page).strip() for page in content.pages)))
+        compounds = compounds_of(content.pages)
+        pages = [normalised(page, compounds).strip() for page in content.pages]
+        text = "\n\n".join(filter(None, pages))
         _check_length(len(text), options)
         if not text:
             raise Unfit("holds no text")
     except ValueError as error:
         return Rejection(source, "file", str(error), data, source)
     title = " ".join(normalised(content.title or "").split()) or None
-    return Document(source, source, text, title, {}, "file", content.notes)
+    starts = _starts(pages) if content.is_paged else ()
+    return Document(source, source, text, title, {}, "file", content.notes, pages=starts)
+
+
+def _starts(pages: Sequence[str]) -> list[tuple[int, int]]:
+    """(start in the document's text, number) of each page with text."""
+    starts, start = [], 0
+    for number, page in enumerate(pages, 1):
+        if page:
+            starts.append((start, number))
+            start += len(page) + len("\n\n")
+    return starts
 
 
 def _check_length(characters: int, options: ReadOptions) -> None:
@@ -102,38 +113,9 @@ def _html(data: bytes, options: ReadOptions) -> Content:
     return Content(title, ["\n".join(line for line in lines if line)], notes)
 
 
-def _pdf(data: bytes, options: ReadOptions) -> Content:
-    """The text of all pages. Raises Unfit for a PDF without text."""
-    require_extra("qdrant", "pypdf")
-    import pypdf
-
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # pypdf warns of every oddity
-    try:
-        reader = pypdf.PdfReader(BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise Unfit("the PDF is encrypted")
-        pages: list[str] = []
-        characters = 0
-        for number, page in enumerate(reader.pages):
-            pages.append(page.extract_text().encode(errors="replace").decode())
-            characters += len(pages[-1])
-            if characters > options.max_document_characters or number >= MAX_PAGES:
-                raise Unfit(
-                    f"more than {options.max_document_characters} characters or {MAX_PAGES} pages"
-                )
-        title = reader.metadata.title if reader.metadata is not None else None
-    except Unfit:
-        raise
-    except Exception as error:  # a broken file can raise any exception
-        raise Unfit(f"not readable as PDF: {type(error).__name__}: {error}"[:500]) from None
-    if not any(page.strip() for page in pages):
-        raise Unfit("the PDF holds no text: its pages may be pictures")
-    return Content(str(title) if title else None, pages)
-
-
 PARSERS: dict[str, Parse] = {
     **dict.fromkeys((".txt", ".text"), _plain),
     **dict.fromkeys((".md", ".markdown"), _markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
-    ".pdf": _pdf,
+    ".pdf": read_pdf,
 }

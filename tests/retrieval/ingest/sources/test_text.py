@@ -153,7 +153,7 @@ async def test_what_an_earlier_reading_stored_stays_unless_it_is_reread(tmp_path
     store = MemoryStore()
     with monkeypatch.context() as first_reading:
         first_reading.setattr(tables, "normalised", str)
-        first_reading.setattr(whole, "normalised", str)
+        first_reading.setattr(whole, "normalised", lambda text, compounds=None: text)
         await Ingest(tmp_path / "one", settings="first").run(tmp_path / "docs", store)
     stored = await points(store)
     now = Ingest(tmp_path / "two", settings="second", earlier=["first"])
