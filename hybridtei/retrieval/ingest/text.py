@@ -25,28 +25,11 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 # Guesses in the order that decides between equals.
-GUESSES = [
-    "cp1252",
-    "iso8859_2",
-    "cp1250",
-    "cp1254",
-    "cp1257",
-    "cp1255",
-    "cp1253",
-    "cp1256",
-    "cp1251",
-    "cp874",
-    "koi8_r",
-    "cp866",
-    "cp932",
-    "euc_jp",
-    "iso2022_jp",
-    "cp949",
-    "gb18030",
-    "big5hkscs",
-    "mac_roman",
-    "mac_cyrillic",
-]
+GUESSES = re.findall(
+    r"\w+",
+    "cp1252 iso8859_2 cp1250 cp1254 cp1257 cp1255 cp1253 cp1256 cp1251 cp874 koi8_r cp866 cp932 euc_jp iso2022_jp cp949 gb18030 "
+    "big5hkscs mac_roman mac_cyrillic",
+)
 SAMPLE_BYTES = 65_536
 # A binary file has more control characters than this, and than this share of its text.
 MOST_CONTROLS, CONTROLS_SHARE = 8, 0.02
@@ -65,6 +48,11 @@ class Unfit(ValueError):
     document_id: str | None = None
 
 
+# Readers mark lines with these: a heading, whose level follows; the header of a table; its end. No text has them.
+HEADING_MARK, TABLE_MARK, TABLE_END = "\ufdd0", "\ufdd1", "\ufdd2"
+MARKS_OF_LINES = re.compile("\ufdd0[1-6]|[\ufdd0\ufdd1]|\n?\ufdd2")
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     """What a file holds. `pages`: its text, in parts that are normalised apart. `notes`: what a reader should be told of it."""
@@ -79,7 +67,7 @@ def decoded(data: bytes, label: str | None = None) -> tuple[str, list[str]]:
     """(the text, what a reader should be told of it). `label`: the encoding that the file declares. Raises Unfit for data that
     are no text."""
     encoding, mark, notes = encoding_of(data, label)
-    text = data[mark:].decode(encoding, errors="replace")
+    text = MARKS_OF_LINES.sub("", data[mark:].decode(encoding, errors="replace"))
     return text, notes + notes_of(text)
 
 
@@ -194,7 +182,7 @@ def as_utf8(file: BinaryIO) -> tuple[BinaryIO, list[str]]:
 LINE_ENDS = re.compile("\r\n?|[\f\v\x1c-\x1e\x85\u2028\u2029]")
 # What a reader does not see: colours of terminals, soft hyphens with the line end behind them, controls, marks of direction, tags.
 UNSEEN = re.compile(
-    "\x1b\\[[0-9;?]{0,20}[A-Za-z]|\u00ad[ \t]*\n?[ \t]*|[\0-\x08\x0e-\x1f\x7f-\x9f\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufdd0-\ufdef\ufeff"
+    "\x1b\\[[0-9;?]{0,20}[A-Za-z]|\u00ad[ \t]*\n?[ \t]*|[\0-\x08\x0e-\x1f\x7f-\x9f\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufdd3-\ufdef\ufeff"
     "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
 )
 # NFKC would make 102 of 10², blanks of accents that stand alone, and two characters of a Thai vowel.

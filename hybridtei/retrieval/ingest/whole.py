@@ -7,32 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
+from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.pdf import read_pdf
-from hybridtei.retrieval.ingest.text import Content, Unfit, compounds_of, decoded, normalised
-from hybridtei.system.machine import require_extra
+from hybridtei.retrieval.ingest.text import (
+    MARKS_OF_LINES,
+    Content,
+    Unfit,
+    compounds_of,
+    decoded,
+    normalised,
+)
 
-HTML_BLOCKS = (
-    "address,article,aside,blockquote,br,caption,dd,div,dl,dt,fieldset,figcaption,figure,footer,form,h1,h2,h3,h4,h5,h6,header,hr,"
-    "li,main,nav,ol,p,pre,section,table,td,th,tr,ul"
-)
-HTML_UNSEEN = (
-    "script",
-    "style",
-    "noscript",
-    "template",
-    "svg",
-    "math",
-    "iframe",
-    "object",
-    "select",
-    "head",
-)
-BREAK = "\x1e"  # marks the end of a block until white space is collapsed
-CHARSET = re.compile(
-    rb"""<(?:meta|\?xml)[^>]{0,200}?(?:charset|encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""",
-    re.IGNORECASE,
-)
 HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 
 Parse = Callable[[bytes, ReadOptions], Content]
@@ -50,7 +36,7 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         _check_length(sum(map(len, content.pages)), options)
         compounds = compounds_of(content.pages)
         pages = [normalised(page, compounds).strip() for page in content.pages]
-        text = "\n\n".join(filter(None, pages))
+        text = MARKS_OF_LINES.sub("", "\n\n".join(filter(None, pages)))
         _check_length(len(text), options)
         if not text:
             raise Unfit("holds no text")
@@ -94,28 +80,9 @@ def _markdown(data: bytes, options: ReadOptions) -> Content:
     return Content(None, [text], notes)
 
 
-def _html(data: bytes, options: ReadOptions) -> Content:
-    """The visible text, one block a line, without scripts, styles and the head."""
-    require_extra("qdrant", "selectolax")
-    from selectolax.lexbor import LexborHTMLParser
-
-    declared = CHARSET.search(data[:2048])
-    text, notes = decoded(data, declared[1].decode() if declared is not None else None)
-    tree = LexborHTMLParser(text)
-    named = tree.css_first("title")
-    title = " ".join(named.text().split()) if named is not None else None
-    tree.strip_tags(list(HTML_UNSEEN))
-    for node in tree.css(HTML_BLOCKS):
-        node.insert_before(BREAK)
-        node.insert_after(BREAK)
-    seen = tree.body.text(deep=True, separator="") if tree.body is not None else ""
-    lines = (" ".join(block.split()) for block in seen.split(BREAK))
-    return Content(title, ["\n".join(line for line in lines if line)], notes)
-
-
 PARSERS: dict[str, Parse] = {
     **dict.fromkeys((".txt", ".text"), _plain),
     **dict.fromkeys((".md", ".markdown"), _markdown),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     ".pdf": read_pdf,
 }

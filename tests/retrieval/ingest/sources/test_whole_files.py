@@ -36,7 +36,7 @@ def test_html_as_a_reader_sees_it(tmp_path):
         baz<br>next<script>var hidden</script></p><table><tr><td>a</td><td>b</td></tr></table></body></html>"""
     found = read(tmp_path / "a.html", page)
     assert found.title == "A page"
-    assert found.text == "Head\nfoo bar baz\nnext\na\nb"
+    assert found.text == "Head\nfoo bar baz\nnext\na | b"
 
 
 def test_html_in_the_encoding_it_declares(tmp_path):
