@@ -67,7 +67,7 @@ def _document(
             for name, value in record.items()
             if name not in (text_field, TITLE_FIELD, id_field)
         }
-        metadata = _metadata(rest, options)
+        metadata = metadata_of(rest, options)
     except Unfit as error:
         error.document_id = document_id
         raise
@@ -116,7 +116,7 @@ def _text(record: Mapping[str, Any], field: str, options: ReadOptions) -> tuple[
     return text, title or None
 
 
-def _metadata(rest: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
+def metadata_of(rest: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
     """The metadata in JSON's types: dates as ISO 8601, other types as text. Raises Unfit."""
     for name, value in rest.items():
         _check_finite(value, name, 0)

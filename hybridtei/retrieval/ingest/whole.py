@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from hybridtei.retrieval.ingest.html import read_html
+from hybridtei.retrieval.ingest.markdown import read_markdown
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.pdf import read_pdf
+from hybridtei.retrieval.ingest.tables import metadata_of
 from hybridtei.retrieval.ingest.text import (
     MARKS_OF_LINES,
     Content,
@@ -18,8 +19,6 @@ from hybridtei.retrieval.ingest.text import (
     decoded,
     normalised,
 )
-
-HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 
 Parse = Callable[[bytes, ReadOptions], Content]
 
@@ -38,13 +37,18 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         pages = [normalised(page, compounds).strip() for page in content.pages]
         text = MARKS_OF_LINES.sub("", "\n\n".join(filter(None, pages)))
         _check_length(len(text), options)
-        if not text:
+        if not text and not content.title:
             raise Unfit("holds no text")
     except ValueError as error:
         return Rejection(source, "file", str(error), data, source)
     title = " ".join(normalised(content.title or "").split()) or None
     starts = _starts(pages) if content.is_paged else ()
-    return Document(source, source, text, title, {}, "file", content.notes, pages=starts)
+    metadata, notes = {}, list(content.notes)
+    try:
+        metadata = metadata_of(content.metadata, options)
+    except Unfit as error:
+        notes.append(f"without metadata: {error}")
+    return Document(source, source, text, title, metadata, "file", notes, pages=starts)
 
 
 def _starts(pages: Sequence[str]) -> list[tuple[int, int]]:
@@ -70,19 +74,9 @@ def _plain(data: bytes, options: ReadOptions) -> Content:
     return Content(None, [text], notes)
 
 
-def _markdown(data: bytes, options: ReadOptions) -> Content:
-    """The unchanged Markdown. A first-level heading in the first line is the title."""
-    text, notes = decoded(data)
-    first, _, rest = text.strip().partition("\n")
-    heading = HEADING.match(first)
-    if heading and rest.strip():
-        return Content(heading[1], [rest], notes)
-    return Content(None, [text], notes)
-
-
 PARSERS: dict[str, Parse] = {
     **dict.fromkeys((".txt", ".text"), _plain),
-    **dict.fromkeys((".md", ".markdown"), _markdown),
+    **dict.fromkeys((".md", ".markdown"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     ".pdf": read_pdf,
 }
