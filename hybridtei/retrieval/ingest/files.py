@@ -16,7 +16,8 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,14 +29,17 @@ from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.report import Report
 from hybridtei.retrieval.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
 from hybridtei.retrieval.ingest.text import Unfit
-from hybridtei.retrieval.ingest.whole import PARSERS, read_whole
+from hybridtei.retrieval.ingest.whole import read_whole
 
 TABLES = {
     **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
     **dict.fromkeys((".csv", ".tsv"), read_csv),
     ".parquet": read_parquet,
 }
-KINDS = (*TABLES, *PARSERS)
+# Folders that programs fill: not what a person wrote.
+PROGRAMS_FOLDERS = frozenset(
+    ("node_modules", "__pycache__", "venv", "target", "site-packages", "bower_components")
+)
 QUARANTINE = ".quarantine.jsonl"  # the default file's ending
 COLLECTION = {"layout.json", "shard"}  # contents of a collection's folder
 GONE = frozenset(
@@ -47,18 +51,19 @@ BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file to read. `label`: in ids and payloads. `size`: in bytes. `times`: of its last changes, in ns. `unreadable`: the
-    reason why the file or folder cannot be read."""
+    reason why the file or folder cannot be read. `left_out`: why it is not read although it could be."""
 
     path: Path
     label: str
     size: int = 0
     times: tuple[int, ...] = ()
     unreadable: str | None = None
+    left_out: str | None = None
 
     @property
     def stamp(self) -> list[int] | None:
         """Size and times of a file that is one document; None for a file of many documents."""
-        return [self.size, *self.times] if self.path.suffix.lower() in PARSERS else None
+        return None if self.path.suffix.lower() in TABLES else [self.size, *self.times]
 
 
 def source_files(
@@ -66,31 +71,50 @@ def source_files(
     label: str | None = None,
     quarantine: Path | None = None,
     known: Mapping[Path, str] = MappingProxyType({}),
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> Iterator[SourceFile]:
     """Every file of `source`, even without a reader for it, except `quarantine`. `label`: the source's. `known`: labels of
-    files and folders that are sources of their own.
+    files and folders that are sources of their own. `include`, `exclude`: patterns of names, or of paths below the source.
 
-    Raises InvalidInput if the source does not exist or is an unsupported file, and OSError for an unreadable folder.
+    Raises InvalidInput if the source does not exist, and OSError for an unreadable folder.
     """
     root = source.resolve()
     label = label or printable(root.name) or "root"
     if root.is_dir():
         entries = sorted(root.iterdir())
-        yield from _below(
+        files = _below(
             entries, root, label, quarantine.resolve() if quarantine is not None else None, known
         )
+        for file in files:
+            yield _selected(file, root, include, exclude)
         return
     check_source(source)
     yield _file(root, label, root.stat())
 
 
+def _selected(
+    file: SourceFile, root: Path, include: Sequence[str], exclude: Sequence[str]
+) -> SourceFile:
+    """The file, left out if a pattern says so."""
+    path = file.path.relative_to(root)
+    names = [*path.parts, *map(str, path.parents), str(path)]
+
+    def matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
+        return any(fnmatch(name, pattern) for pattern in patterns for name in names)
+
+    if file.left_out is None and matches(exclude, names):
+        return replace(file, left_out="excluded by --exclude")
+    if file.left_out is None and include and not matches(include, names):
+        return replace(file, left_out="not named by --include")
+    return file
+
+
 def check_source(source: Path) -> None:
-    """Raises InvalidInput if the path does not exist, or is a file without a reader."""
-    root = source.resolve()
-    if not root.exists():
+    """Raises InvalidInput if the path does not exist."""
+    if not source.resolve().exists():
         raise InvalidInput(f"{source}: no such file or folder")
-    if not root.is_dir() and root.suffix.lower() not in KINDS:
-        raise InvalidInput(f"{source}: should be a folder, or end in {', '.join(KINDS)}")
 
 
 def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
@@ -105,11 +129,8 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
             yield Rejection(file.label, "file", f"cannot be read: {file.unreadable}"), file.size
         elif suffix in TABLES:
             yield from TABLES[suffix](file.path, file.label, options)
-        elif suffix in PARSERS:
-            yield read_whole(file.path, file.label, options), file.size
         else:
-            kind = f"files ending in {suffix!r}" if suffix else "files without an ending"
-            yield Rejection(file.label, "file", f"no reader for {kind}"), file.size
+            yield read_whole(file.path, file.label, options), file.size
     except (LoadError, Unfit) as error:
         yield Rejection(file.label, "file", f"cannot be read: {error}"), file.size
     except OSError as error:
@@ -126,11 +147,16 @@ def _below(
     names = {entry.name for entry in entries}
     if names >= COLLECTION:
         return
-    if {BEIR_CORPUS, BEIR_QUERIES} <= names:
-        entries = [entry for entry in entries if entry.name == BEIR_CORPUS]
+    is_beir = {BEIR_CORPUS, BEIR_QUERIES} <= names
     for entry in entries:
         here = known.get(entry) or f"{label}/{printable(entry.name)}"
-        if entry.name.startswith(".") or entry.name.endswith(QUARANTINE) or entry == quarantine:
+        if entry.name.endswith(QUARANTINE) or entry == quarantine:
+            continue
+        if is_beir and entry.name in (BEIR_QUERIES, "qrels", "qrels.tsv"):
+            yield SourceFile(entry, here, left_out="queries and judgements beside a BEIR corpus")
+            continue
+        if entry.name.startswith("."):
+            yield SourceFile(entry, here, left_out="hidden files and folders")
             continue
         try:
             status = entry.stat()
@@ -142,7 +168,9 @@ def _below(
             if error.errno not in GONE:
                 yield SourceFile(entry, here, unreadable=error.strerror or str(error))
             continue
-        if stat.S_ISDIR(status.st_mode):
+        if stat.S_ISDIR(status.st_mode) and entry.name in PROGRAMS_FOLDERS:
+            yield SourceFile(entry, here, left_out=f"folders named {entry.name}")
+        elif stat.S_ISDIR(status.st_mode):
             yield from _below(below, root, here, quarantine, known)
         elif Path(os.path.realpath(entry)).is_relative_to(root):  # also a link's target
             yield _file(entry, here, status)

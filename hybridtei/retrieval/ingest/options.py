@@ -70,6 +70,13 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
         str | None,
         flag("SOURCE's name in ids and payloads [default: its file name]", metavar="NAME"),
     ] = None
+    include: Annotated[
+        str | None,
+        flag("comma-separated patterns of the files to read, such as *.md,docs/*", metavar="GLOBS"),
+    ] = None
+    exclude: Annotated[
+        str | None, flag("patterns of files and folders to leave out", metavar="GLOBS")
+    ] = None
     quarantine: Annotated[
         str | None,
         flag("file of rejected documents [default: NAME.quarantine.jsonl]", metavar="FILE"),

@@ -146,6 +146,9 @@ class Preparation:
         """Yield full batches, and a last smaller one, in the order of the source."""
         batch, before = Batch(), 0
         for file in self.files:
+            if file.left_out is not None:
+                self.quarantine.report.add("left out", file.left_out, file.label)
+                continue
             if self._is_unchanged(file):
                 self.stats.unchanged += 1
                 before += file.size

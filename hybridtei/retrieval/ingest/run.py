@@ -247,8 +247,17 @@ class _Ingest:
         """The source's files and settings. Raises InvalidInput if there are no files."""
         options = self.options
         quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
-        files = list(source_files(Path(options.source), source.label, quarantine, source.known))
-        if not files:
+        files = list(
+            source_files(
+                Path(options.source),
+                source.label,
+                quarantine,
+                source.known,
+                include=_patterns(options.include),
+                exclude=_patterns(options.exclude),
+            )
+        )
+        if all(file.left_out is not None for file in files):
             raise InvalidInput(f"{options.source}: holds no files")
         chunker = Chunker(self.text, read_raw(self.spec.folder), self.chunks)
         stack.callback(chunker.close)
@@ -291,6 +300,10 @@ class _Ingest:
         if self.options.wait_indexed and store.kind == "server":
             with stop_on_signals() as stop:
                 await wait_indexed(store, name, stop, self.tell, quiet=self.options.quiet)
+
+
+def _patterns(text: str | None) -> list[str]:
+    return [pattern.strip() for pattern in (text or "").split(",") if pattern.strip()]
 
 
 async def _nodes(store: Any, tell: Tell) -> int:
