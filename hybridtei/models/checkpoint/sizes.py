@@ -240,22 +240,26 @@ TOKEN_TYPE_FAMILIES = frozenset(
         "nomic_bert",
     }
 )
-# Families with token types only if the tokenizer's `model_input_names` has them: by default their tokenizers give none.
-TYPED_IF_NAMED = frozenset({"albert", "big_bird", "rembert", "roformer"})
+# Classes of tokenizers that give token types to every family, and to none, unless `model_input_names` says otherwise.
+TYPED_TOKENIZERS = frozenset({"Bert", "Deberta", "DebertaV2", "Electra", "FNet", "MobileBert"})
+UNTYPED_TOKENIZERS = frozenset({"DistilBert", "TokenizersBackend"})
 
 
 def has_token_types(
     model_type: str, config: JsonObject, tokenizer_config: Mapping[str, Any]
 ) -> bool:
-    """`model_input_names` of the tokenizer without them means zeros."""
-    names, families = tokenizer_config.get("model_input_names"), TOKEN_TYPE_FAMILIES
+    """True if the second text of a pair has another token type: by `model_input_names`, else by the class of the tokenizer,
+    else by the family."""
+    names = tokenizer_config.get("model_input_names")
+    tokenizer = str(tokenizer_config.get("tokenizer_class")).removesuffix("Fast")
+    tokenizer = tokenizer.removesuffix("Tokenizer")
     if isinstance(names, list):
-        families = families | TYPED_IF_NAMED if "token_type_ids" in names else frozenset()
-    return (
-        model_type in families
-        and bool(config.get("type_vocab_size"))
-        and config.count("type_vocab_size") > 1
-    )
+        is_typed = "token_type_ids" in names
+    elif tokenizer in TYPED_TOKENIZERS | UNTYPED_TOKENIZERS:
+        is_typed = tokenizer in TYPED_TOKENIZERS
+    else:
+        is_typed = model_type in TOKEN_TYPE_FAMILIES
+    return is_typed and bool(config.get("type_vocab_size")) and config.count("type_vocab_size") > 1
 
 
 def positions_of(model_type: str, padding_id: int) -> Positions:

@@ -53,6 +53,7 @@ from hybridtei.models.checkpoint.rankers import PairTemplate, language_ranker
 from hybridtei.models.checkpoint.sentence import (
     MODEL_FILE,
     adds_specials,
+    check_similarity,
     default_prompt,
     read_prompts,
     score_activation,
@@ -205,7 +206,10 @@ def read_spec(
     sentence = read_object(folder / MODEL_FILE, optional=True)
     names = read_object(folder / "config.json", optional=True).get("architectures")
     is_colbert = is_late(sentence, tuple(names) if isinstance(names, list) else ())
-    routes = read_router(folder, read_modules(folder, late=is_colbert))
+    modules = read_modules(folder, late=is_colbert)
+    is_unit = module_path(modules, "Normalize") is not None or is_colbert
+    check_similarity(sentence, is_unit=is_unit)
+    routes = read_router(folder, modules)
     read = partial(_read, folder, sentence=sentence, pooling=pooling, dense_path=dense_path)
     if not routes.query:
         return read(
@@ -291,10 +295,12 @@ def _read(
         )
     if late is not None:
         multivector = token_projection(folder, home, modules, hidden_size)
-    poolings: tuple[Pooling, ...] = ()
-    if pooled:
-        can_rank = model_type in LANGUAGE_MODELS
-        poolings = read_pooling(folder, pooling, modules, model_type, config, can_rank=can_rank)
+    can_rank = model_type in LANGUAGE_MODELS
+    poolings = (
+        read_pooling(folder, pooling, modules, model_type, config, can_rank=can_rank)
+        if pooled
+        else ()
+    )
     pooled_width = hidden_size * len(poolings)
     dense = read_steps(folder, modules, dense_path, pooled_width) if pooled else ()
     if pooled and not dense:

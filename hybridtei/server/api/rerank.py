@@ -13,7 +13,7 @@ from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.inference.tasks.rerank import Ranking, RankWeights, rerank_task
-from hybridtei.outputs import Floats, Usage, best_first
+from hybridtei.outputs import Floats, Usage
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,
@@ -179,11 +179,8 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
         if not request.return_text:
-            return [{"index": i, "score": scores[i]} for i in best_first(scores).tolist()]
-        return [
-            {"index": i, "text": request.texts[i], "score": scores[i]}
-            for i in best_first(scores).tolist()
-        ]
+            return [{"index": i, "score": scores[i]} for i in scored.order]
+        return [{"index": i, "text": request.texts[i], "score": scores[i]} for i in scored.order]
 
     returned = sum(map(len, request.texts)) if request.return_text else 0
     numbers = NUMBERS_A_RANK * load.inputs + returned // BYTES_PER_NUMBER
@@ -227,8 +224,7 @@ async def rerank_documents(
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         items: list[dict[str, Any]] = [
-            {"index": i, "relevance_score": scores[i]}
-            for i in best_first(scores).tolist()[: request.most]
+            {"index": i, "relevance_score": scores[i]} for i in scored.order[: request.most]
         ]
         if request.return_documents:
             for item in items:
