@@ -75,7 +75,7 @@ def rows() -> list[Row]:
             ["*/config.json"],
             f"of a Pooling `pooling_mode` ({_listed(modules.POOLINGS)}) or {_listed(modules.LEGACY_FLAGS)}, and "
             f"`include_prompt`; "
-            "of a Dense its sizes, `bias` and `activation_function`; those of SpladePooling and LogitScore",
+            "of a Dense its sizes, `bias` and `activation_function` (Tanh for a class that is not torch's, with a warning); those of SpladePooling and LogitScore",
             "Loading fails for another pooling mode or activation, for `use_residual`, and for `include_prompt` false with a "
             "prompt. Other keys are ignored.",
         ),
@@ -89,7 +89,10 @@ def rows() -> list[Row]:
             "`max_seq_length`, `do_lower_case`, `processing_kwargs`, `modality_config`, `query_expansion`; else the first of "
             f"{_listed(sizes.LENGTH_FILES[1:])}",
             f"Of `processing_kwargs`, {_listed(sentence.WITHOUT_EFFECT)} are ignored if they change no vector. "
-            "Loading fails for its other keys and for a `modality_config` of other outputs. Other keys are ignored.",
+            "Loading fails for its other keys and for a `modality_config` of other outputs. `processor_kwargs` replace "
+            f"{_listed(sorted(sizes.OF_TOKENIZER))} of tokenizer_config.json, and `config_kwargs` keys of config.json; "
+            f"{_listed(sorted(sizes.OF_LOADING))} are ignored, and loading fails for others and for `model_kwargs`. The older "
+            "names `tokenizer_args`, `config_args` and `model_args` are read too. Other keys are ignored.",
         ),
         Row(
             [*weights.WEIGHTS, *contents.INDEXES],

@@ -148,9 +148,7 @@ def poolings() -> dict[str, Case]:
         ),
         **{f"dense-{name}": case("bert", dense((32, 16, word))) for name, word in torchs.items()},
         # sentence-transformers takes Tanh for it unless it trusts the repository
-        "dense-GELUActivation": case(
-            "bert", dense((32, 16, torchs["GELUActivation"])), load={"trust_remote_code": True}
-        ),
+        "dense-GELUActivation": case("bert", dense((32, 16, torchs["GELUActivation"]))),
         "dense-upscale-concat": case(
             "bert", dense((64, 128, torchs["Tanh"]), **mean, pooling_mode_cls_token=True)
         ),

@@ -57,6 +57,7 @@ LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize", "Hierarchi
 POOLED = (None, "sentence_embedding")  # the names of the pooled vector in modules
 SCORES = "scores"  # the name of logits, the output of a cross-encoder's last Dense
 OF_TOKENS = (None, "token_embeddings")
+TANH = "torch.nn.modules.activation.Tanh"
 
 Modules = Sequence[tuple[str, str]]  # (type, path)
 
@@ -418,8 +419,19 @@ def _dense_module(
         _width_of(settings, "in_features", width),
         settings.count("out_features"),
         bool(settings.get("bias", True)),
-        str(settings.get("activation_function") or "torch.nn.modules.activation.Tanh"),
+        _dense_activation(settings),
     )
+
+
+def _dense_activation(settings: JsonObject) -> str:
+    """Return the activation's path. sentence-transformers imports torch's classes alone, and takes Tanh for others."""
+    name = str(settings.get("activation_function") or TANH)
+    if name.startswith("torch."):
+        return name
+    log.warning(
+        "%s: `activation_function` %r is Tanh, as in sentence-transformers", settings.file, name
+    )
+    return TANH
 
 
 def _width_of(settings: JsonObject, key: str, width: int) -> int:

@@ -64,6 +64,7 @@ from hybridtei.models.checkpoint.sizes import (
     UNSET_LENGTH,
     Adapters,
     check_sizes,
+    config_arguments,
     has_token_types,
     max_input_length,
     positions_of,
@@ -71,6 +72,8 @@ from hybridtei.models.checkpoint.sizes import (
     read_hidden_size,
     read_padding_id,
     sentence_config,
+    tokenizer_arguments,
+    with_whole_sizes,
 )
 from hybridtei.models.checkpoint.tokenizer.settings import (
     UNCHANGED,
@@ -250,12 +253,15 @@ def _read(
         return _static(folder, home, modules, sentence)
     check_contents(folder, home)
     file = home / "config.json"
-    published = read_object(file)
+    settings = sentence_config(home) if modules else JsonObject({}, home)
+    published = with_whole_sizes(
+        JsonObject({**read_object(file), **config_arguments(settings)}, file)
+    )
     config = translate(published, file)
     native = is_native(published, config)
     adapters = read_adapters(config)
     config = JsonObject({key: value for key, value in config.items() if key not in KEYS}, file)
-    tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
+    tokenizer_config = tokenizer_arguments(settings, home / "tokenizer_config.json")
     architectures = _architectures(config)
     model_type = _model_type(config)
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
@@ -352,7 +358,7 @@ def _read(
         unknown_token=token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
         tokenizer_settings=read_tokenizer_settings(
-            home,
+            tokenizer_config,
             published.get("model_type", ""),
             published,
             lowercase=bool(transformer.get("do_lower_case")),

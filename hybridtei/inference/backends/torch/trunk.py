@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

@@ -21,7 +21,7 @@ from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
 
 from hybridtei.errors import LoadError
-from hybridtei.models.checkpoint.files import JsonObject, read_object
+from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
 
 Side = Literal["left", "right"]
@@ -73,7 +73,7 @@ class TokenizerSettings:
 
     `bert`: (lowercase, strip accents, split Chinese characters) of a BERT normaliser. `template`: the tokens before and after
     each text. `end`: the token to append to texts if the tokenizer appends none. `truncation_side`: the side that is cut.
-    `lowercase`: lowercase texts first, except special tokens.
+    `lowercase`: lowercase texts first, except special tokens. `byte_level`: the class makes no Metaspace.
     """
 
     bert: tuple[bool, bool | None, bool] | None = None
@@ -83,17 +83,17 @@ class TokenizerSettings:
     end: str | None = None
     truncation_side: Side | None = None
     lowercase: bool = False
+    byte_level: bool = False
 
 
 UNCHANGED = TokenizerSettings()
 
 
 def read_tokenizer_settings(
-    folder: Path, model_type: str, config: Mapping[str, Any], *, lowercase: bool = False
+    written: JsonObject, model_type: str, config: Mapping[str, Any], *, lowercase: bool = False
 ) -> TokenizerSettings:
-    """Return the settings of a folder. `config`: its published config.json; `lowercase`: sentence-transformers'
+    """Return the settings. `written`: tokenizer_config.json; `config`: the published config.json; `lowercase`: sentence-transformers'
     `do_lower_case`. Raises LoadError, naming the key."""
-    written = read_object(folder / "tokenizer_config.json", optional=True)
     name = str(written.get("tokenizer_class") or CLASS_OF_TYPE.get(model_type, "")).removesuffix(
         "Fast"
     )
@@ -113,7 +113,9 @@ def read_tokenizer_settings(
         else None
     )
     split = bool(written.flag("split_special_tokens", False))
-    return TokenizerSettings(bert, space, split, _template(written, name), end, side, lowercase)
+    template = _template(written, name)
+    byte_level = name in BYTE_LEVEL_CLASSES
+    return TokenizerSettings(bert, space, split, template, end, side, lowercase, byte_level)
 
 
 def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -> list[str]:
@@ -128,8 +130,7 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
             [Lowercase(), *filter(None, _parts(raw.normalizer, Normalizers))]
         )
     if settings.add_prefix_space is not None:
-        for one in _parts(raw.pre_tokenizer, PreTokenizers):
-            changed += _set_prefix_space(one, settings.add_prefix_space)
+        changed += _set_prefix_space(raw.pre_tokenizer, settings)
     if settings.split_special_tokens:
         raw.encode_special_tokens = True
         changed.append("split_special_tokens")
@@ -162,14 +163,12 @@ def _template(written: JsonObject, name: str) -> tuple[str | None, str | None] |
         return None
     bos, eos, has_bos = TEMPLATE_CLASSES[name]
     first = (
-        token_text(written.get("bos_token")) or bos
+        token_text(written.get("bos_token", bos))
         if written.flag("add_bos_token", has_bos)
         else None
     )
     last = (
-        token_text(written.get("eos_token")) or eos
-        if written.flag("add_eos_token", False)
-        else None
+        token_text(written.get("eos_token", eos)) if written.flag("add_eos_token", False) else None
     )
     return first, last
 
@@ -198,14 +197,17 @@ def _lowers(one: object) -> bool:
     return isinstance(one, Lowercase) or (isinstance(one, BertNormalizer) and one.lowercase)
 
 
-def _set_prefix_space(one: object, wanted: bool) -> list[str]:
-    if isinstance(one, ByteLevel) and one.add_prefix_space != wanted:
-        one.add_prefix_space = wanted
-    elif isinstance(one, Metaspace) and (one.prepend_scheme != "never") != wanted:
-        one.prepend_scheme = "always" if wanted else "never"
-    else:
-        return []
-    return ["add_prefix_space"]
+def _set_prefix_space(whole: object, settings: TokenizerSettings) -> list[str]:
+    """Change a ByteLevel that is the whole pre-tokenizer, as transformers 4 does. A Metaspace is of other classes."""
+    wanted, changed = bool(settings.add_prefix_space), list[str]()
+    if isinstance(whole, ByteLevel) and whole.add_prefix_space != wanted:
+        whole.add_prefix_space = wanted
+        changed = ["add_prefix_space"]
+    for part in [] if settings.byte_level else _parts(whole, PreTokenizers):
+        if isinstance(part, Metaspace) and (part.prepend_scheme != "never") != wanted:
+            part.prepend_scheme = "always" if wanted else "never"
+            changed = ["add_prefix_space"]
+    return changed
 
 
 def _processor(
