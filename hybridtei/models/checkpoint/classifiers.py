@@ -430,7 +430,7 @@ def _labels(config: JsonObject) -> tuple[str, ...]:
     if (
         not keys
         or sorted(labels) != sorted(keys)
-        or not all(isinstance(label, str | int) for label in labels.values())
+        or not all(isinstance(label, str | int | float) for label in labels.values())
     ):
         raise LoadError(
             f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}'

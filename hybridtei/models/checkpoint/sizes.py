@@ -320,9 +320,14 @@ TOKEN_TYPE_FAMILIES = frozenset(
         "nomic_bert",
     }
 )
-# Classes of tokenizers that give token types to every family, and to none, unless `model_input_names` says otherwise.
-TYPED_TOKENIZERS = frozenset({"Bert", "Deberta", "DebertaV2", "Electra", "FNet", "MobileBert"})
-UNTYPED_TOKENIZERS = frozenset({"DistilBert", "TokenizersBackend"})
+# Classes of tokenizers of transformers 5 that give token types to every family, and to none. By other classes the family
+# decides.
+TYPED_TOKENIZERS = frozenset(
+    ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet", "MobileBert", "SqueezeBert")
+)
+UNTYPED_TOKENIZERS = frozenset(
+    ("DistilBert", "GPT2", "Llama", "MPNet", "Qwen2", "Roberta", "TokenizersBackend", "XLMRoberta")
+)
 
 
 def has_token_types(
@@ -330,16 +335,16 @@ def has_token_types(
 ) -> bool:
     """True if the second text of a pair has another token type: by `model_input_names`, else by the class of the tokenizer,
     else by the family."""
+    if not config.get("type_vocab_size") or config.count("type_vocab_size") == 1:
+        return False
     names = tokenizer_config.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
     tokenizer = str(tokenizer_config.get("tokenizer_class")).removesuffix("Fast")
     tokenizer = tokenizer.removesuffix("Tokenizer")
-    if isinstance(names, list):
-        is_typed = "token_type_ids" in names
-    elif tokenizer in TYPED_TOKENIZERS | UNTYPED_TOKENIZERS:
-        is_typed = tokenizer in TYPED_TOKENIZERS
-    else:
-        is_typed = model_type in TOKEN_TYPE_FAMILIES
-    return is_typed and bool(config.get("type_vocab_size")) and config.count("type_vocab_size") > 1
+    if tokenizer in TYPED_TOKENIZERS | UNTYPED_TOKENIZERS:
+        return tokenizer in TYPED_TOKENIZERS
+    return model_type in TOKEN_TYPE_FAMILIES
 
 
 def positions_of(model_type: str, padding_id: int) -> Positions:

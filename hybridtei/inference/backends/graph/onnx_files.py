@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.contents import GRAPHS
 from hybridtei.models.checkpoint.files import inside, require
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
@@ -21,10 +22,14 @@ from hybridtei.system.frames import message_fields
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-# Patterns of the names that exporters give, by the precision that runs them.
-FILES: Mapping[str, tuple[str, ...]] = {
+# Patterns of the names that exporters give, by the precision that runs them. The first one is what we export.
+_NAMES: Mapping[str, tuple[str, ...]] = {
     "float32": ("model", "model_optimized", "model_O[123]"),
     "int8": ("model_quantized", "model_int8", "model_uint8", "model_qint8*", "model_quint8*"),
+}
+FILES: Mapping[str, tuple[str, ...]] = {
+    dtype: tuple(f"{home}{name}.onnx" for name in names for home in ("onnx/", ""))
+    for dtype, names in _NAMES.items()
 }
 WORDS = "word_embeddings.safetensors"  # beside a graph that we exported, for a head that reads the table
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
@@ -48,14 +53,13 @@ def find_own_graph(spec: ModelSpec, dtype: str = "float32") -> Path | None:
     return next(_graphs(spec, FILES.get(dtype, ())), None)
 
 
-def _graphs(spec: ModelSpec, names: Sequence[str]) -> Iterator[Path]:
+def _graphs(spec: ModelSpec, patterns: Sequence[str]) -> Iterator[Path]:
     roots = [spec.folder]
     if spec.folder.name == "0_Transformer":
         roots.append(spec.folder.parent)
     for root in roots:
-        for name in names:
-            for pattern in (f"onnx/{name}.onnx", f"{name}.onnx"):
-                yield from sorted(root.glob(pattern))
+        for pattern in patterns:
+            yield from sorted(root.glob(pattern))
 
 
 def check_graphs(spec: ModelSpec, backend: str, dtype: str | None) -> None:
@@ -69,7 +73,7 @@ def check_graphs(spec: ModelSpec, backend: str, dtype: str | None) -> None:
         file = find_own_graph(spec, other)
         if file is not None:
             raise LoadError(f"{file}: the only graph here, in {other}: give --dtype {other}")
-    file = next(_graphs(spec, ("*",)), None)
+    file = next(_graphs(spec, GRAPHS), None)
     if file is not None:
         raise LoadError(
             f"{file}: not a graph in float32 or int8 by its name, and there are no weights; supported: "
