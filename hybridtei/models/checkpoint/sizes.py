@@ -263,12 +263,12 @@ OF_TOKENIZER = frozenset(
 )
 
 
-def tokenizer_arguments(sentence: JsonObject, file: Path) -> JsonObject:
-    """Return tokenizer_config.json with the keys that sentence_bert_config.json replaces. Raises UnsupportedArchitecture for
+def tokenizer_arguments(sentence: JsonObject, written: JsonObject) -> JsonObject:
+    """Return tokenizer_config.json (`written`) with the keys that sentence_bert_config.json replaces. Raises UnsupportedArchitecture for
     another argument of the tokenizer or of the model that changes vectors."""
     _arguments(sentence, "model_kwargs", "model_args", frozenset())
     arguments = _arguments(sentence, "processor_kwargs", "tokenizer_args", OF_TOKENIZER)
-    return JsonObject({**read_object(file, optional=True), **arguments}, file)
+    return JsonObject({**written, **arguments}, written.file)
 
 
 def config_arguments(sentence: JsonObject) -> JsonObject:

@@ -85,6 +85,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     read_vocabulary,
     removed_ids,
     token_text,
+    tokenizer_config,
 )
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
@@ -261,7 +262,7 @@ def _read(
     native = is_native(published, config)
     adapters = read_adapters(config)
     config = JsonObject({key: value for key, value in config.items() if key not in KEYS}, file)
-    tokenizer_config = tokenizer_arguments(settings, home / "tokenizer_config.json")
+    words = tokenizer_arguments(settings, tokenizer_config(home))
     architectures = _architectures(config)
     model_type = _model_type(config)
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
@@ -287,7 +288,7 @@ def _read(
             modules,
             sentence=sentence,
             transformer=transformer,
-            tokenizer=tokenizer_config,
+            tokenizer=words,
             vocabulary=read_vocabulary(home),
             stanford=STANFORD in architectures,
         )
@@ -327,7 +328,7 @@ def _read(
         hidden_size=hidden_size,
         vocab_size=config.count("vocab_size"),
         max_input_length=max_input_length(
-            home, config, tokenizer_config, positions, sides=late is not None or not transformer
+            home, config, words, positions, sides=late is not None or not transformer
         ),
         positions=positions,
         pooling=poolings,
@@ -346,8 +347,8 @@ def _read(
         truncate_dim=sentence.count_if_any("truncate_dim") if pooled else None,
         bare=not adds_specials(home, scores=not pooled),
         pools_prompts=not pooled or pools_prompts(folder, pooling, modules),
-        removed_ids=removed_ids(home, tokenizer_config),
-        has_token_types=has_token_types(model_type, config, tokenizer_config),
+        removed_ids=removed_ids(home, words),
+        has_token_types=has_token_types(model_type, config, words),
         padding_id=padding_id,
         skipped_padding=skipped_padding(classifier, config),
         config=config,
@@ -355,10 +356,10 @@ def _read(
         classifier=classifier,
         template=template,
         activation=score_activation(config, sentence),
-        unknown_token=token_text(tokenizer_config.get("unk_token")),
+        unknown_token=token_text(words.get("unk_token")),
         adapters=adapters,
         tokenizer_settings=read_tokenizer_settings(
-            tokenizer_config,
+            words,
             published.get("model_type", ""),
             published,
             lowercase=bool(transformer.get("do_lower_case")),

@@ -46,11 +46,11 @@ def test_special_tokens_are_known_by_the_class_and_the_post_processor(tmp_path: 
 def test_arguments_of_the_loaders_replace_keys_or_are_refused(tmp_path: Path) -> None:
     arguments = {"tokenizer_args": {"model_max_length": 16, "revision": "main"}}
     sentence = JsonObject({**arguments, "config_args": {"hidden_act": "relu"}}, tmp_path)
-    assert tokenizer_arguments(sentence, tmp_path / "none") == {"model_max_length": 16}
+    assert tokenizer_arguments(sentence, JsonObject({}, tmp_path)) == {"model_max_length": 16}
     assert config_arguments(sentence) == {"hidden_act": "relu"}
     sentence = JsonObject({"processor_kwargs": {"bpe_dropout": 0.1}}, tmp_path)
     with pytest.raises(UnsupportedArchitecture, match="bpe_dropout"):
-        tokenizer_arguments(sentence, tmp_path / "none")
+        tokenizer_arguments(sentence, JsonObject({}, tmp_path))
 
 
 def test_sizes_may_be_written_with_a_point(tmp_path: Path) -> None:

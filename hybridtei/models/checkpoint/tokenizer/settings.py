@@ -49,9 +49,10 @@ TEMPLATE_CLASSES: Mapping[str, tuple[str, str, bool]] = {
     "GemmaTokenizer": ("<bos>", "<eos>", True),
     "LlamaTokenizer": ("<s>", "</s>", True),
 }
-AS_WRITTEN = frozenset(
-    {"PreTrainedTokenizer", "TokenizersBackend"}
-)  # these use tokenizer.json alone
+# Of them the one that ignores tokenizer.json's template without the keys too.
+MAKES_ITS_TEMPLATE = "GPTNeoXTokenizer"
+# These use tokenizer.json alone.
+AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})
 # The default class of a model type, from transformers' table.
 CLASS_OF_TYPE: Mapping[str, str] = {
     **dict.fromkeys(
@@ -94,9 +95,8 @@ def read_tokenizer_settings(
 ) -> TokenizerSettings:
     """Return the settings. `written`: tokenizer_config.json; `config`: the published config.json; `lowercase`: sentence-transformers'
     `do_lower_case`. Raises LoadError, naming the key."""
-    name = str(written.get("tokenizer_class") or CLASS_OF_TYPE.get(model_type, "")).removesuffix(
-        "Fast"
-    )
+    named = written.get("tokenizer_class") or config.get("tokenizer_class")
+    name = str(named or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
     side = written.get("truncation_side")
     if side not in (None, "left", "right"):
         raise written.wrong("truncation_side", "'left' or 'right'")
@@ -159,17 +159,21 @@ def truncation_side(raw: RawTokenizer, settings: TokenizerSettings) -> Side:
 
 
 def _template(written: JsonObject, name: str) -> tuple[str | None, str | None] | None:
-    if name not in TEMPLATE_CLASSES or not written.keys() & {"add_bos_token", "add_eos_token"}:
+    """Return the tokens around a text if a key says so, or the class always makes its template. A flag that is null is false,
+    and a token to add that is null leaves tokenizer.json's template."""
+    keys = written.keys() & {"add_bos_token", "add_eos_token"}
+    if name not in TEMPLATE_CLASSES or not (keys or name == MAKES_ITS_TEMPLATE):
         return None
     bos, eos, has_bos = TEMPLATE_CLASSES[name]
-    first = (
-        token_text(written.get("bos_token", bos))
-        if written.flag("add_bos_token", has_bos)
-        else None
-    )
-    last = (
-        token_text(written.get("eos_token", eos)) if written.flag("add_eos_token", False) else None
-    )
+    first, last = None, None
+    if written.flag("add_bos_token", has_bos and "add_bos_token" not in keys):
+        first = token_text(written.get("bos_token", bos))
+        if first is None:
+            return None
+    if written.flag("add_eos_token", False):
+        last = token_text(written.get("eos_token", eos))
+        if last is None:
+            return None
     return first, last
 
 

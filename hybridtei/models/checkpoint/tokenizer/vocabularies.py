@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.models.checkpoint.files import read_json, read_object, require
+from hybridtei.models.checkpoint.files import JsonObject, read_json, read_object, require
 from hybridtei.models.checkpoint.tokenizer.sentencepiece import SENTENCEPIECE, Built, bpe, unigram
 
 TOKENIZER, SETTINGS = (
@@ -97,21 +97,18 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     return {**words, **added}
 
 
-def removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[int]:
-    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the tokenizer has."""
+def removed_ids(folder: Path, settings: Settings) -> frozenset[int]:
+    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the tokenizer has, by `settings`,
+    by its class or around texts."""
     keys = ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")
-    mapped = read_object(folder / "special_tokens_map.json", optional=True)
-    kind = CLASSES.get(_class_name(folder, tokenizer_config))
+    kind = CLASSES.get(_class_name(folder, settings))
     specials = {} if kind is None else kind.specials
     file = folder / "tokenizer.json"
     try:
         read = read_added(folder)
         added = {token["content"]: int(token["id"]) for token in read.added_tokens or []}
         around = _around(read.post_processor)
-        names = {
-            token_text(tokenizer_config.get(key) or mapped.get(key) or specials.get(key))
-            for key in keys
-        }
+        names = {token_text(settings.get(key) or specials.get(key)) for key in keys}
         missing = names - added.keys() - around.keys() - {None}
         known = {**(read_vocabulary(folder) if missing else {}), **added, **around}
         return frozenset(known[name] for name in names & known.keys() if name) | {*around.values()}
@@ -155,7 +152,7 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
         raise MissingArtifact(
             f"{folder / TOKENIZER}: missing, and so is each file to build it from: {', '.join(FILES)}"
         )
-    settings = _settings(folder)
+    settings = tokenizer_config(folder)
     name = _class_name(folder, settings)
     try:
         if name not in CLASSES:
@@ -171,21 +168,21 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
     ) as error:  # the library raises bare Exceptions, and panics, for other files
         raise LoadError(
             f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
-            "Let transformers write it, with sentencepiece and protobuf installed, by these two lines of Python:\n"
-            "from transformers import AutoTokenizer\n"
-            f'AutoTokenizer.from_pretrained("{folder}", use_fast=True).save_pretrained("{folder}")'
+            f"A folder with {TOKENIZER} is served"
         ) from error
     return str(raw.to_str())
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json. Without `added_tokens_decoder`, special_tokens_map.json overrides it."""
+def tokenizer_config(folder: Path) -> JsonObject:
+    """Return tokenizer_config.json. Without `added_tokens_decoder`, the object of special_tokens_map.json overrides it."""
     settings = read_object(folder / "tokenizer_config.json", optional=True)
-    named = "added_tokens_decoder" in settings
-    return {
-        **settings,
-        **({} if named else read_object(folder / "special_tokens_map.json", optional=True)),
-    }
+    file = folder / "special_tokens_map.json"
+    tokens = None
+    if "added_tokens_decoder" not in settings and file.is_file():
+        tokens = read_json(file)
+    if not isinstance(tokens, dict):
+        return settings
+    return JsonObject({**settings, **tokens}, settings.file)
 
 
 def _class_name(folder: Path, settings: Settings) -> str:
