@@ -14,7 +14,8 @@ from hybridtei.models.checkpoint.sizes import (
     with_whole_sizes,
 )
 from hybridtei.models.checkpoint.tokenizer.settings import apply_settings, read_tokenizer_settings
-from hybridtei.models.checkpoint.tokenizer.vocabularies import removed_ids
+from hybridtei.models.checkpoint.tokenizer.vocabularies import removed_ids, tokenizer_config
+from tests import tiny
 
 PIECES = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>", "a", "<mask>")]
 
@@ -32,9 +33,59 @@ def _unigram() -> Tokenizer:
 def test_a_class_of_byte_levels_leaves_a_metaspace(tmp_path: Path) -> None:
     written = JsonObject({"tokenizer_class": "RobertaTokenizer"}, tmp_path)
     raw = _unigram()
-    before = raw.to_str()
-    assert apply_settings(raw, read_tokenizer_settings(written, "roberta", {}), tmp_path) == []
-    assert raw.to_str() == before
+    before = str(raw.pre_tokenizer)
+    changed = apply_settings(raw, read_tokenizer_settings(written, "roberta", {}), tmp_path)
+    assert changed == ["special tokens"]
+    assert str(raw.pre_tokenizer) == before
+
+
+def test_special_tokens_of_any_file_are_never_split(tmp_path: Path) -> None:
+    raw = _unigram()
+    assert raw.encode("a</s>").ids != [0, 3, 4, 2, 2]
+    written = JsonObject({"tokenizer_class": "Own", "eos_token": "</s>"}, tmp_path)
+    apply_settings(raw, read_tokenizer_settings(written, "roberta", {}), tmp_path)
+    assert raw.encode("a</s>").ids == [0, 3, 4, 2, 2]
+
+
+# tokenizer.json adds bos and eos. Expected: what transformers 4.57.6 and 5.23 give, if they agree.
+@pytest.mark.parametrize(
+    ("settings", "ids"),
+    [
+        ({"tokenizer_class": "LlamaTokenizer"}, [0, 3, 4, 2]),
+        (
+            {"tokenizer_class": "LlamaTokenizer", "bos_token": None, "add_bos_token": True},
+            [0, 3, 4, 2],
+        ),
+        ({"tokenizer_class": "GPTNeoXTokenizer", "bos_token": "<s>", "eos_token": "</s>"}, [3, 4]),
+    ],
+)
+def test_flags_of_bos_and_eos(
+    tmp_path: Path, settings: dict[str, str | None], ids: list[int]
+) -> None:
+    raw = _unigram()
+    written = JsonObject(settings, tmp_path)
+    apply_settings(raw, read_tokenizer_settings(written, "llama", {}), tmp_path)
+    assert raw.encode("a").ids == ids
+
+
+# Only transformers 4 applies the flags.
+@pytest.mark.parametrize(
+    ("flags", "ids"),
+    [
+        ({"add_bos_token": None, "add_eos_token": None}, [3, 4]),
+        ({"add_bos_token": False, "add_eos_token": True}, [3, 4, 5]),
+    ],
+)
+def test_bos_and_eos_come_from_special_tokens_map_too(
+    tmp_path: Path, flags: dict[str, bool | None], ids: list[int]
+) -> None:
+    tiny.write_json(tmp_path / "tokenizer_config.json", {"eos_token": "</s>", **flags})
+    tiny.write_json(tmp_path / "special_tokens_map.json", {"eos_token": "<mask>"})
+    raw = _unigram()
+    config = {"tokenizer_class": "LlamaTokenizer"}
+    settings = read_tokenizer_settings(tokenizer_config(tmp_path), "llama", config)
+    apply_settings(raw, settings, tmp_path)
+    assert raw.encode("a").ids == ids
 
 
 def test_special_tokens_are_known_by_the_class_and_the_post_processor(tmp_path: Path) -> None:

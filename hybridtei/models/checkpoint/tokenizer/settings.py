@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.normalizers import BertNormalizer, Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
@@ -22,7 +23,12 @@ from tokenizers.processors import TemplateProcessing
 
 from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.files import JsonObject
-from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
+from hybridtei.models.checkpoint.tokenizer.vocabularies import (
+    class_key,
+    more_tokens,
+    named_tokens,
+    token_text,
+)
 
 Side = Literal["left", "right"]
 
@@ -74,7 +80,8 @@ class TokenizerSettings:
 
     `bert`: (lowercase, strip accents, split Chinese characters) of a BERT normaliser. `template`: the tokens before and after
     each text. `end`: the token to append to texts if the tokenizer appends none. `truncation_side`: the side that is cut.
-    `lowercase`: lowercase texts first, except special tokens. `byte_level`: the class makes no Metaspace.
+    `lowercase`: lowercase texts first, except special tokens. `byte_level`: the class makes no Metaspace. `specials`: tokens
+    that are never split if the vocabulary has them.
     """
 
     bert: tuple[bool, bool | None, bool] | None = None
@@ -85,6 +92,7 @@ class TokenizerSettings:
     truncation_side: Side | None = None
     lowercase: bool = False
     byte_level: bool = False
+    specials: tuple[AddedToken, ...] = ()
 
 
 UNCHANGED = TokenizerSettings()
@@ -115,7 +123,11 @@ def read_tokenizer_settings(
     split = bool(written.flag("split_special_tokens", False))
     template = _template(written, name)
     byte_level = name in BYTE_LEVEL_CLASSES
-    return TokenizerSettings(bert, space, split, template, end, side, lowercase, byte_level)
+    named = named_tokens(class_key(name.removesuffix("Tokenizer")), written)
+    specials = (*named.values(), *more_tokens(written))
+    return TokenizerSettings(
+        bert, space, split, template, end, side, lowercase, byte_level, specials
+    )
 
 
 def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -> list[str]:
@@ -131,6 +143,12 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
         )
     if settings.add_prefix_space is not None:
         changed += _set_prefix_space(raw.pre_tokenizer, settings)
+    marked = {token.content for token in raw.get_added_tokens_decoder().values()}
+    unmarked = [token for token in settings.specials if token.content not in marked]
+    unmarked = [token for token in unmarked if raw.token_to_id(token.content) is not None]
+    if unmarked:
+        raw.add_special_tokens(unmarked)
+        changed.append("special tokens")
     if settings.split_special_tokens:
         raw.encode_special_tokens = True
         changed.append("split_special_tokens")

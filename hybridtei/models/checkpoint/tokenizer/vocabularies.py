@@ -100,18 +100,17 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
 def removed_ids(folder: Path, settings: Settings) -> frozenset[int]:
     """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the tokenizer has, by `settings`,
     by its class or around texts."""
-    keys = ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")
-    kind = CLASSES.get(_class_name(folder, settings))
-    specials = {} if kind is None else kind.specials
+    tokens = named_tokens(_class_name(folder, settings), settings)
+    names = {token.content for key, token in tokens.items() if key != "mask_token"}
     file = folder / "tokenizer.json"
     try:
         read = read_added(folder)
         added = {token["content"]: int(token["id"]) for token in read.added_tokens or []}
         around = _around(read.post_processor)
-        names = {token_text(settings.get(key) or specials.get(key)) for key in keys}
-        missing = names - added.keys() - around.keys() - {None}
-        known = {**(read_vocabulary(folder) if missing else {}), **added, **around}
-        return frozenset(known[name] for name in names & known.keys() if name) | {*around.values()}
+        known = {**added, **around}
+        if not names <= known.keys():
+            known = read_vocabulary(folder) | known
+        return frozenset(known[name] for name in names & known.keys()) | {*around.values()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise LoadError(
             f"{file}: `added_tokens` should list objects with `id` and `content`"
@@ -195,20 +194,35 @@ def _class_name(folder: Path, settings: Settings) -> str:
         if generic
         else named.removesuffix("Fast").removesuffix("Tokenizer")
     )
-    return next((key for key, kind in CLASSES.items() if wanted in (key, *kind.also)), str(wanted))
+    return class_key(str(wanted))
+
+
+def class_key(name: str) -> str:
+    """Return the key of CLASSES that builds a class or model type of this name, or the name."""
+    return next((key for key, kind in CLASSES.items() if name in (key, *kind.also)), name)
+
+
+def named_tokens(name: str, settings: Settings) -> dict[str, AddedToken]:
+    """Return the special tokens by key: those of `settings`, else the defaults of the class `name`."""
+    kind = CLASSES.get(name)
+    named = {} if kind is None else dict(kind.specials)
+    named.update((key, value) for key, value in settings.items() if key in ROBERTA)
+    return {key: _token(value) for key, value in named.items() if token_text(value)}
+
+
+def more_tokens(settings: Settings) -> list[AddedToken]:
+    """Return the special tokens that have no key of their own."""
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
+    values = more.values() if isinstance(more, dict) else more
+    return [_token(value) for value in values if token_text(value)]
 
 
 def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTokenizer:
     declared = _declared(folder, settings)
     raw, marked = kind.read(folder, settings, {i: token.content for i, token in declared.items()})
     tokens = {token.content: token for token in (*marked, *declared.values())}
-    named = {**kind.specials, **{key: value for key, value in settings.items() if key in ROBERTA}}
-    specials = {key: _token(value) for key, value in named.items() if value is not None}
-    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
-    for token in (
-        *specials.values(),
-        *map(_token, more.values() if isinstance(more, dict) else more),
-    ):
+    specials = named_tokens(_class_name(folder, settings), settings)
+    for token in (*specials.values(), *more_tokens(settings)):
         tokens.setdefault(token.content, token)
     raw.add_tokens([*tokens.values()])  # a token missing from the vocabulary gets the next id
     for i, token in declared.items():
@@ -262,12 +276,14 @@ def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
     return {i: _token(value) for i, value in sorted((int(i), value) for i, value in added.items())}
 
 
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
 def _token(value: Any) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False, lstrip=value == "<mask>")
-    return AddedToken(
-        **{"special": True, **{key: part for key, part in value.items() if key != "__type"}}
-    )
+    flags = {key: value[key] is True for key in FLAGS if key in value}
+    return AddedToken(value["content"], **{"special": True, **flags})
 
 
 def _words(
