@@ -106,8 +106,8 @@ def rows() -> list[Row]:
         Row(
             ["*/config.json"],
             f"of a Pooling `pooling_mode` ({_listed(modules.POOLINGS)}) or {_listed(modules.LEGACY_FLAGS)}, and "
-            "`include_prompt`; of a Dense its sizes, `bias` and `activation_function` (Tanh for a class that is not torch's, "
-            "with a warning); of the other modules "
+            "`include_prompt`; of a Dense its sizes, `bias` and `activation_function` (a class that is not torch's is Tanh, "
+            "with a warning, unless `--trust-remote-code` is given); of the other modules "
             f"{_listed(keys_read('settings', modules.splade_function, heads.read_coder, late._token_pooling))}, "
             f"{_listed(keys_read('mask', late))}, and those of LogitScore",
             "Loading fails for another pooling mode or activation, for `use_residual`, and for `include_prompt` false with a "
@@ -174,7 +174,7 @@ def rows() -> list[Row]:
             "its base's name",
             "Loading fails: adapters in separate files are not supported. The message has the code that merges them.",
         ),
-        Row([contents.GLINER], "its name", "Without `config.json` loading fails: not supported."),
+        Row([contents.GLINER], "its name", "Loading fails: not supported."),
         Row(
             list(contents.FOREIGN),
             "their names, if there are no other weights",

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError
@@ -86,3 +87,16 @@ def test_a_graph_that_does_not_run_as_asked_is_named(tmp_path: Path, name: str, 
     with pytest.raises(LoadError, match=text) as refused:
         Encoder.load(str(folder), backend="auto")
     assert graph.name in str(refused.value)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_an_activation_that_is_not_torchs_is_tanh_unless_trusted(
+    tmp_path: Path, trusted: bool
+) -> None:
+    activation = "transformers.activations.GELUActivation"
+    folder = tiny.write_bert(tmp_path, pooling=None)
+    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 8, activation)])
+    encoder = Encoder.load(str(folder), trust_remote_code=trusted, measures=False)
+    theirs = SentenceTransformer(str(folder), device="cpu", trust_remote_code=trusted)
+    ours = encoder.encode(DOCUMENTS, normalize=False).dense
+    np.testing.assert_allclose(ours, theirs.encode(DOCUMENTS), atol=1e-5, rtol=0)

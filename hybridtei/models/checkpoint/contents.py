@@ -48,12 +48,12 @@ def check_contents(folder: Path, home: Path | None = None) -> None:
     home = home or folder
     for place in dict.fromkeys((folder, home)):
         _check_adapter(place)
+    if (home / GLINER).exists():
+        raise LoadError(
+            f"{home / GLINER}: a GLiNER model, which finds entities of any name, is not supported"
+        )
     if not has_readable(home) and (found := _foreign(home)) is not None:
         raise MissingArtifact(f"{home}: holds {found[0]}. {READ}: {found[1]}")
-    if (home / GLINER).exists() and not (home / CONFIG).exists():
-        raise LoadError(
-            f"{home / GLINER}: a GLiNER model, which finds entities of any name; not supported"
-        )
     if not (home / CONFIG).exists():
         raise MissingArtifact(f"{home / CONFIG}: missing{_instead(home)}")
     _check_quantised(home / CONFIG)

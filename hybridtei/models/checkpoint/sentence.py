@@ -64,8 +64,6 @@ def read_prompts(
 ) -> Mapping[str, str] | None:
     """Return the named prompts. Each adapter has one."""
     prompts = sentence.get("prompts")
-    if isinstance(prompts, dict):
-        prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if prompts is None:
         return None if adapters is None else adapters.prompts
     if isinstance(prompts, dict):

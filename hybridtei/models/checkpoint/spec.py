@@ -202,8 +202,10 @@ def read_spec(
     pooling: str | None = None,
     dense_path: str | None = None,
     heads_file: Path | None = None,
+    trusted: bool = False,
 ) -> ModelSpec:
     """Read a model folder. `pooling` and `dense_path` override its declarations; `heads_file` adds heads from another place.
+    `trusted`: activations of Dense modules may be classes that are not torch's.
 
     Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
     """
@@ -214,7 +216,14 @@ def read_spec(
     is_unit = module_path(modules, "Normalize") is not None or is_colbert
     check_similarity(sentence, is_unit=is_unit)
     routes = read_router(folder, modules)
-    read = partial(_read, folder, sentence=sentence, pooling=pooling, dense_path=dense_path)
+    read = partial(
+        _read,
+        folder,
+        sentence=sentence,
+        pooling=pooling,
+        dense_path=dense_path,
+        trusted=trusted,
+    )
     if not routes.query:
         return read(
             routes.document, queries=routes.table, is_colbert=is_colbert, heads_file=heads_file
@@ -244,6 +253,7 @@ def _read(
     sentence: JsonObject,
     pooling: str | None,
     dense_path: str | None,
+    trusted: bool,
     queries: Path | None = None,
     is_colbert: bool = False,
     heads_file: Path | None = None,
@@ -309,7 +319,7 @@ def _read(
         else ()
     )
     pooled_width = hidden_size * len(poolings)
-    dense = read_steps(folder, modules, dense_path, pooled_width) if pooled else ()
+    dense = read_steps(folder, modules, dense_path, pooled_width, trusted=trusted) if pooled else ()
     if pooled and not dense:
         dense = _projection(home, model_type, config, pooled_width)
     coder = module_path(modules, CODER)
