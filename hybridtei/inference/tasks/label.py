@@ -45,7 +45,8 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class Classify(Task[Classified]):
-    """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to one input.
+    """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to
+    one input.
 
     `as_tei`: a regression's numbers become probabilities too.
     """

@@ -40,8 +40,9 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Scores float32[n] in the order of the documents. `query`: its vectors, which later chunks reuse. `spans`: on request.
-    `logits`: what the scores were made from, which orders documents whose scores round to the same number."""
+    """Scores float32[n] in the order of the documents. `query`: its vectors, which later chunks
+    reuse. `spans`: on request. `logits`: what the scores were made from, which orders documents
+    whose scores round to the same number."""
 
     scores: Floats
     query: Embeddings | None = None

@@ -64,7 +64,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """Both sides of a model that has only token vectors. `is_unit`: its token vectors have length 1."""
+    """Both sides of a model that has only token vectors. `is_unit`: its token vectors have length
+    1."""
 
     query: Side
     document: Side
@@ -244,8 +245,8 @@ class _Words:
         return token_id
 
     def marked(self, prefix: str | None, prompt: str | None = None, **settings: Any) -> Side:
-        """Return a side. Its prefix is a marker if it is a single token (a space may follow), and text otherwise. The
-        prompt goes before the text."""
+        """Return a side. Its prefix is a marker if it is a single token (a space may follow), and
+        text otherwise. The prompt goes before the text."""
         prefix = prefix or ""
         prompt = (prompt or "").removeprefix(prefix)
         for name in (prefix, *prefix.split(None, 1)[:1]):

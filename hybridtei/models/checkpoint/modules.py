@@ -337,7 +337,8 @@ def read_steps(
     trusted: bool = False,
 ) -> tuple[StepModule, ...]:
     """Return the Dense and LayerNorm layers in order, with matching widths. `names`: accepted names of their inputs and
-    outputs. The last Dense may give `SCORES`. `trusted`: classes that are not torch's are activations too.
+    outputs. The last Dense may give `SCORES`. `trusted`: classes that are not torch's are
+    activations too.
 
     Raises LoadError and its subclasses.
     """
@@ -427,13 +428,14 @@ def _dense_module(
 
 
 def _dense_activation(settings: JsonObject, *, trusted: bool) -> str:
-    """Return the activation's path. sentence-transformers takes Tanh for a class that is not torch's unless it trusts the
-    repository."""
+    """Return the activation's path. sentence-transformers takes Tanh for a class that is not
+    torch's unless it trusts the repository."""
     name = str(settings.get("activation_function") or TANH)
     if trusted or name.startswith("torch."):
         return name
     log.warning(
-        "%s: `activation_function` %r is Tanh, as in sentence-transformers; --trust-remote-code takes that class",
+        "%s: `activation_function` %r is Tanh, as in sentence-transformers; --trust-remote-code "
+        "takes that class",
         settings.file,
         name,
     )

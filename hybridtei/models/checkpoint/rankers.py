@@ -98,7 +98,8 @@ BGE_GEMMA = PairTemplate(
     yes="Yes",
     no=None,
 )
-# Source: the card of nvidia/llama-3.2-nv-rerankqa-1b-v2. `_known` adds the special tokens of the tokenizer.
+# Source: the card of nvidia/llama-3.2-nv-rerankqa-1b-v2. `_known` adds the special tokens of the
+# tokenizer.
 NVIDIA = PairTemplate(prefix="", body="question:{query} \n \n passage:{document}", suffix="")
 # (pattern of the folder's path and the architecture, model_type) -> template
 KNOWN: Mapping[tuple[str, str], PairTemplate] = {
@@ -112,8 +113,9 @@ KNOWN: Mapping[tuple[str, str], PairTemplate] = {
 def _template(
     home: Path, config: JsonObject, instruction: str | None, *, modules: Modules, scores: bool
 ) -> PairTemplate | None:
-    """Return the template of a model, or None. `instruction`: its default prompt. `scores`: the model has a head of its own,
-    for which any chat template that renders a query and a document counts. Raises LoadError, naming the file."""
+    """Return the template of a model, or None. `instruction`: its default prompt. `scores`: the
+    model has a head of its own, for which any chat template that renders a query and a document
+    counts. Raises LoadError, naming the file."""
     if (home / OWN_FILE).exists():
         return _own(home / OWN_FILE)
     modalities = sentence_config(home).object("modality_config") if modules else {}
@@ -128,7 +130,8 @@ def _template(
 
 
 def _of_pairs(home: Path, instruction: str | None) -> PairTemplate | None:
-    """Return the chat template if it renders a query and a document, as sentence-transformers asks of it."""
+    """Return the chat template if it renders a query and a document, as sentence-transformers asks
+    of it."""
     with suppress(LoadError):
         return _of_chat(home, flat=True, instruction=instruction)
     return None
@@ -156,7 +159,8 @@ def _with_specials(home: Path, template: PairTemplate) -> PairTemplate:
 
 
 def template_source(home: Path, template: PairTemplate | None) -> str | None:
-    """Return the name of what declares a ranker's template: a file, the known family's pattern, or None."""
+    """Return the name of what declares a ranker's template: a file, the known family's pattern, or
+    None."""
     if template is None:
         return None
     if (home / OWN_FILE).exists():
@@ -295,8 +299,9 @@ def language_ranker(
     template = _template(home, config, default, modules=modules, scores=classifier is not None)
     if classifier is not None and template is None and classifier.kind == "reranker":
         log.warning(
-            "%s: no file names the template that this language model was trained to rank with: the document follows the query "
-            "as the tokenizer joins two texts. If the model's card has a template, describe it in %s",
+            "%s: no file names the template that this language model was trained to rank with: the "
+            "document follows the query as the tokenizer joins two texts. If the model's card has a "
+            "template, describe it in %s",
             home,
             OWN_FILE,
         )

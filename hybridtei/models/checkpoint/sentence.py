@@ -47,12 +47,13 @@ LOGITS = ("logits", ["logits"])
 
 
 def check_similarity(sentence: JsonObject, *, is_unit: bool) -> None:
-    """Warn of another similarity than the cosine, unless vectors have length 1 (`is_unit`), whose order is the same."""
+    """Warn of another similarity than the cosine, unless vectors have length 1 (`is_unit`), whose
+    order is the same."""
     name = sentence.get("similarity_fn_name")
     if name in ("dot", "dot_product", "euclidean", "manhattan") and not is_unit:
         log.warning(
-            "%s: `similarity_fn_name` is %r, and collections, search and similarities use the cosine: the order can differ. "
-            "To compare vectors by %r, ask for them with `normalize` false",
+            "%s: `similarity_fn_name` is %r, and collections, search and similarities use the "
+            "cosine: the order can differ. To compare vectors by %r, ask for them with `normalize` false",
             sentence.file,
             name,
             name,

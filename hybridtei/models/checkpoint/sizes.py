@@ -264,8 +264,9 @@ OF_TOKENIZER = frozenset(
 
 
 def tokenizer_arguments(sentence: JsonObject, written: JsonObject) -> JsonObject:
-    """Return tokenizer_config.json (`written`) with the keys that sentence_bert_config.json replaces. Raises UnsupportedArchitecture for
-    another argument of the tokenizer or of the model that changes vectors."""
+    """Return tokenizer_config.json (`written`) with the keys that sentence_bert_config.json
+    replaces. Raises UnsupportedArchitecture for another argument of the tokenizer or of the model
+    that changes vectors."""
     _arguments(sentence, "model_kwargs", "model_args", frozenset())
     arguments = _arguments(sentence, "processor_kwargs", "tokenizer_args", OF_TOKENIZER)
     return JsonObject({**written, **arguments}, written.file)
@@ -320,8 +321,8 @@ TOKEN_TYPE_FAMILIES = frozenset(
         "nomic_bert",
     }
 )
-# Classes of tokenizers of transformers 5 that give token types to every family, and to none. By other classes the family
-# decides.
+# Classes of tokenizers of transformers 5 that give token types to every family, and to none. By
+# other classes the family decides.
 TYPED_TOKENIZERS = frozenset(
     ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet", "MobileBert", "SqueezeBert")
 )
@@ -333,8 +334,8 @@ UNTYPED_TOKENIZERS = frozenset(
 def has_token_types(
     model_type: str, config: JsonObject, tokenizer_config: Mapping[str, Any]
 ) -> bool:
-    """True if the second text of a pair has another token type: by `model_input_names`, else by the class of the tokenizer,
-    else by the family."""
+    """True if the second text of a pair has another token type: by `model_input_names`, else by
+    the class of the tokenizer, else by the family."""
     if not config.get("type_vocab_size") or config.count("type_vocab_size") == 1:
         return False
     names = tokenizer_config.get("model_input_names")

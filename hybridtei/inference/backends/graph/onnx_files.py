@@ -22,7 +22,8 @@ from hybridtei.system.frames import message_fields
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-# Patterns of the names that exporters give, by the precision that runs them. The first one is what we export.
+# Patterns of the names that exporters give, by the precision that runs them. The first one is what
+# we export.
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "float32": ("model", "model_optimized", "model_O[123]"),
     "int8": ("model_quantized", "model_int8", "model_uint8", "model_qint8*", "model_quint8*"),
@@ -63,7 +64,8 @@ def _graphs(spec: ModelSpec, patterns: Sequence[str]) -> Iterator[Path]:
 
 
 def check_graphs(spec: ModelSpec, backend: str, dtype: str | None) -> None:
-    """Raises LoadError, naming the file and the flag, if a folder has only graphs and none runs as asked for."""
+    """Raises LoadError, naming the file and the flag, if a folder has only graphs and none runs as
+    asked for."""
     asked = find_own_graph(spec, dtype or "float32")
     if asked is not None and backend not in ("auto", "ort"):
         raise LoadError(f"{asked}: a graph without weights beside it, which runs by --backend ort")
@@ -76,8 +78,8 @@ def check_graphs(spec: ModelSpec, backend: str, dtype: str | None) -> None:
     file = next(_graphs(spec, GRAPHS), None)
     if file is not None:
         raise LoadError(
-            f"{file}: not a graph in float32 or int8 by its name, and there are no weights; supported: "
-            "onnx/model.onnx, onnx/model_quantized.onnx, or model.safetensors"
+            f"{file}: not a graph in float32 or int8 by its name, and there are no weights; "
+            "supported: onnx/model.onnx, onnx/model_quantized.onnx, or model.safetensors"
         )
 
 
@@ -128,7 +130,8 @@ def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) ->
     named = [name for name in HIDDEN if name in fitting]
     if spec.classifier is not None and not fitting:
         raise UnsupportedArchitecture(
-            f"{path}: a graph that ends in scores; supported: graphs of hidden states, or the weights as model.safetensors"
+            f"{path}: a graph that ends in scores; supported: graphs of hidden states, or the "
+            "weights as model.safetensors"
         )
     if not named and len(fitting) != 1:
         outputs = {node.name: f"{node.type} {node.shape}" for node in session.get_outputs()}

@@ -89,7 +89,8 @@ class PackedTrunk:
 
 class PaddedTrunk:
     """Runs transformers' modules. A model with a length-dependent rotary embedding takes one sequence a pass, so that no text
-    depends on its neighbours; so does BigBird with blocks, which a short batch turns off for good."""
+    depends on its neighbours; so does BigBird with blocks, which a short batch turns off for
+    good."""
 
     causal = False
     attention = "transformers' own"

@@ -80,8 +80,8 @@ class TokenizerSettings:
 
     `bert`: (lowercase, strip accents, split Chinese characters) of a BERT normaliser. `template`: the tokens before and after
     each text. `end`: the token to append to texts if the tokenizer appends none. `truncation_side`: the side that is cut.
-    `lowercase`: lowercase texts first, except special tokens. `byte_level`: the class makes no Metaspace. `specials`: tokens
-    that are never split if the vocabulary has them.
+    `lowercase`: lowercase texts first, except special tokens. `byte_level`: the class makes no
+    Metaspace. `specials`: tokens that are never split if the vocabulary has them.
     """
 
     bert: tuple[bool, bool | None, bool] | None = None
@@ -101,8 +101,8 @@ UNCHANGED = TokenizerSettings()
 def read_tokenizer_settings(
     written: JsonObject, model_type: str, config: Mapping[str, Any], *, lowercase: bool = False
 ) -> TokenizerSettings:
-    """Return the settings. `written`: tokenizer_config.json; `config`: the published config.json; `lowercase`: sentence-transformers'
-    `do_lower_case`. Raises LoadError, naming the key."""
+    """Return the settings. `written`: tokenizer_config.json; `config`: the published config.json;
+    `lowercase`: sentence-transformers' `do_lower_case`. Raises LoadError, naming the key."""
     named = written.get("tokenizer_class") or config.get("tokenizer_class")
     name = str(named or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
     side = written.get("truncation_side")
@@ -177,8 +177,8 @@ def truncation_side(raw: RawTokenizer, settings: TokenizerSettings) -> Side:
 
 
 def _template(written: JsonObject, name: str) -> tuple[str | None, str | None] | None:
-    """Return the tokens around a text if a key says so, or the class always makes its template. A flag that is null is false,
-    and a token to add that is null leaves tokenizer.json's template."""
+    """Return the tokens around a text if a key says so, or the class always makes its template. A
+    flag that is null is false, and a token to add that is null leaves tokenizer.json's template."""
     keys = written.keys() & {"add_bos_token", "add_eos_token"}
     if name not in TEMPLATE_CLASSES or not (keys or name == MAKES_ITS_TEMPLATE):
         return None
@@ -220,7 +220,8 @@ def _lowers(one: object) -> bool:
 
 
 def _set_prefix_space(whole: object, settings: TokenizerSettings) -> list[str]:
-    """Change a ByteLevel that is the whole pre-tokenizer, as transformers 4 does. A Metaspace is of other classes."""
+    """Change a ByteLevel that is the whole pre-tokenizer, as transformers 4 does. A Metaspace is
+    of other classes."""
     wanted, changed = bool(settings.add_prefix_space), list[str]()
     if isinstance(whole, ByteLevel) and whole.add_prefix_space != wanted:
         whole.add_prefix_space = wanted

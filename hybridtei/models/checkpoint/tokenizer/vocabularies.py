@@ -98,8 +98,8 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
 
 
 def removed_ids(folder: Path, settings: Settings) -> frozenset[int]:
-    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the tokenizer has, by `settings`,
-    by its class or around texts."""
+    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the
+    tokenizer has, by `settings`, by its class or around texts."""
     tokens = named_tokens(_class_name(folder, settings), settings)
     names = {token.content for key, token in tokens.items() if key != "mask_token"}
     file = folder / "tokenizer.json"
@@ -173,7 +173,8 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
 
 
 def tokenizer_config(folder: Path) -> JsonObject:
-    """Return tokenizer_config.json. Without `added_tokens_decoder`, the object of special_tokens_map.json overrides it."""
+    """Return tokenizer_config.json. Without `added_tokens_decoder`, the object of
+    special_tokens_map.json overrides it."""
     settings = read_object(folder / "tokenizer_config.json", optional=True)
     file = folder / "special_tokens_map.json"
     tokens = None
@@ -203,7 +204,8 @@ def class_key(name: str) -> str:
 
 
 def named_tokens(name: str, settings: Settings) -> dict[str, AddedToken]:
-    """Return the special tokens by key: those of `settings`, else the defaults of the class `name`."""
+    """Return the special tokens by key: those of `settings`, else the defaults of the class
+    `name`."""
     kind = CLASSES.get(name)
     named = {} if kind is None else dict(kind.specials)
     named.update((key, value) for key, value in settings.items() if key in ROBERTA)
