@@ -177,13 +177,12 @@ PRESETS: Mapping[str, RankWeights] = {
     "m3-long": RankWeights(0.15, 0.5, 0.35),
     "m3-two": RankWeights(1.0, 0.3, 0.0),
 }
-OLDER_NAMES: Mapping[str, str] = {"mkqa": "m3", "mldr": "m3-long"}  # of 0.1, until 0.3
 VECTORS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
 def preset(name: str) -> RankWeights | None:
     """Return the weights of this name, or None."""
-    return PRESETS.get(OLDER_NAMES.get(name, name))
+    return PRESETS.get(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.chat_template import TemplateFailure, render
 from hybridtei.models.checkpoint.classifiers import (
     DECODERS,
     LANGUAGE_MODELS,
@@ -222,24 +223,6 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
 def _rendered(
     file: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
 ) -> str:
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise UnsupportedArchitecture(
-            f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template in {OWN_FILE}"
-        ) from error
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols"],
-        autoescape=False,
-    )
-    environment.globals["raise_exception"] = raise_exception
     values = {
         "tools": None,
         "documents": None,
@@ -248,11 +231,15 @@ def _rendered(
         "messages": messages,
     }
     try:
-        return environment.from_string(source).render(values)
-    except Exception as error:  # a template can raise any exception
+        return render(source, values)
+    except TemplateFailure as failure:
+        if failure.is_missing:
+            raise UnsupportedArchitecture(
+                f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template in {OWN_FILE}"
+            ) from failure
         raise LoadError(
-            f"{file}: cannot be rendered for a query and a document: {error}"
-        ) from error
+            f"{file}: cannot be rendered for a query and a document: {failure}"
+        ) from failure
 
 
 def _special_tokens(folder: Path) -> re.Pattern[str]:

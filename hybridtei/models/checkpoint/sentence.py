@@ -53,7 +53,8 @@ def check_similarity(sentence: JsonObject, *, is_unit: bool) -> None:
     if name in ("dot", "dot_product", "euclidean", "manhattan") and not is_unit:
         log.warning(
             "%s: `similarity_fn_name` is %r, and collections, search and similarities use the "
-            "cosine: the order can differ. To compare vectors by %r, ask for them with `normalize` false",
+            "cosine: the order can differ. To compare vectors by %r, ask for them with `normalize` "
+            "false",
             sentence.file,
             name,
             name,

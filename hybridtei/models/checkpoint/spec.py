@@ -21,7 +21,7 @@ from hybridtei.models.checkpoint.classifiers import (
     skipped_padding,
 )
 from hybridtei.models.checkpoint.contents import check_contents
-from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
+from hybridtei.models.checkpoint.files import JsonObject, LoadedFiles, inside, read_object
 from hybridtei.models.checkpoint.heads import (
     MultivectorHead,
     SparseHead,
@@ -86,6 +86,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     removed_ids,
     token_text,
     tokenizer_config,
+    tokenizer_sha256,
 )
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
@@ -142,6 +143,8 @@ class ModelSpec:
     query: ModelSpec | None = None
     default_route: str | None = None
     tokenizer_settings: TokenizerSettings = UNCHANGED
+    # A fingerprint that is read later is of these files, or there is none
+    loaded_files: LoadedFiles = field(default_factory=LoadedFiles, repr=False, compare=False)
 
     # Derived values, computed once since every request reads them.
     kind: Kind = field(init=False, repr=False, compare=False)
@@ -158,6 +161,7 @@ class ModelSpec:
         init=False, repr=False, compare=False
     )  # all outputs of the model
     dense_width: int = field(init=False, repr=False, compare=False)
+    tokenizer_sha256: str | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         splade = self.sparse is not None and self.sparse.kind == "splade"
@@ -168,6 +172,7 @@ class ModelSpec:
         )
         width = min(width, self.truncate_dim or width)
         derived = {
+            "tokenizer_sha256": tokenizer_sha256(self.folder),
             "kind": "embedding" if self.classifier is None else self.classifier.kind,
             "labels": () if self.classifier is None else self.classifier.labels,
             "is_splade": splade,
@@ -209,6 +214,20 @@ def read_spec(
 
     Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
     """
+    loaded_files = LoadedFiles.of(folder)
+    spec = _read_sides(folder, pooling, dense_path, heads_file, trusted=trusted)
+    return replace(spec, loaded_files=loaded_files)
+
+
+def _read_sides(
+    folder: Path,
+    pooling: str | None,
+    dense_path: str | None,
+    heads_file: Path | None,
+    *,
+    trusted: bool,
+) -> ModelSpec:
+    """Read the model, or the two models of a router: `query` and the one for documents."""
     sentence = read_object(folder / MODEL_FILE, optional=True)
     names = read_object(folder / "config.json", optional=True).get("architectures")
     is_colbert = is_late(sentence, tuple(names) if isinstance(names, list) else ())

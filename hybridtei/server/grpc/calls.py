@@ -175,9 +175,12 @@ def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: 
             return await (
                 answer(call) if age_seconds == inf else calls.within(age_seconds, answer(call))
             )
-        except (
-            grpc.aio.BaseError
-        ):  # gRPC's own error: the call was aborted, or the client has disconnected
+        except grpc.aio.InternalError as error:
+            # The client has left while its answer was written
+            log.debug("a call ended: %s", error)
+            raise asyncio.CancelledError from None
+        except grpc.aio.BaseError:
+            # The call was aborted
             raise
         except Exception as error:
             await _abort(error, None, call)

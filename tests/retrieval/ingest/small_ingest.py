@@ -1,16 +1,15 @@
 """An ingest over the small model and the fake backend: the real pipeline and stores, without weights.
 
-Also a process of its own, to be killed: python -m tests.retrieval.ingest.small_ingest SOURCE FOLDER [TEXTS]; it
-stands still, for ever, once it has embedded so many.
+Also a process of its own, to be killed: python -m tests.retrieval.ingest.small_ingest SOURCE FOLDER [TEXTS]; once it has
+embedded so many texts it stands still until a line comes in. It prints its counts at the end.
 """
 
 import asyncio
 import json
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,14 +143,16 @@ def write(path: Path, texts: Mapping[str, str], **more: Any) -> Path:
 
 
 def standing_still(after: int) -> Callable[[Any], None]:
-    """A gate that no pass leaves once so many texts went through, so that there is a moment to be killed in."""
-    embedded = [0]
+    """A gate that holds the first pass after `after` texts until a line comes in: the moment for a signal."""
+    embedded = 0
 
     def gate(batch: Any) -> None:
-        embedded[0] += len(batch.cu_seqlens) - 1
-        if embedded[0] > after:
+        nonlocal embedded
+        holds = embedded <= after
+        embedded += len(batch.cu_seqlens) - 1
+        if holds and embedded > after:
             print("standing still", flush=True)
-            threading.Event().wait()
+            sys.stdin.readline()
 
     return gate
 
@@ -160,9 +161,9 @@ async def main(source: Path, folder: Path, texts: int | None) -> None:
     preparing.BATCH_CHUNKS = 64
     store = EmbeddedStore(str(folder / "qdrant"))
     try:
-        await Ingest(
-            folder, {} if texts is None else {"gate": standing_still(texts)}, chunk_tokens=24
-        ).run(source, store)
+        backend = {} if texts is None else {"gate": standing_still(texts)}
+        stats = await Ingest(folder, backend, chunk_tokens=24).run(source, store)
+        print(json.dumps(asdict(stats)), flush=True)
     finally:
         await store.close()
 

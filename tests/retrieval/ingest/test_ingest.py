@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from tests.server.live import until
 
 HANG = 60
 ROOT = Path(__file__).parents[3]
+SMALL_INGEST = [sys.executable, "-X", "faulthandler", "-m", "tests.retrieval.ingest.small_ingest"]
 
 
 @pytest.fixture(autouse=True)
@@ -224,13 +226,7 @@ def server_store(qdrant, *, patience: float = 30, timeout: float = 30) -> Server
 async def test_killed_and_resumed_everything_is_there_once(tmp_path):
     """The process is killed while it stores the first version of long documents, and while it replaces them by shorter ones."""
     source = tmp_path / "texts.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "tests.retrieval.ingest.small_ingest",
-        str(source),
-        str(tmp_path),
-    ]
+    command = [*SMALL_INGEST, str(source), str(tmp_path)]
     for lines in (9, 3):
         texts = {
             f"d{i}": "\n".join(f"text {i} of {lines} by words {line}" for line in range(lines))
@@ -239,7 +235,11 @@ async def test_killed_and_resumed_everything_is_there_once(tmp_path):
         write(source, texts)
         for after in (70, 70):
             with subprocess.Popen(
-                [*command, str(after)], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+                [*command, str(after)],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
             ) as process:
                 assert process.stdout.readline() == b"standing still\n"
                 process.kill()
@@ -255,29 +255,30 @@ async def test_killed_and_resumed_everything_is_there_once(tmp_path):
     assert all(record.payload[TEXT] in texts[record.payload[DOCUMENT_ID]] for record in records)
 
 
-async def test_a_signal_ends_it_in_order(tmp_path, source):
-    store = MemoryStore()
-    passes = []
-    loop = asyncio.get_running_loop()
-
-    def send() -> None:
-        # Without the ingest's handler it would end the whole test run
-        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        signal.raise_signal(signal.SIGINT)
-
-    def interrupt(batch):
-        passes.append(1)
-        # Sent by the event loop's own thread, which has the handler
-        if len(passes) == 5:
-            loop.call_soon_threadsafe(send)
-
-    ingest = Ingest(tmp_path, {"gate": interrupt})
-    outcome = await ingest.run(source, store)
-    assert outcome.stopped
-    assert 0 < outcome.points == ingest.stats.documents < 100
-    ingest.backend = {}
-    outcome = await ingest.run(source, store)
-    assert (outcome.points, outcome.stopped) == (100, False)
+def test_a_signal_ends_it_in_order(tmp_path):
+    """The signal comes while a pass is held; what was embedded is stored, and the next run stores the rest."""
+    source = write(
+        tmp_path / "texts.jsonl", {f"d{i}": f"text number {i} of words" for i in range(500)}
+    )
+    command = [*SMALL_INGEST, str(source), str(tmp_path)]
+    with subprocess.Popen(
+        [*command, "70"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout.readline() == b"standing still\n"
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(b"\n", timeout=HANG)
+    assert process.returncode == 0
+    stopped = json.loads(output)
+    assert stopped["stopped"]
+    assert 0 < stopped["points"] == stopped["documents"] < 500
+    output = subprocess.check_output(command, cwd=ROOT, timeout=HANG)
+    resumed = json.loads(output)
+    assert (resumed["points"], resumed["stopped"]) == (500, False)
+    assert resumed["unchanged"] == stopped["documents"]
 
 
 async def test_the_encoder_does_not_wait_for_the_store(tmp_path, source):

@@ -6,6 +6,7 @@ normalisers and special tokens.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.models.checkpoint.files import JsonObject, read_json, read_object, require
+from hybridtei.models.checkpoint.files import (
+    JsonObject,
+    facts_of,
+    read_json,
+    read_object,
+    require,
+)
 from hybridtei.models.checkpoint.tokenizer.sentencepiece import SENTENCEPIECE, Built, bpe, unigram
 
 TOKENIZER, SETTINGS = (
@@ -38,6 +45,22 @@ def tokenizer_files(folder: Path) -> list[Path]:
         return [folder / TOKENIZER]
     found = [folder / name for name in FILES if (folder / name).is_file()]
     return found and [*found, *(folder / name for name in SETTINGS if (folder / name).is_file())]
+
+
+def tokenizer_sha256(folder: Path) -> str | None:
+    """Return the hash of the tokenizer's file, or of the files that it is built from; None without any. Equal hashes mean equal
+    token ids, the dimensions of sparse vectors."""
+    hashes = [_sha256(path, facts_of(path)) for path in tokenizer_files(folder)]
+    if len(hashes) > 1:
+        return hashlib.sha256(json.dumps(hashes, separators=(",", ":")).encode()).hexdigest()
+    return hashes[0] if hashes else None
+
+
+@lru_cache(maxsize=64)
+def _sha256(path: Path, facts: tuple[int, int, int]) -> str:
+    """`facts`: another file of this path is read again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_raw(folder: Path) -> RawTokenizer:
