@@ -190,7 +190,9 @@ def _stanford(folder: Path, words: _Words) -> LateInteraction:
     ]
     for marker in markers:
         if marker not in words.vocabulary:
-            raise LoadError(f"{settings.file}: the vocabulary lacks the marker {marker!r}")
+            raise LoadError(
+                f"{settings.file}: the marker `{marker}` should be a token of the vocabulary"
+            )
     return LateInteraction(
         words.marked(markers[0], length=length, expansion=expansion),
         words.marked(markers[1], length=cut, skipped=skipped),
