@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHead, WrongModel
 from hybridtei.inference.tasks.rerank import RerankPairs, rerank_task
-from hybridtei.outputs import Load, Usage, best_first
+from hybridtei.outputs import Load, Usage
 from hybridtei.server.api import embed, ops, tei
 from hybridtei.server.api.predict import predict
 from hybridtei.server.api.rerank import RerankRequest, rerank
@@ -177,10 +177,7 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
     scored, usage = await context.run(task, load, bounds, scope="predict")
     texts = [message.text if given[0].return_text else None for message in given]
-    ranks = [
-        {"index": i, "text": texts[i], "score": scored.scores[i]}
-        for i in best_first(scored.scores).tolist()
-    ]
+    ranks = [{"index": i, "text": texts[i], "score": scored.scores[i]} for i in scored.order]
     return _answer(messages.RerankResponse(ranks=ranks), usage)
 
 
