@@ -38,6 +38,6 @@ def _escaped(match: re.Match[str]) -> str:
 def safe_streams() -> ExitStack:
     """Return a context in which standard output and standard error write no control characters."""
     stack = ExitStack()
-    stack.enter_context(redirect_stdout(TerminalStream(sys.stdout)))  # type: ignore[type-var]
-    stack.enter_context(redirect_stderr(TerminalStream(sys.stderr)))  # type: ignore[type-var]
+    stack.enter_context(redirect_stdout(TerminalStream(sys.stdout)))
+    stack.enter_context(redirect_stderr(TerminalStream(sys.stderr)))
     return stack
