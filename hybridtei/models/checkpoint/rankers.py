@@ -147,7 +147,9 @@ def _known(home: Path, config: JsonObject) -> PairTemplate | None:
     name = " ".join([str(home.resolve()), *(config.get("architectures") or ())])
     for (pattern, model_type), template in KNOWN.items():
         if model_type == config["model_type"] and re.search(pattern, name, re.IGNORECASE):
-            return _with_specials(home, template) if template is NVIDIA else template
+            if template is NVIDIA:
+                return _with_specials(home, template)
+            return template
     return None
 
 
