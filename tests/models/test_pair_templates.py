@@ -50,6 +50,16 @@ def test_a_chat_template_of_pairs_is_applied(tmp_path: Path, template: str) -> N
     assert source(read_spec(folder)) == "chat_template.jinja"
 
 
+def test_a_template_names_tokens_of_special_tokens_map_too(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "qwen3")
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}" + BY_PLACE)
+    token = {"content": "<|endoftext|>", "lstrip": False}
+    tiny.write_json(folder / "special_tokens_map.json", {"bos_token": token})
+    template = read_spec(folder).template
+    assert template is not None
+    assert template.prefix == "<|endoftext|>"
+
+
 @pytest.mark.parametrize("template", [FOR_TALK, STRICT])
 def test_a_chat_template_without_both_texts_is_none(
     tmp_path: Path, template: str, caplog: pytest.LogCaptureFixture

@@ -53,9 +53,10 @@ class Scored:
     @property
     def order(self) -> list[int]:
         """Return the documents' numbers, the best first."""
-        numbers: list[int] = best_first(
-            self.scores if self.logits is None else self.logits
-        ).tolist()
+        values = self.scores
+        if self.logits is not None:
+            values = self.logits
+        numbers: list[int] = best_first(values).tolist()
         return numbers
 
     @staticmethod

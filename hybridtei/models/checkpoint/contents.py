@@ -15,7 +15,12 @@ GLINER = "gliner_config.json"
 ADAPTER, CONFIG = "adapter_config.json", "config.json"
 GRAPHS = ("*.onnx", "onnx/*.onnx")  # ONNX Runtime runs these graphs without weight files
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-QUANTISED = ("quantization_config", "compression_config", "quantization")
+# Keys of config.json that quantised weights have -> the method if it has no name.
+QUANTISED = {
+    "quantization_config": "of an unnamed method",
+    "compression_config": "of an unnamed method",
+    "quantization": "of MLX",
+}
 READ = "hybridtei reads model.safetensors or its shards, or pytorch_model.bin"
 NOT_FETCHED = "GGUF, TensorFlow's and Flax's files are not fetched from the hub"
 ORIGINAL = "give the model that they were made from, whose repository has them"
@@ -84,9 +89,7 @@ def _check_quantised(file: Path) -> None:
         if key is not None:
             settings = part[key]
             method = isinstance(settings, dict) and settings.get("quant_method")
-            named = _shown(
-                method or ("of MLX" if key == "quantization" else "of an unnamed method")
-            )
+            named = _shown(method or QUANTISED[key])
             raise LoadError(
                 f"{file}: the weights are quantised (`{key}`, {named}); read are those "
                 "in float32, float16 or bfloat16. Give the model that it was made from; `--dtype int8` quantises here"

@@ -383,7 +383,7 @@ def needs_code(file: Path, code: str) -> UnsupportedArchitecture:
     """The error of a model that needs its publisher's code."""
     return UnsupportedArchitecture(
         f"{file}: `auto_map` names `{code}`, code of the publisher's own, and no family here is known to compute the same. "
-        "--trust-remote-code runs it by torch (pip install '.[torch]'), with all rights of this process: read it before"
+        "--trust-remote-code runs it by torch, with all rights of this process: read it before"
     )
 
 

@@ -28,11 +28,16 @@ from hybridtei.models.checkpoint.classifiers import (
     language_model,
     yes_of_two,
 )
-from hybridtei.models.checkpoint.files import JsonObject, read_object
+from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.checkpoint.modules import Modules, logit_score
 from hybridtei.models.checkpoint.sentence import template_arguments
 from hybridtei.models.checkpoint.sizes import sentence_config
-from hybridtei.models.checkpoint.tokenizer.vocabularies import read_tokenizer, read_vocabulary
+from hybridtei.models.checkpoint.tokenizer.vocabularies import (
+    read_tokenizer,
+    read_vocabulary,
+    token_text,
+    tokenizer_config,
+)
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +147,9 @@ def _known(home: Path, config: JsonObject) -> PairTemplate | None:
     name = " ".join([str(home.resolve()), *(config.get("architectures") or ())])
     for (pattern, model_type), template in KNOWN.items():
         if model_type == config["model_type"] and re.search(pattern, name, re.IGNORECASE):
-            return _with_specials(home, template) if template is NVIDIA else template
+            if template is NVIDIA:
+                return _with_specials(home, template)
+            return template
     return None
 
 
@@ -192,7 +199,7 @@ def _check_slots(file: Path, body: str, size: int) -> None:
 def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTemplate:
     """Render a chat template with marks instead of texts, and split it at the special tokens around the marks."""
     file = folder / "chat_template.jinja"
-    settings = read_object(folder / "tokenizer_config.json", optional=True)
+    settings = tokenizer_config(folder)
     source = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
     if not isinstance(source, str):
         raise LoadError(f"{file}: missing: sentence-transformers renders messages by it")
@@ -204,11 +211,8 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
         {"role": role, "content": mark if flat else [{"type": "text", "text": mark}]}
         for role, mark in roles.items()
     ]
-    tokens = {
-        key: value
-        for key, value in settings.items()
-        if key.endswith("_token") and isinstance(value, str)
-    }
+    contents = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
+    tokens = {key: content for key, content in contents.items() if content is not None}
     text = _rendered(file, source, messages, {**tokens, **template_arguments(folder)})
     text = text.replace("\ue000", "{").replace("\ue001", "}")
     slots = [*SLOT.finditer(text)]

@@ -281,7 +281,9 @@ def _arguments(
     sentence: JsonObject, key: str, older: str, known: frozenset[str] | None
 ) -> JsonObject:
     """Return the arguments that have an effect. `known`: those that can be applied; None: all."""
-    name = older if older in sentence else key
+    name = key
+    if older in sentence:
+        name = older
     arguments = sentence.object(name)
     for argument in [argument for argument in arguments if argument in OF_LOADING]:
         del arguments[argument]

@@ -66,10 +66,10 @@ def _graphs(spec: ModelSpec, patterns: Sequence[str]) -> Iterator[Path]:
 def check_graphs(spec: ModelSpec, backend: str, dtype: str | None) -> None:
     """Raises LoadError, naming the file and the flag, if a folder has only graphs and none runs as
     asked for."""
-    asked = find_own_graph(spec, dtype or "float32")
-    if asked is not None and backend not in ("auto", "ort"):
-        raise LoadError(f"{asked}: a graph without weights beside it, which runs by --backend ort")
-    if asked is not None:
+    graph = find_own_graph(spec, dtype or "float32")
+    if graph is not None and backend not in ("auto", "ort"):
+        raise LoadError(f"{graph}: a graph without weights beside it, which runs by --backend ort")
+    if graph is not None:
         return
     for other in FILES:
         file = find_own_graph(spec, other)

@@ -103,8 +103,8 @@ def read_tokenizer_settings(
 ) -> TokenizerSettings:
     """Return the settings. `written`: tokenizer_config.json; `config`: the published config.json;
     `lowercase`: sentence-transformers' `do_lower_case`. Raises LoadError, naming the key."""
-    named = written.get("tokenizer_class") or config.get("tokenizer_class")
-    name = str(named or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
+    kind = written.get("tokenizer_class") or config.get("tokenizer_class")
+    name = str(kind or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
     side = written.get("truncation_side")
     if side not in (None, "left", "right"):
         raise written.wrong("truncation_side", "'left' or 'right'")
@@ -123,8 +123,8 @@ def read_tokenizer_settings(
     split = bool(written.flag("split_special_tokens", False))
     template = _template(written, name)
     byte_level = name in BYTE_LEVEL_CLASSES
-    named = named_tokens(class_key(name.removesuffix("Tokenizer")), written)
-    specials = (*named.values(), *more_tokens(written))
+    key = class_key(name.removesuffix("Tokenizer"))
+    specials = (*named_tokens(key, written).values(), *more_tokens(written))
     return TokenizerSettings(
         bert, space, split, template, end, side, lowercase, byte_level, specials
     )
@@ -226,7 +226,9 @@ def _set_prefix_space(whole: object, settings: TokenizerSettings) -> list[str]:
     if isinstance(whole, ByteLevel) and whole.add_prefix_space != wanted:
         whole.add_prefix_space = wanted
         changed = ["add_prefix_space"]
-    for part in [] if settings.byte_level else _parts(whole, PreTokenizers):
+    for part in _parts(whole, PreTokenizers):
+        if settings.byte_level:
+            break
         if isinstance(part, Metaspace) and (part.prepend_scheme != "never") != wanted:
             part.prepend_scheme = "always" if wanted else "never"
             changed = ["add_prefix_space"]
