@@ -25,9 +25,10 @@ import orjson
 
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.retrieval.ingest.chunking import Rejection
+from hybridtei.retrieval.ingest.csv_rows import read_csv
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.report import Report
-from hybridtei.retrieval.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
+from hybridtei.retrieval.ingest.tables import Progress, read_jsonl, read_parquet
 from hybridtei.retrieval.ingest.text import Unfit
 from hybridtei.retrieval.ingest.whole import read_whole
 
