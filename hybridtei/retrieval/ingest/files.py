@@ -132,7 +132,9 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
             yield from TABLES[suffix](file.path, file.label, options)
         else:
             yield read_whole(file.path, file.label, options), file.size
-    except (LoadError, Unfit) as error:
+    except Unfit as error:
+        yield Rejection(file.label, "file", str(error)), file.size
+    except LoadError as error:
         yield Rejection(file.label, "file", f"cannot be read: {error}"), file.size
     except OSError as error:
         yield Rejection(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
