@@ -105,6 +105,7 @@ class Chunk:
 DEFAULT_TOKENS = 512  # default for models that read more, so that a hit is short enough to show
 OVERLAP_SHARE = 8  # by default a chunk repeats at most 1/8 of the previous chunk
 MIN_TOKENS = 8
+SAMPLE_CHARACTERS = 5_000
 CHARACTERS_PER_TOKEN = 32
 SECTION_CHARACTERS = (
     50_000  # longer texts are cut into sections first, since splitting a whole book takes minutes
@@ -173,6 +174,9 @@ class Chunker:
         raw.no_padding()
         raw.no_truncation()
         self.settings = settings
+        # of WordPiece and BPE a name, of Unigram none that its binding says
+        unknown = getattr(raw.model, "unk_token", None) or "<unk>"
+        self._unknown = raw.token_to_id(unknown)
         self._tokenizer = model.reader.tokenizer
         self.around = tokens_around(model)
         self._longest = longest_document(model)
@@ -196,6 +200,15 @@ class Chunker:
             ]
             for per_text in sections
         ]
+
+    def unknown_share(self, text: str) -> float:
+        """The share of tokens that the model cannot read, in a sample of the text's beginning and middle."""
+        if self._unknown is None or text.isascii():
+            return 0.0
+        middle = len(text) // 2
+        sample = f"{text[:SAMPLE_CHARACTERS]} {text[middle : middle + SAMPLE_CHARACTERS]}"
+        ids = self._tokenizer.encode([sample], add_special_tokens=False)[0].ids
+        return ids.count(self._unknown) / max(1, len(ids))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

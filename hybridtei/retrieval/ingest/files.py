@@ -25,9 +25,10 @@ import orjson
 
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.retrieval.ingest.chunking import Rejection
+from hybridtei.retrieval.ingest.csv_rows import read_csv
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.report import Report
-from hybridtei.retrieval.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
+from hybridtei.retrieval.ingest.tables import Progress, read_jsonl, read_parquet
 from hybridtei.retrieval.ingest.text import Unfit
 from hybridtei.retrieval.ingest.whole import read_whole
 
@@ -131,7 +132,9 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
             yield from TABLES[suffix](file.path, file.label, options)
         else:
             yield read_whole(file.path, file.label, options), file.size
-    except (LoadError, Unfit) as error:
+    except Unfit as error:
+        yield Rejection(file.label, "file", str(error)), file.size
+    except LoadError as error:
         yield Rejection(file.label, "file", f"cannot be read: {error}"), file.size
     except OSError as error:
         yield Rejection(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size

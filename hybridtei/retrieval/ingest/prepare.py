@@ -40,6 +40,8 @@ from hybridtei.retrieval.store.points import point_id
 
 BATCH_CHUNKS = 256
 BATCH_TOKENS = 16_384
+# From this share of unknown tokens on, a document is told.
+MOST_UNKNOWN = 0.05
 GROUP_DOCUMENTS, GROUP_CHARACTERS = (
     1000,
     500_000,
@@ -265,4 +267,11 @@ class Preparation:
             if all(chunk.tokens <= self.chunker.around for chunk in chunks):
                 self._reject(pending.document, "the tokenizer makes no token of its text")
                 continue
+            share = self.chunker.unknown_share(pending.document.text)
+            if share >= MOST_UNKNOWN:
+                note = (
+                    f"the model cannot read {share:.0%} of its tokens: a multilingual model, such "
+                    "as --model-id BAAI/bge-m3, can"
+                )
+                self.quarantine.report.add("documents", note, pending.document.document_id)
             yield [PendingChunk(pending, chunk) for chunk in chunks]

@@ -1,4 +1,4 @@
-"""Files of many documents: Parquet and CSV (a row each), and JSON Lines (a line each).
+"""Files of many documents: Parquet (a row each) and JSON Lines (a line each).
 
 A line is read up to its allowed length. A small Parquet file can unfold to gigabytes, so its sizes are checked first. The
 footer has the sizes of a column's pages and the bounds of its lists; a row group that would grow too much is not opened.
@@ -7,10 +7,10 @@ Strings stay references into their column's dictionary until their row's size is
 
 from __future__ import annotations
 
-import csv
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,9 +26,11 @@ from hybridtei.system.machine import require_extra
 Found = Document | Rejection
 Progress = tuple[Found, int]  # and the bytes of the file read so far
 ID_FIELDS, TITLE_FIELD = ("_id", "id"), "title"
+WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,14})")
+DECIMAL = re.compile(r"-?(?:0|[1-9]\d{0,9})\.\d{1,6}")
 
 
-def _found(
+def document_of(
     read: Callable[[], Mapping[str, Any]],
     written: object,
     source: str,
@@ -36,10 +38,17 @@ def _found(
     options: ReadOptions,
     *,
     notes: Sequence[str] = (),
+    has_numbers: bool = False,
 ) -> Found:
-    """The document of the record from `read`, or a rejection. `written`: the record in the source. `notes`: of the file."""
+    """The document of the record from `read`, or a rejection. `written`: the record in the source. `notes`: of the file.
+    `has_numbers`: strings of other fields that write a number become numbers."""
     try:
-        return _document(read(), source, location, options, notes)
+        document = _document(read(), source, location, options, notes)
+        if not has_numbers:
+            return document
+        metadata = {name: value_of(cell) for name, cell in document.metadata.items()}
+        earlier = document.earlier or (document.title, document.text, document.metadata)
+        return replace(document, metadata=metadata, earlier=earlier)
     except ValueError as error:
         return Rejection(
             source,
@@ -75,6 +84,23 @@ def _document(
     earlier = None if (clean, name) == (text, title) else (title, text, metadata)
     notes = (*notes, *notes_of(text))
     return Document(source, document_id, clean, name, metadata, location, notes, earlier)
+
+
+def value_of(cell: Any) -> Any:
+    """The number that a string writes in the usual way, or else the string."""
+    if not isinstance(cell, str):
+        return cell
+    if WHOLE.fullmatch(cell):
+        return int(cell)
+    return float(cell) if DECIMAL.fullmatch(cell) else cell
+
+
+def check_text_column(names: Sequence[str], options: ReadOptions) -> None:
+    """Raises Unfit for a table without a column of text."""
+    field = options.text_field or "text"
+    if field not in names:
+        columns = _names(dict.fromkeys(names))
+        raise Unfit(f"has no column `{field}`; it has {columns}: name the text with --text-field")
 
 
 def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple[str | None, str]:
@@ -203,7 +229,9 @@ def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progre
             if not line.is_whole or line.data.strip():
                 read = partial(_object, line, options)
                 yield (
-                    _found(read, line.data, source, f"line {line.number}", options, notes=notes),
+                    document_of(
+                        read, line.data, source, f"line {line.number}", options, notes=notes
+                    ),
                     line.offset + line.length,
                 )
 
@@ -220,82 +248,6 @@ def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise Unfit("the line is neither an object nor a string")
     return value
-
-
-def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """Rows below a header, separated by commas in .csv and by tabs in .tsv. All cells are strings."""
-    csv.field_size_limit(
-        options.max_record_bytes
-    )  # of the whole process, since the module has no other limit
-    with path.open("rb") as opened:
-        file, notes = as_utf8(opened)
-        lines = _CsvLines(file, options.max_record_bytes)
-        rows = csv.reader(
-            lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True
-        )
-        header: list[str] | None = None
-        while True:
-            location, lines.row_bytes, lines.broken = f"line {lines.number + 1}", 0, None
-            try:
-                row = next(rows)
-                if lines.broken is not None:
-                    raise lines.broken
-            except StopIteration:
-                return
-            except (csv.Error, ValueError) as error:
-                yield Rejection(source, location, str(error), lines.last), lines.offset
-                if header is None:
-                    return
-                continue
-            if header is None:
-                header = row
-            elif row:
-                yield (
-                    _found(
-                        partial(_cells, header, row),
-                        ",".join(row),
-                        source,
-                        location,
-                        options,
-                        notes=notes,
-                    ),
-                    lines.offset,
-                )
-
-
-def _cells(header: list[str], row: list[str]) -> Mapping[str, Any]:
-    if len(row) != len(header):
-        raise Unfit(f"the row has {len(row)} cells, the header {len(header)}")
-    return dict(zip(header, row, strict=True))
-
-
-class _CsvLines:
-    """Lines of text for csv.reader. A broken line is replaced, and `broken` is its error."""
-
-    def __init__(self, file: Any, max_bytes: int) -> None:
-        self._lines = bounded_lines(file, max_bytes)
-        self._max_bytes = max_bytes
-        self.number = self.offset = self.row_bytes = 0
-        self.last = b""
-        self.broken: ValueError | None = None
-
-    def __iter__(self) -> _CsvLines:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.number, self.offset, self.last = line.number, line.offset + line.length, line.data
-        self.row_bytes += line.length
-        if (
-            line.is_whole and self.row_bytes > self._max_bytes
-        ):  # the reader starts a new row after an exception
-            raise ValueError(f"the row has more than {self._max_bytes} bytes")
-        if not line.is_whole:
-            self.broken = ValueError(
-                f"the line has {line.length} bytes, allowed are {self._max_bytes}"
-            )
-            return "\n"
-        return line.decoded() + "\n"
 
 
 ROWS = 64  # rows read at a time
@@ -326,6 +278,7 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
             ]
         with pyarrow.parquet.ParquetFile(path, read_dictionary=strings, pre_buffer=False) as file:
             total = max(1, file.metadata.num_rows)
+            check_text_column(file.schema_arrow.names, options)
             for group in range(file.num_row_groups):
                 _check_group(file, group, options)
                 for batch in file.iter_batches(batch_size=ROWS, row_groups=[group]):
@@ -334,7 +287,7 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
                         record: dict[str, Any] = {}
                         read = partial(_fill, record, batch, row, options)
                         yield (
-                            _found(read, record, source, f"row {number}", options),
+                            document_of(read, record, source, f"row {number}", options),
                             size * number // total,
                         )
     except (pyarrow.ArrowException, OSError, Unfit) as error:

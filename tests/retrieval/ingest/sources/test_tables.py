@@ -7,8 +7,9 @@ import pyarrow.parquet
 import pytest
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
+from hybridtei.retrieval.ingest.csv_rows import read_csv
 from hybridtei.retrieval.ingest.options import ReadOptions
-from hybridtei.retrieval.ingest.tables import read_csv, read_jsonl, read_parquet
+from hybridtei.retrieval.ingest.tables import read_jsonl, read_parquet
 
 SMALL = ReadOptions(max_record_bytes=1000, max_document_characters=500, max_metadata_bytes=100)
 
@@ -91,7 +92,7 @@ def test_csv(tmp_path):
         ("4", "bad \ufffd"),
         ("8", "last"),
     ]
-    assert documents[0].metadata == {"score": "0.5"}
+    assert documents[0].metadata == {"score": 0.5}
     assert rejected["line 4"] == "the row has 2 cells, the header 3"
     assert rejected["line 5"] == "the row has 4 cells, the header 3"
     assert "allowed are 1000" in rejected["line 7"]

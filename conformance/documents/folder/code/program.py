@@ -1,0 +1,2 @@
+def drag(speed):
+    return speed**2

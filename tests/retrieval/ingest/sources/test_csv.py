@@ -1,0 +1,75 @@
+"""CSV as programs write it."""
+
+import pytest
+
+from hybridtei.retrieval.ingest.chunking import Document, Rejection
+from tests.retrieval.ingest.sources.reading import all_of
+
+
+def texts(path, data, **options) -> list[str]:
+    return [row.text for row in all_of(path, data, **options) if isinstance(row, Document)]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ("id;text\n1;a, b\n2;c\n", ["a, b", "c"]),
+        ("sep=;\nid;text\n1;a\n", ["a"]),
+        ("sep=|\r\nid|text\r\n1|a\r\n", ["a"]),
+        ("id\ttext\n1\ta b\n", ["a b"]),
+        ("id, text\n1,a\n", ["a"]),
+        ("ID,Text\n1,a\n", ["a"]),
+        ("text\none, two\n", []),
+        ("text\none\ntwo\n", ["one", "two"]),
+        ("1,the boundary layer\n2,a plate\n", ["the boundary layer", "a plate"]),
+        ("text,\na,\nb,\n", ["a", "b"]),
+        ('id,text\n1,"a\nb"\n2,"say ""c"""\n', ["a\nb", 'say "c"']),
+    ],
+)
+def test_separator_and_header_are_found(tmp_path, data, expected):
+    assert texts(tmp_path / "a.csv", data) == expected
+
+
+@pytest.mark.parametrize("stray", ['2,"open', '2,5" pipe', '2,"a" b', '2,a"', '2,"a""'])
+def test_a_stray_quote_loses_its_own_row_and_no_other(tmp_path, stray):
+    rows = [f"{number},text {number}" for number in range(10, 3000)]
+    quoted = '3,"quoted, and\ntwo lines"'
+    data = "\n".join(["id,text", "1,first", stray, quoted, *rows]) + "\n"
+    found = all_of(tmp_path / "a.csv", data)
+    read = {row.document_id for row in found if isinstance(row, Document)}
+    assert read - {"2"} == {"1", "3", *map(str, range(10, 3000))}
+    assert [row.location for row in found if isinstance(row, Rejection)] in (["line 3"], [])
+
+
+def test_numbers_are_numbers_and_names_are_kept_apart(tmp_path):
+    (row,) = all_of(
+        tmp_path / "a.csv",
+        "id,text,year,price,code,name,name,when\n007,a,1958,-2.50,0012,x,y,1e5\n",
+    )
+    assert row.document_id == "007"
+    assert row.metadata == {
+        "year": 1958,
+        "price": -2.5,
+        "code": "0012",
+        "name": "x",
+        "name 2": "y",
+        "when": "1e5",
+    }
+    assert row.earlier[2]["year"] == "1958"
+
+
+def test_tabs_have_no_quotes(tmp_path):
+    assert texts(tmp_path / "a.tsv", 'id\ttext\n1\t5" pipe\n2\t"b\n') == ['5" pipe', '"b']
+
+
+def test_a_table_without_text_is_one_refusal(tmp_path):
+    data = "id;name;price\n" + "1;bolt;2\n" * 1000
+    (refusal,) = all_of(tmp_path / "a.csv", data)
+    assert refusal.location == "file"
+    assert "no column `text`; it has `id`, `name`, `price`" in refusal.reason
+    assert len(all_of(tmp_path / "a.csv", data, text_field="name")) == 1000
+
+
+def test_an_empty_table(tmp_path):
+    (refusal,) = all_of(tmp_path / "a.csv", "")
+    assert "has no column `text`" in refusal.reason
