@@ -16,10 +16,7 @@ SCENARIOS = dict.fromkeys(("request_cost", "asgi_servers"), "cost")  # name -> m
 SCENARIOS |= dict.fromkeys(("http_load", "lone"), "traffic") | dict.fromkeys(
     ("storms", "overload"), "storms"
 )
-SCENARIOS |= {
-    name: name
-    for name in ("app_cost", "limit", "precisions", "ray_scaling", "stored_size", "migrate")
-}
+SCENARIOS |= {name: name for name in ("app_cost", "limit", "precisions", "stored_size", "migrate")}
 
 
 def main(arguments: Sequence[str]) -> int:

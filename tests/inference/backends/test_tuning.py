@@ -49,13 +49,6 @@ def test_the_size_that_saturates_the_hardware_is_found(saturated_at: int) -> Non
     assert enough(dict(measure(backend, 4096, clock=hardware.clock))) == saturated_at
 
 
-def test_sizes_are_powers_of_two_up_to_the_cap() -> None:
-    hardware = Hardware(100_000)
-    backend = FakeBackend(small.model_spec(), gate=hardware)
-    assert [tokens for tokens, _ in measure(backend, 256, clock=hardware.clock)] == [64, 128, 256]
-    assert len(list(measure(backend, 3, clock=hardware.clock))) == 1
-
-
 def test_the_fastest_pass_of_a_size_counts() -> None:
     now, seconds = 0.0, iter([3, 1, 2, 0.5, 4])
 

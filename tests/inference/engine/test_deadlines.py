@@ -71,11 +71,6 @@ async def test_looks_before_the_bound_find_nobody_late():
         await waiting
 
 
-async def test_the_real_clock_is_the_default():
-    with pytest.raises(TimedOut):
-        await within(Deadlines(SOON), never())
-
-
 async def test_what_goes_on_after_its_bound_is_not_cancelled_again():
     clock = Clock()
     deadlines = Deadlines(SOON, clock=clock)

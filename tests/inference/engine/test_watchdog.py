@@ -51,14 +51,6 @@ def test_what_ends_in_time_is_never_called_and_what_does_not_is_called_once():
     watchdog.stop()
 
 
-def test_the_real_clock_is_the_default():
-    watchdog, called = Watchdog(SOON), threading.Event()
-    watchdog.start()
-    watchdog.begin(called.set)
-    assert called.wait(HANG)
-    watchdog.stop()
-
-
 def test_without_a_bound_nobody_watches():
     before = threading.active_count()
     watchdog = Watchdog(0)
