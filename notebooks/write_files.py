@@ -6,14 +6,27 @@ python notebooks/write_files.py [--check]
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from hybridtei.inference.backends.graph.onnx_files import FILES as GRAPHS
-from hybridtei.models.checkpoint import contents, heads, modules, rankers, sentence, sizes, weights
-from hybridtei.models.checkpoint.tokenizer import vocabularies
+from hybridtei.models.checkpoint import (
+    contents,
+    heads,
+    late,
+    modules,
+    rankers,
+    sentence,
+    sizes,
+    spec,
+    weights,
+)
+from hybridtei.models.checkpoint.tokenizer import settings, vocabularies
 from hybridtei.models.checkpoint.tokenizer.settings import (
     AS_WRITTEN,
     BERT_CLASSES,
@@ -21,6 +34,8 @@ from hybridtei.models.checkpoint.tokenizer.settings import (
 )
 
 PAGE = Path(__file__).parent / "models.md"
+# The methods that read a key of a JSON object.
+READERS = frozenset(("count", "count_if_any", "flag", "get", "number", "object"))
 NOT_READ = ("generation_config.json", "preprocessor_config.json", "training_args.bin", "README.md")
 BEGIN, END = "<!-- files -->", "<!-- end of files -->"
 
@@ -32,6 +47,20 @@ class Row:
     files: Sequence[str]
     read: str
     rest: str
+
+
+def keys_read(name: str, *sources: ModuleType | Callable[..., object]) -> list[str]:
+    """The keys that the code of `sources` reads of its variable `name`, in alphabetical order."""
+    keys = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(inspect.getsource(source))):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=variable), attr=method),
+                    args=[ast.Constant(value=str(key)), *_],
+                ) if variable == name and method in READERS:
+                    keys.add(key)
+    return sorted(keys)
 
 
 def rows() -> list[Row]:
@@ -50,20 +79,23 @@ def rows() -> list[Row]:
             "Loading fails if the tokenizers library cannot read the file.",
         ),
         Row(
-            [*vocabularies.FILES, "added_tokens.json", "special_tokens_map.json"],
+            ["special_tokens_map.json"],
+            f"{_listed(vocabularies.ROBERTA)} and `additional_special_tokens`, before those of `tokenizer_config.json`",
+            "Ignored if it is no object, or if `tokenizer_config.json` has `added_tokens_decoder`.",
+        ),
+        Row(
+            [*vocabularies.FILES, "added_tokens.json"],
             "without `tokenizer.json`: the files that the tokenizer is built from",
             "With `tokenizer.json` they are ignored. Loading fails for an unknown class.",
         ),
         Row(
             ["tokenizer_config.json"],
-            "`tokenizer_class`, `model_max_length`, special tokens, `truncation_side`, `split_special_tokens`; "
-            "`do_lower_case`, "
-            "`strip_accents`, `tokenize_chinese_chars` of BERT's classes ("
-            + str(len(BERT_CLASSES))
-            + "); `add_prefix_space`; "
-            f"`add_bos_token`, `add_eos_token` of {families}; `model_input_names` of classifiers",
-            f"Other keys are ignored. {_listed(sorted(AS_WRITTEN))} and PreTrainedTokenizerFast use `tokenizer.json` "
-            "alone. Loading fails for a value of the wrong type.",
+            f"{_listed(keys_read('written', settings))}, `model_max_length`, `model_input_names` of pairs, "
+            "`extra_special_tokens`, and as special tokens "
+            f"{_listed(vocabularies.ROBERTA)}; `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` count for "
+            f"BERT's classes ({len(BERT_CLASSES)}), `add_bos_token` and `add_eos_token` for {families}",
+            f"Other keys are ignored. {_listed(sorted(AS_WRITTEN))} and PreTrainedTokenizerFast add only special "
+            "tokens and the side to `tokenizer.json`. Loading fails for a value of the wrong type.",
         ),
         Row(
             ["modules.json"],
@@ -74,22 +106,35 @@ def rows() -> list[Row]:
         Row(
             ["*/config.json"],
             f"of a Pooling `pooling_mode` ({_listed(modules.POOLINGS)}) or {_listed(modules.LEGACY_FLAGS)}, and "
-            f"`include_prompt`; "
-            "of a Dense its sizes, `bias` and `activation_function`; those of SpladePooling and LogitScore",
+            "`include_prompt`; of a Dense its sizes, `bias` and `activation_function` (a class that is not torch's is Tanh, "
+            "with a warning, unless `--trust-remote-code` is given); of the other modules "
+            f"{_listed(keys_read('settings', modules.splade_function, heads.read_coder, late._token_pooling))}, "
+            f"{_listed(keys_read('mask', late))}, and those of LogitScore",
             "Loading fails for another pooling mode or activation, for `use_residual`, and for `include_prompt` false with a "
             "prompt. Other keys are ignored.",
         ),
         Row(
+            ["router_config.json"],
+            f"{_listed(keys_read('settings', modules.read_router))}; of `parameters` "
+            f"{_listed(keys_read('parameters', modules))}",
+            "Loading fails for `route_mappings` and for other routes than query and document.",
+        ),
+        Row(
             [sentence.MODEL_FILE],
-            "`prompts`, `default_prompt_name`, `truncate_dim`, `max_active_dims`, `activation_fn`; PyLate's keys of ColBERT",
-            "Other keys are ignored: `similarity_fn_name` changes no vector.",
+            _listed(keys_read("sentence", sentence, late, spec)),
+            "Other keys are ignored. A prompt that is null is empty. `similarity_fn_name` changes no vector, and warns "
+            "unless it is the cosine or the vectors have length 1.",
         ),
         Row(
             sizes.LENGTH_FILES[:1],
-            "`max_seq_length`, `do_lower_case`, `processing_kwargs`, `modality_config`, `query_expansion`; else the first of "
+            f"`max_seq_length`, {_listed(keys_read('transformer', late, spec))}, `modality_config`, `processing_kwargs`, "
+            "`processor_kwargs`, `config_kwargs`, `model_kwargs`; without this file of the first of "
             f"{_listed(sizes.LENGTH_FILES[1:])}",
             f"Of `processing_kwargs`, {_listed(sentence.WITHOUT_EFFECT)} are ignored if they change no vector. "
-            "Loading fails for its other keys and for a `modality_config` of other outputs. Other keys are ignored.",
+            "Loading fails for its other keys and for a `modality_config` of other outputs. `processor_kwargs` replace "
+            f"{_listed(sorted(sizes.OF_TOKENIZER))} of tokenizer_config.json, and `config_kwargs` keys of config.json; "
+            f"{_listed(sorted(sizes.OF_LOADING))} are ignored, and loading fails for others and for `model_kwargs`. The older "
+            "names `tokenizer_args`, `config_args` and `model_args` are read too. Other keys are ignored.",
         ),
         Row(
             [*weights.WEIGHTS, *contents.INDEXES],
@@ -114,20 +159,22 @@ def rows() -> list[Row]:
         Row([heads.HEADS_FILE], "heads of `hybridtei train`", "Loading fails for another version."),
         Row(
             [rankers.OWN_FILE, "chat_template.jinja"],
-            "the template of a language model that ranks",
-            "Ignored for other models.",
+            "the template of a language model that ranks, the first one that is there; of a model with a head for scores if it "
+            "renders a query and a document",
+            "Ignored for other models. Without a template a language model that ranks warns, and joins both texts.",
         ),
         Row(["idf.json"], "SPLADE's weights of query tokens", "Loading fails for other content."),
         Row(
             ["artifact.metadata"],
-            "lengths and markers of Stanford's ColBERT",
-            "Other keys are ignored.",
+            f"of Stanford's ColBERT {_listed(keys_read('settings', late._stanford))}",
+            "Other keys are ignored. Loading fails if the vocabulary lacks a marker.",
         ),
         Row(
             [contents.ADAPTER],
             "its base's name",
             "Loading fails: adapters in separate files are not supported. The message has the code that merges them.",
         ),
+        Row([contents.GLINER], "its name", "Loading fails: not supported."),
         Row(
             list(contents.FOREIGN),
             "their names, if there are no other weights",

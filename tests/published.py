@@ -181,6 +181,7 @@ def write_jina(folder: Path, *, code: bool = False, **settings: Any) -> Path:
     """JinaBERT v2, or with `code` its implementation with norms of queries and keys, as Jina publishes them."""
     words = tokenizer("wordpiece")
     words.save_pretrained(folder)
+    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
     source = f"jinaai/{'jina-bert-v2-qk-post-norm' if code else 'jina-bert-implementation'}"
     config = {
         **tiny.ENCODER,

@@ -14,17 +14,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 285_948, "modules": 168}
+SIZE = {"tokens": 300_257, "modules": 178}
 LAWS = {
-    "over_100_columns": 1_817,
+    "over_100_columns": 1_867,
     "nested_conditionals": 15,
-    "conditionals": 1_084,
-    "literal_splats": 95,
-    "no_nouns": 487,
-    "comments_behind": 793,
-    "tokens_per_1000_code_lines": 8_358,
+    "conditionals": 1_123,
+    "literal_splats": 91,
+    "no_nouns": 488,
+    "comments_behind": 759,
+    "tokens_per_1000_code_lines": 8_362,
 }
-LONGEST_FILE_LINES = 459
+LONGEST_FILE_LINES = 499
 # What a change may leave between a count and its number, in thousandths of the number.
 SLACK = 5
 

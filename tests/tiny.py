@@ -179,6 +179,11 @@ def write_family(
     ):
         words.model_input_names = ["input_ids", "attention_mask"]
     words.save_pretrained(folder)
+    if model_type in TYPED:  # or transformers would feed them zeros
+        edit_json(
+            folder / "tokenizer_config.json",
+            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        )
     ids = {"pad_token_id": words.pad_token_id} if model_type != "modernbert" else MODERN_BERT_IDS
     config = getattr(transformers, f"{family.classes}Config")(
         **{"vocab_size": len(words), **ids, **family.settings, **settings}
@@ -208,13 +213,7 @@ def write_classifier(
     """A reranker (one label), classifier or tagger of a family."""
     names = {i: f"label-{i}" for i in range(labels)}
     more = {"id2label": names, "label2id": {name: i for i, name in names.items()}, **settings}
-    write_family(folder, model_type, task=f"For{task}", **more)
-    if model_type in TYPED:  # or transformers would feed them zeros
-        edit_json(
-            folder / "tokenizer_config.json",
-            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        )
-    return folder
+    return write_family(folder, model_type, task=f"For{task}", **more)
 
 
 TYPED = frozenset(

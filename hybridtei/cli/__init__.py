@@ -15,6 +15,7 @@ from hybridtei import __version__
 from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError, name_of
 from hybridtei.system import machine, memory
+from hybridtei.system.terminal import safe_streams
 
 # command -> the function that adds it and its flags, in the order of the help. Its module is imported when needed.
 COMMANDS = {
@@ -85,6 +86,11 @@ def _add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+    with safe_streams():
+        return _status(parser, argv)
+
+
+def _status(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     arguments, unknown = parser.parse_known_args(explicit_booleans(argv))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(without_values(unknown))}")

@@ -43,7 +43,7 @@ def add_ingest(commands: Commands) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="file or folder: txt, md, html, pdf, jsonl, csv, parquet, BEIR; in the image, user 10001 must be able to read it",
+        help="file or folder of texts, pages, PDF, office files, tables, mail, code, BEIR; in the image, user 10001 must be able to read it",
     )
     add_options(parser, IngestOptions, without=NO_INGEST_FLAGS)
     add_options(parser, CollectionPlan, without=OF_THE_MODEL)

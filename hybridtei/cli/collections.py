@@ -13,7 +13,7 @@ from msgspec import json
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_settings
 from hybridtei.config import StoreConfig
-from hybridtei.errors import UsageError
+from hybridtei.errors import UnknownCollection, UsageError
 from hybridtei.retrieval.store import opened, place_of, with_default
 from hybridtei.system.machine import require_extra
 
@@ -115,7 +115,16 @@ async def _aliases(schemas: CollectionSchemas, name: str) -> list[str]:
 
 async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
     """Delete a collection, its points and its aliases."""
-    store, name = schemas.store, str((await schemas.of(arguments.name)).stored_as)
+    store = schemas.store
+    try:
+        name = str((await schemas.of(arguments.name)).stored_as)
+    except UnknownCollection:
+        if arguments.name not in await store.aliases():
+            raise
+        # An alias of a collection that is gone
+        await store.drop(arguments.name)
+        print(f"deleted the alias {arguments.name}", file=sys.stderr)
+        return
     aliases = await _aliases(schemas, name)
     known = f", also known as {', '.join(aliases)}," if aliases else ""
     what = f"{name}{known} with {await store.count(name):,} points"

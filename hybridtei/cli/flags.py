@@ -28,6 +28,7 @@ MIRROR = "let a proxy mirror requests (deploy/nginx), and compare recorded ones 
 RETIRED: Mapping[str, str] = {
     **dict.fromkeys(("shadow", "shadow_rate", "shadow_api_key"), MIRROR),
     "http_workers": "one process speaks HTTP; on many cores start several servers, each with --reuse-port (deploy/scale.md)",
+    "table_under_load": 'leave it out; after a 429 a client can send "mode": "sparse" and "query_encoder": "table"',
     "chunking": "leave it out; for late chunks send `spans` to /embed_hybrid and store the vectors",
     "cuda_devices": "start a server for each GPU, with CUDA_VISIBLE_DEVICES=N and --reuse-port (notebooks/tuning.md)",
     **dict.fromkeys(("cuda_graphs", "torch_compile"), "leave it out: it made passes slower"),

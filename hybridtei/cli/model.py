@@ -1,6 +1,6 @@
 """Commands on a model: `train` makes a sparse and a multi-vector head for a frozen dense encoder, `export` writes ONNX files,
-`tune` measures backends and batch sizes, `pack` stores packed weights for later starts, `compare` explains the difference of
-two servers' vectors. `explain` prints the cause and remedy of an error, with the texts of `/page/errors.html`."""
+`tune` measures backends and batch sizes, `pack` stores packed weights for later starts, `compare` compares two servers'
+vectors. `explain` prints the cause and remedy of an error, with the texts of `/page/errors.html`."""
 
 from __future__ import annotations
 
@@ -238,10 +238,10 @@ def add_compare(commands: Commands) -> None:
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """Compare two servers' vectors by TEI's or OpenAI's API: can server B search an index that server A made?"""
-    from hybridtei.retrieval.evaluate.compare import Server, compare, replay
+    from hybridtei.retrieval.evaluate.compare import Endpoint, compare, replay
 
-    a = Server(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
-    b = Server(arguments.b, api_key=arguments.api_key_b, model=arguments.model_b)
+    a = Endpoint(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
+    b = Endpoint(arguments.b, api_key=arguments.api_key_b, model=arguments.model_b)
     try:
         if arguments.recorded is None:
             report = compare(a, b)

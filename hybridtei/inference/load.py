@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +147,15 @@ def find_model(config: ModelConfig) -> ModelSpec:
 
 
 def _declared(config: ModelConfig) -> ModelSpec:
+    read = partial(
+        read_spec,
+        pooling=config.pooling,
+        dense_path=config.dense_path,
+        trusted=config.trust_remote_code,
+    )
     if config.model_id == EMBEDDED_MODEL:
         folder, heads_file = embedded_model()
-        return read_spec(
-            folder, pooling=config.pooling, dense_path=config.dense_path, heads_file=heads_file
-        )
+        return read(folder, heads_file=heads_file)
     folder = resolve(
         config.model_id,
         revision=config.revision,
@@ -159,7 +164,7 @@ def _declared(config: ModelConfig) -> ModelSpec:
         offline=config.offline,
     )
     check_links(folder)
-    return read_spec(folder, pooling=config.pooling, dense_path=config.dense_path)
+    return read(folder)
 
 
 def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
-from hybridtei.errors import MissingArtifact
 from hybridtei.models.checkpoint.files import JsonObject, read_object, sha256_of
 from hybridtei.models.checkpoint.sizes import lengths
 from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
@@ -48,7 +47,7 @@ def fingerprint(
     ]
     parts: dict[str, str | None] = {
         "weights": _digest(weights) if weights else None,
-        "tokenizer": tokenizer_sha256(spec) if tokenizer_files(spec.folder) else None,
+        "tokenizer": spec.tokenizer_sha256,
         "pooling": _pooling(spec),
         "prompts": _digest(dict(spec.prompts or {})),
         "activation": _activation(spec),
@@ -87,15 +86,6 @@ def _order(folder: Path, file: Path) -> tuple[bool, tuple[str, ...]]:
     """Sort key: the checkpoint's files by relative path, then others by name. Hashes must not depend on absolute paths."""
     inside = file.is_relative_to(folder)
     return not inside, file.relative_to(folder).parts if inside else (file.name,)
-
-
-def tokenizer_sha256(spec: ModelSpec) -> str:
-    """Return the hash of the tokenizer's file, or of the files that it is built from. Equal hashes mean equal token ids, the
-    dimensions of sparse vectors. Raises MissingArtifact."""
-    files = [sha256_of(path) for path in tokenizer_files(spec.folder)]
-    if not files:
-        raise MissingArtifact(f"{spec.folder / 'tokenizer.json'}: missing")
-    return _digest(files) if len(files) > 1 else files[0]
 
 
 def _reading(spec: ModelSpec) -> str | None:
@@ -174,7 +164,7 @@ _beginning = Lock()
 
 def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerprint | None]:
     """Return the future fingerprint of `owner`'s model. The first call starts a thread that computes it; neither a start nor
-    the end of the process waits for it. None if a file is missing. `options`: arguments of `fingerprint`."""
+    the end of the process waits for it. None if a file is missing or changed since it was loaded. `options`: arguments of `fingerprint`."""
     with _beginning:
         if (found := _begun.get(owner)) is not None:
             return found
@@ -183,10 +173,17 @@ def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerpr
 
     def read() -> None:
         try:
-            made.set_result(fingerprint(spec, **options))
-        except OSError as error:
+            parts = fingerprint(spec, **options)
+        except Exception as error:  # of files that changed while they were read
             log.warning("no fingerprint: %s", error)
             made.set_result(None)
+            return
+        changed = spec.loaded_files.changed()
+        if changed is not None:
+            log.warning("no fingerprint: %s is not the file that was loaded", changed)
+            made.set_result(None)
+            return
+        made.set_result(parts)
 
     Thread(target=read, name="fingerprint", daemon=True).start()
     return made

@@ -3,7 +3,10 @@ and gRPC server."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
@@ -30,12 +33,15 @@ from hybridtei.system.machine import install_command
 from hybridtei.system.metrics import Registry
 from hybridtei.system.tracing import Recorder
 
+log = logging.getLogger(__name__)
+
 for _module in iter_modules(api.__path__):
     import_module(f"{api.__name__}.{_module.name}")  # which adds its routes to `ROUTES`
 
 if TYPE_CHECKING:
     from litestar.plugins import PluginProtocol
 
+    from hybridtei.retrieval.store.base import Store
     from hybridtei.retrieval.store.collection import CollectionSchemas
     from hybridtei.server.grpc.server import RpcServer
 
@@ -50,6 +56,17 @@ def context_for(
         )  # so an unreadable file stops the server before it listens
     metrics = RequestMetrics(registry, service.reader.max_input_length)
     return Context(service, server, model, registry, metrics)
+
+
+async def close_within(store: Store, seconds: float) -> None:
+    """Close a store that may have stopped: its engine keeps what it acknowledged, so the server's end waits no longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            await store.close()
+    except TimeoutError:
+        log.warning(
+            "%s has not answered for %g s: the server ends without it", store.place, seconds
+        )
 
 
 def create_models_app(
@@ -112,7 +129,7 @@ def create_models_app(
         *([rpc.stop] if rpc else []),
         models.stop,
         *on_stop,
-        *([schemas.store.close] if schemas else []),
+        *([partial(close_within, schemas.store, server.drain_seconds)] if schemas else []),
         *([recorder.close] if recorder else []),
     ]
     return app

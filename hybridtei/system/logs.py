@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import select
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,9 +25,8 @@ import orjson
 from hybridtei.config import fields_of
 from hybridtei.system.tracing import CURRENT, HandlerSpan
 
-CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u2028\u2029]"
-)  # characters that end a line or control a terminal
+# Characters that end a line or control a terminal
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 OFF = logging.CRITICAL + 1
 LEVELS = {"off": OFF, "error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO}
@@ -45,9 +43,13 @@ TARGETS = {
 NOISY = ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error", "opentelemetry")
 
 GATHER_SECONDS = 0.1
-LINES_WAITING = 8_000  # further lines are dropped and counted
+# Further lines are dropped.
+LINES_WAITING = 8_000
 FLUSH_SECONDS = 1.0
-SELDOM_SECONDS = 60.0
+STANDARD_OUTPUT = 1
+# The exporter of traces logs one failure a batch while its collector is away.
+REPETITIVE = "opentelemetry"
+REPETITIVE_SECONDS = 60.0
 
 
 class TextFormatter(logging.Formatter):
@@ -55,13 +57,16 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         span = CURRENT.get()
-        spans = "" if span is None else f"{':'.join(map(_written, span.from_outermost()))}: "
+        spans = "" if span is None else f"{':'.join(map(_span_text, span.from_outermost()))}: "
         message = _escaped(record.getMessage())
-        line = f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: {record.filename}:{record.lineno}: {message}"
-        trace = self.formatException(record.exc_info).split("\n") if record.exc_info else []
-        return "\n".join(
-            [line, *(f"    {_escaped(part)}" for part in trace)]
-        )  # indented: no log line
+        lines = [
+            f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: {record.filename}:{record.lineno}: {message}"
+        ]
+        if record.exc_info and record.exc_info[0]:
+            # Indented, so that no line of a trace looks like a log line
+            trace = self.formatException(record.exc_info).split("\n")
+            lines += [f"    {_escaped(line)}" for line in trace]
+        return "\n".join(lines)
 
 
 class JsonFormatter(logging.Formatter):
@@ -85,139 +90,98 @@ class JsonFormatter(logging.Formatter):
             entry["facts"] = record.facts
         span = CURRENT.get() if self._spans else None
         if span is not None:
-            chain = [{**one.fields(), "name": one.name} for one in span.from_outermost()]
-            entry |= {"span": chain[-1], "spans": chain}
-        if record.exc_info:
+            spans = [{**each.fields(), "name": each.name} for each in span.from_outermost()]
+            entry |= {"span": spans[-1], "spans": spans}
+        if record.exc_info and record.exc_info[0]:
             entry["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(entry).decode()
 
 
-class SeldomFilter(logging.Filter):
-    """Passes one line of OpenTelemetry's a minute, without its traceback: while a collector is away,
-    every export fails."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._passed = -SELDOM_SECONDS
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not record.name.startswith("opentelemetry"):
-            return True
-        if record.created - self._passed < SELDOM_SECONDS:
-            return False
-        self._passed = record.created
-        if record.exc_info and record.exc_info[1] is not None:
-            record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]!r}", ()
-        record.exc_info = None
-        return True
-
-
 class LineHandler(QueueHandler):
-    """Passes lines to the only thread that writes, so logging never waits for a reader. The caller's thread formats the line,
-    since its span and arguments belong to that thread.
+    """Queues lines, so logging never waits for a reader. It formats a line at once, since spans belong to the caller's context.
 
     The queue's `put` is reentrant, since a destructor may log during a `put`.
     """
 
+    queue: SimpleQueue[Any]
+
     def __init__(self) -> None:
-        self._lines: SimpleQueue[Any] = SimpleQueue()
-        super().__init__(self._lines)
-        self._left_out = 0
-        LineListener(self._lines).start()
+        super().__init__(SimpleQueue())
+        LineListener(self.queue).start()
 
     def prepare(self, record: logging.LogRecord) -> str:
         return f"{self.format(record)}\n"
 
     def enqueue(self, record: Any) -> None:
-        """Queue a line, or count it as dropped if LINES_WAITING wait already."""
-        if self._lines.qsize() >= LINES_WAITING:
-            self._left_out += 1
-            return
-        self._tell_left_out()
-        self._lines.put(record)
+        if self.queue.qsize() < LINES_WAITING:
+            self.queue.put(record)
 
     def flush(self) -> None:
         """Wait at most FLUSH_SECONDS until every line logged so far is written."""
-        self._tell_left_out()
         written = threading.Event()
-        self._lines.put(written)
+        self.queue.put(written)
         written.wait(FLUSH_SECONDS)
-
-    def _tell_left_out(self) -> None:
-        if self._left_out:
-            message = "%d lines were left out here: standard output is too slow"
-            record = logging.LogRecord(
-                __name__, logging.WARNING, __file__, 0, message, (self._left_out,), None
-            )
-            self._left_out = 0
-            self._lines.put(self.prepare(record))
 
 
 class LineListener(QueueListener):
-    """Writes the lines of GATHER_SECONDS to standard output by one write, since a write a line costs more than the line.
+    """Writes the lines of GATHER_SECONDS to standard output together, since a write a line costs more than the line.
 
-    It bypasses the stream's buffer: at the end of the process, a thread blocked inside the buffer makes Python abort.
+    It bypasses `sys.stdout`: at the end of the process, a thread blocked inside its buffer makes Python abort.
     """
 
-    def __init__(self, lines: SimpleQueue[Any]) -> None:
-        super().__init__(lines)
-        self._lines = lines
-        self._stream = sys.stdout
-        self._encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        self._descriptor: int | None = None
-        with suppress(AttributeError, OSError, ValueError):
-            self._descriptor = self._stream.fileno()
-        self._piece = b""
-
-    def dequeue(self, block: bool) -> Any:
-        """Return the next line. If the queue was empty, first let more lines gather."""
-        is_first = self._lines.empty()
-        line = self._lines.get(block)
-        if is_first:
-            time.sleep(GATHER_SECONDS)
-        return line
+    queue: SimpleQueue[Any]
 
     def handle(self, record: Any) -> None:
-        """Collect a line and write all collected ones when the queue is empty. Set an event once all earlier lines are written.
+        """Write all lines that wait, in pieces of whole lines that a pipe takes at once: otherwise processes that share it would
+        mix lines. Set each event that `flush` queued."""
+        time.sleep(GATHER_SECONDS)
+        piece = b""
+        while True:
+            is_event = isinstance(record, threading.Event)
+            line = b"" if is_event else record.encode(errors="backslashreplace")
+            if is_event or len(piece) + len(line) > select.PIPE_BUF:
+                _write(piece)
+                piece = b""
+            if is_event:
+                record.set()
+            piece += line
+            if self.queue.empty():
+                break
+            record = self.dequeue(block=True)
+        _write(piece)
 
-        Each write has whole lines, at most as many as a pipe takes at once: otherwise processes that share it would mix lines.
-        """
-        line = (
-            b""
-            if isinstance(record, threading.Event)
-            else record.encode(self._encoding, "backslashreplace")
-        )
-        if len(self._piece) + len(line) > select.PIPE_BUF:
-            self._write()
-        self._piece += line
-        if not line or self._lines.empty():
-            self._write()
-        if not line:
-            record.set()
 
-    def _write(self) -> None:
-        left, self._piece = memoryview(self._piece), b""
-        with suppress(
-            OSError, ValueError
-        ):  # the reader has ended or the stream is closed: the error cannot be reported
-            if self._descriptor is None:
-                self._stream.write(str(left, self._encoding))
-                self._stream.flush()
-                return
-            while left:
-                try:
-                    left = left[os.write(self._descriptor, left) :]
-                except BlockingIOError:  # another process made the shared pipe non-blocking
-                    select.select([], [self._descriptor], [])
+def _write(piece: bytes) -> None:
+    # If the reader has ended, the error cannot be reported
+    with suppress(OSError):
+        while piece:
+            try:
+                piece = piece[os.write(STANDARD_OUTPUT, piece) :]
+            except BlockingIOError:
+                # Another process made the shared pipe non-blocking
+                select.select([], [STANDARD_OUTPUT], [])
+
+
+class Repetitions:
+    """A filter that passes one line a minute of the exporter of traces, and every line of other loggers."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(REPETITIVE):
+            return True
+        if record.created < self._next_s:
+            return False
+        self._next_s = record.created + REPETITIVE_SECONDS
+        return True
 
 
 def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
     """Send all log records to standard output from now on. `level`: a filter in TEI's format; `spans`: write them in JSON."""
     base, targets = read_filter(level)
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
     handler = LineHandler()
-    handler.addFilter(SeldomFilter())
+    handler.addFilter(Repetitions())
     handler.setFormatter(JsonFormatter(spans=spans) if json_output else TextFormatter())
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = (
         False  # not shown, and slow
@@ -259,7 +223,7 @@ def _part(target: str) -> str:
     return ".".join(filter(None, (TARGETS.get(head, head), rest)))
 
 
-def _written(span: HandlerSpan) -> str:
+def _span_text(span: HandlerSpan) -> str:
     fields = " ".join([f'{name}="{value}"' for name, value in span.fields().items()])
     return f"{span.name}{{{fields}}}" if fields else span.name
 

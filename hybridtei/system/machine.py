@@ -202,7 +202,7 @@ def _check_status(path: Path, status: os.stat_result) -> None:
     else:
         return
     raise UnsafeFile(
-        f"{path} {fault}, so it was not opened: it may have come with somebody else's files; "
+        f"{path} {fault}, so it was not opened: it may have come with another user's files; "
         "remove it, or choose another folder"
     )
 

@@ -26,22 +26,15 @@ class Retries:
     `patience_s`, there is no further try.
     """
 
-    def __init__(
-        self,
-        patience_s: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, patience_s: float) -> None:
         self.tries = 0
         self._patience_s = patience_s
-        self._clock, self._jitter = clock, jitter
-        self._began_s = clock()
+        self._began_s = time.monotonic()
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the first try."""
-        return self._clock() - self._began_s
+        return time.monotonic() - self._began_s
 
     def pause_s(self, asked_s: float | None = None) -> float | None:
         """After a failed try: the seconds until the next one; None: give up. `asked_s`: the pause that the server asks for."""
@@ -52,22 +45,15 @@ class Retries:
         if asked_s is not None:
             return asked_s
         pause_s: float = min(FIRST_PAUSE_S * 2 ** min(self.tries - 1, 20), LONGEST_PAUSE_S)
-        return min(pause_s * (1 - self._jitter() / 2), left_s)
+        return min(pause_s * (1 - random.random() / 2), left_s)
 
 
-async def retry_unavailable(
-    attempt: Callable[[], Awaitable[T]],
-    patience_s: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    jitter: Callable[[], float] = random.random,
-) -> T:
+async def retry_unavailable(attempt: Callable[[], Awaitable[T]], patience_s: float) -> T:
     """Call `attempt`, and retry it after StoreUnavailable until `patience_s` after the first try.
 
     `Retries` gives the pauses. Raises the last StoreUnavailable, with the number of tries, and other errors at once.
     """
-    retries = Retries(patience_s, clock=clock, jitter=jitter)
+    retries = Retries(patience_s)
     while True:
         try:
             return await attempt()
@@ -79,7 +65,7 @@ async def retry_unavailable(
                 count = "once" if retries.tries == 1 else f"{retries.tries} times"
                 message = f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} s)"
                 raise StoreUnavailable(message, error.retry_after_s, is_counted=True) from error
-        await sleep(pause_s)
+        await asyncio.sleep(pause_s)
 
 
 def retry_after_s(headers: Any) -> float | None:

@@ -81,6 +81,15 @@ def test_delete_asks(folder, capsys, monkeypatch):
     assert ran(capsys) == (0, "", f"no collections: embedded Qdrant in {folder / 'qdrant'}\n")
 
 
+def test_an_alias_of_a_collection_that_is_gone_can_be_deleted(folder, capsys):
+    """As after a command that was killed between its two writes."""
+    alias = folder / "qdrant" / "lost"
+    alias.mkdir()
+    (alias / "layout.json").write_text('{"alias_of": "gone"}')
+    assert ran(capsys, "delete", "lost", "--yes") == (0, "", "deleted the alias lost\n")
+    assert "lost" not in ran(capsys)[1]
+
+
 def test_from_a_folder_to_a_server_and_back(folder, capsys):
     assert ran(capsys, "export", "-o", "docs.jsonl", "docs", "--quiet") == (
         0,

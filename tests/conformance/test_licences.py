@@ -13,6 +13,7 @@ from conformance.licences import dependencies, verdict
         ("BSD-3-Clause AND Zlib", "similar"),
         ("ISC License (ISCL)", "similar"),
         ("LGPL-3.0", "other"),
+        ("BSD-3-Clause, Apache-2.0, dependency licenses", "other"),
         ("none", "other"),
     ],
 )
@@ -24,3 +25,7 @@ def test_extras_count() -> None:
     assert {"hybridtei", "numpy", "torch", "ray", "qdrant-client", "grpcio"} <= set(
         dependencies("hybridtei")
     )
+
+
+def test_a_text_that_a_reader_of_the_package_knows() -> None:
+    assert verdict("pypdfium2", "BSD-3-Clause, Apache-2.0, dependency licenses") == "similar"

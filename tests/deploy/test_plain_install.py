@@ -33,7 +33,10 @@ ABSENT = (
     ),
     *("mcp", "matplotlib", "opentelemetry", "ray"),
 )
-STORE = ("grpc", "qdrant_client", "qdrant_edge", "pypdf", "selectolax", "semantic_text_splitter")
+STORE = (
+    *("grpc", "qdrant_client", "qdrant_edge", "pypdfium2", "selectolax", "semantic_text_splitter"),
+    *("charset_normalizer", "webencodings"),
+)
 PLAIN = f"""
 import sys
 

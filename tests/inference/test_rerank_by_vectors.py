@@ -112,7 +112,7 @@ def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_
     tiny.write_m3(tmp_path)
     (tmp_path / "colbert_linear.pt").unlink()
     encoder = Encoder.load(str(tmp_path))
-    assert encoder.rerank(QUERY, DOCUMENTS, weights="mkqa")
+    assert encoder.rerank(QUERY, DOCUMENTS, weights="m3")
     assert encoder.rerank(QUERY, DOCUMENTS, weights=RankWeights(1, 1, 0)) == encoder.rerank(
         QUERY, DOCUMENTS
     )

@@ -10,7 +10,7 @@ import pytest
 from hybridtei.models.checkpoint.files import embedded_model
 from hybridtei.models.checkpoint.layers import with_tanh_gelu
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.models.fingerprint import fingerprint
+from hybridtei.models.fingerprint import begin, fingerprint
 from tests import tiny
 from tests.server.live import commanded
 
@@ -67,6 +67,26 @@ def test_a_folder_that_is_gone_has_none(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "nothing")
     with pytest.raises(OSError, match=r"No such file"):
         fingerprint(spec)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+@pytest.mark.parametrize("change", ["cut", "gone", "other"])
+def test_files_that_change_after_the_load_give_none(tmp_path: Path, name: str, change: str) -> None:
+    """The vectors are those of the loaded files: a search goes on, without a comparison of fingerprints."""
+    folder = tiny.write_bert(tmp_path)
+    spec, file = read_spec(folder), folder / name
+    if change == "gone":
+        file.unlink()
+    elif change == "cut":
+        file.write_bytes(file.read_bytes()[:20])
+    else:
+        file.write_bytes(file.read_bytes() + b"\n")
+    assert begin(Owner(), spec).result(timeout=30) is None
+    assert spec.tokenizer_sha256 is not None
+
+
+class Owner:
+    """What a fingerprint is kept for."""
 
 
 def test_where_the_folders_lie_does_not_count(tmp_path: Path) -> None:

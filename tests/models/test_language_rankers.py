@@ -1,6 +1,7 @@
 """Language models that rank: as trained, converted, or saved by sentence-transformers; no user's text acts as a command."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,29 @@ def test_arguments_of_the_chat_template_are_the_checkpoints(tmp_path: Path) -> N
     tiny.edit_json(tmp_path / "saved" / "sentence_bert_config.json", processing_kwargs=chosen)
     with pytest.raises(LoadError, match="continue_final_message"):
         read_spec(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 9 ** 99999999 }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 9999999999 }}",
+        "{{ raise_exception('never') }}",
+    ],
+)
+def test_a_template_that_never_ends_or_fills_memory_is_refused(
+    tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridtei.models.checkpoint.chat_template.MAX_SECONDS", 1)
+    tiny.write_family(tmp_path, "qwen3", task="ForCausalLM")
+    (tmp_path / "chat_template.jinja").write_text(CHAT)
+    modules = [Transformer(str(tmp_path), transformer_task="text-generation"), LogitScore(5, 9)]
+    saved = tmp_path / "saved"
+    CrossEncoder(modules=modules, device="cpu").save(str(saved))
+    (saved / "chat_template.jinja").write_text(template)
+    with pytest.raises(LoadError, match=re.escape("chat_template.jinja")):
+        read_spec(saved)
 
 
 CHAT = (

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.errors import StoreError, StoreUnavailable
-from hybridtei.system.retries import LONGEST_PAUSE_S, retry_unavailable
+from hybridtei.system import retries
+from hybridtei.system.retries import LONGEST_PAUSE_S
 
 
 class Time:
@@ -34,11 +36,11 @@ def run(time: Time, outcomes: list[Any], patience_s: float, jitter: float = 0.0)
             raise outcome
         return outcome
 
-    return asyncio.run(
-        retry_unavailable(
-            attempt, patience_s, clock=time.clock, sleep=time.sleep, jitter=lambda: jitter
-        )
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retries, "time", SimpleNamespace(monotonic=time.clock))
+        patch.setattr(retries, "random", SimpleNamespace(random=lambda: jitter))
+        patch.setattr(retries, "asyncio", SimpleNamespace(sleep=time.sleep))
+        return asyncio.run(retries.retry_unavailable(attempt, patience_s))
 
 
 def test_pauses_double_up_to_a_longest_and_end_with_the_patience() -> None:

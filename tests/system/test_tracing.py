@@ -1,12 +1,12 @@
 """Handlers as spans: durations as Rust writes them, names, nesting, and what is logged within."""
 
 import asyncio
-import io
 import json
 import logging
+import os
 import re
-import sys
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -99,9 +99,11 @@ REFUSED = [
 
 
 def test_each_inference_is_logged_and_each_failure(
-    root: logging.Logger, monkeypatch: pytest.MonkeyPatch
+    root: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sys, "stdout", lines := io.StringIO())
+    lines = tmp_path / "lines"
+    descriptor = os.open(lines, os.O_CREAT | os.O_WRONLY)
+    monkeypatch.setattr(logs, "STANDARD_OUTPUT", descriptor)
     logs.configure(json_output=True, level="info")
     with serving() as running:
         for path, body, _ in SENT:
@@ -109,7 +111,8 @@ def test_each_inference_is_logged_and_each_failure(
         for path, body, _ in REFUSED:
             assert running.post(path, body).is_client_error, path
     root.handlers[0].flush()
-    entries = [json.loads(line) for line in lines.getvalue().splitlines() if '"spans"' in line]
+    os.close(descriptor)
+    entries = [json.loads(line) for line in lines.read_text().splitlines() if '"spans"' in line]
     done = [entry for entry in entries if entry["message"] == "Success"]
     assert [[span["name"] for span in entry["spans"]] for entry in done] == [
         names for *_, names in SENT if names

@@ -15,12 +15,12 @@ from pathlib import Path
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.base import Backend, Routed
-from hybridtei.inference.backends.graph.onnx_files import find_own_graph
+from hybridtei.inference.backends.graph.onnx_files import check_graphs, find_own_graph
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.models.checkpoint.contents import has_readable, no_weights
 from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
-from hybridtei.models.checkpoint.weights import Weights, has_weights
+from hybridtei.models.checkpoint.weights import Weights, has_weights, weight_files
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
         )
     if not has_readable(spec.folder) and find_own_graph(spec) is None:
         raise no_weights(spec.folder)
+    if not weight_files(spec.folder):
+        check_graphs(spec, config.backend, config.dtype)
     fault = None if config.backend in ("ort", "openvino") else no_gpu()
     if fault is not None:
         log.log(logging.WARNING if NVIDIA.exists() else logging.INFO, "no GPU is used: %s", fault)

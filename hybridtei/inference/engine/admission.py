@@ -1,20 +1,19 @@
 """Bounds the number of inputs inside (`Admission`), their chunks (`Bounds`) and their time (`Deadlines`).
 
-Over HTTP a request without a free permit is refused at once. Over gRPC, streams and reranking wait,
-and carry permits into the tasks that they start, so that the same handlers serve both.
+A request without a free permit is refused at once. A gRPC stream takes a permit a message and
+carries it into the task that it starts, so that the same handlers serve both.
 
-A request of many inputs runs in several turns with the same permits, and a waiting stream may have
-endless messages. A few of these could hold all permits for minutes, so they leave a share of the
-permits to requests of one turn, such as queries.
+A request of many inputs runs in several turns with the same permits, and a stream may have endless
+messages. A few of these could hold all permits for minutes, so they leave a share of the permits to
+requests of one turn, such as queries.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Start = Callable[[], Coroutine[Any, Any, T]]
-SHARE_LEFT = (
-    4  # 1 / SHARE of the permits is not given to requests of several turns or to waiting callers
-)
-GATHERERS = 16  # 1 / SHARE of the permits may go to calls that still read their inputs
+# 1 / SHARE of the permits is not given to requests of several turns or to streams
+SHARE_LEFT = 4
+# 1 / SHARE of the permits is the number of calls that may read their inputs at a time
+GATHERERS = 16
 
 
 def permits_for(permits: int, backend: Backend, budget_tokens: int) -> int:
@@ -45,8 +44,7 @@ def permits_for(permits: int, backend: Backend, budget_tokens: int) -> int:
 
 
 def max_of_turns(permits: int) -> int:
-    """Return how many of `permits` all requests of several turns, and all waiting callers, may hold
-    together."""
+    """Return how many of `permits` all requests of several turns, and all streams, may hold together."""
     return max(1, permits - permits // SHARE_LEFT)
 
 
@@ -194,24 +192,15 @@ class _Inside:
         self._admission, self._inputs, self._turns, self._taken = admission, inputs, turns, 0
 
     def __enter__(self) -> None:
-        admission, inputs = self._admission, self._inputs
         carrier, carried = _carried.get()
-        if carrier is admission and inputs <= carried:
+        if carrier is self._admission and self._inputs <= carried:
             return
-        if inputs > admission.free - (admission.left if self._turns else 0):
-            raise Overloaded
-        admission.free -= inputs
-        self._taken = inputs
+        self._admission.take(self._inputs, turns=self._turns)
+        self._taken = self._inputs
 
     def __exit__(self, *_: object) -> None:
         if self._taken:
             self._admission.give_back(self._taken)
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    missing: int
-    served: asyncio.Future[None]
 
 
 class Admission:
@@ -220,15 +209,6 @@ class Admission:
     def __init__(self, permits: int) -> None:
         self.permits = self.free = permits
         self.left = permits - max_of_turns(permits)
-        self._waiting: deque[_Waiter] = deque()
-        self.gathering = asyncio.Semaphore(
-            max(permits // GATHERERS, 1)
-        )  # calls that collect inputs before they are ranked
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting callers."""
-        return len(self._waiting)
 
     def inside(self, inputs: int, *, turns: bool = False) -> _Inside:
         """A context that holds one permit an input. `turns`: for several turns. Raises Overloaded
@@ -236,41 +216,15 @@ class Admission:
         none."""
         return _Inside(self, inputs, turns)
 
-    async def wait(self, inputs: int) -> int:
-        """Wait for one permit an input. Return the number taken, at most what waiting callers may
-        hold.
-
-        First come, first served: the first waiting caller collects all permits that others give
-        back.
-        """
-        inputs = min(inputs, self.permits - self.left)
-        waiter = _Waiter(inputs, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
-        self._serve()
-        try:
-            await waiter.served
-        except asyncio.CancelledError:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            self.give_back(inputs - waiter.missing)
-            raise
-        return inputs
+    def take(self, inputs: int, *, turns: bool = False) -> None:
+        """Take one permit an input. Raises Overloaded."""
+        if inputs > self.free - (self.left if turns else 0):
+            raise Overloaded
+        self.free -= inputs
 
     def give_back(self, permits: int) -> None:
         """Give permits back."""
         self.free += permits
-        if self._waiting:
-            self._serve()
-
-    @asynccontextmanager
-    async def held(self, inputs: int) -> AsyncIterator[None]:
-        """A context that waits for permits and carries them."""
-        permits = await self.wait(inputs)
-        try:
-            with self.carrying(inputs):
-                yield
-        finally:
-            self.give_back(permits)
 
     @contextmanager
     def carrying(self, inputs: int) -> Iterator[None]:
@@ -281,18 +235,6 @@ class Admission:
             yield
         finally:
             _carried.reset(before)
-
-    def _serve(self) -> None:
-        while self._waiting:
-            first = self._waiting[0]
-            taken = min(first.missing, max(self.free - self.left, 0))
-            self.free -= taken
-            first.missing -= taken
-            if first.missing:
-                return
-            self._waiting.popleft()
-            if not first.served.done():
-                first.served.set_result(None)
 
 
 _carried: ContextVar[tuple[Admission | None, int]] = ContextVar(

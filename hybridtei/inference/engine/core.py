@@ -257,16 +257,23 @@ class EngineCore:
         lengths = [waiting.tokens - prefix for waiting in alike]
         waiting_tokens = queue.tokens - prefix * len(alike)
         idle = device_idle and self.running == 0 and self.waiting_tokens == queue.tokens
-        budget = share(lengths, waiting_tokens, self._lanes[kind], self.max_tokens, idle=idle)
-        if idle:  # all waiting work is one burst: the other lanes take parts of the same size
-            self._parts_left, self._part_tokens = self._lanes[kind] - 1, budget
-        elif self._parts_left:
+        lanes = self._lanes[kind]
+        joins = not idle and self._parts_left > 0
+        budget = share(
+            lengths,
+            waiting_tokens,
+            lanes,
+            self.max_tokens,
+            idle=idle,
+            burst=self._part_tokens if joins else 0,
+            prefix=prefix,
+        )
+        if idle:
+            # All waiting work is one burst: the other lanes take parts of the same size
+            self._parts_left = lanes - 1
+            self._part_tokens = budget
+        elif joins:
             self._parts_left -= 1
-            budget = max(budget, self._part_tokens)
-        if (
-            prefix and sum(lengths) <= budget + prefix
-        ):  # a second pass would compute the prefix again
-            budget = sum(lengths)
         chosen = self._choose(queue, head, budget)
         if not chosen:
             return None

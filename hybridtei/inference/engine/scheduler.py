@@ -86,18 +86,16 @@ class EngineRequest:
         return Timings(queue_ns=self.queue_ns // n, inference_ns=self.inference_ns // n)
 
 
-EXPRESS_TOKENS = 48  # tokens of the longest express request: some milliseconds of one core
-EXPRESS_BACKLOG_TOKENS = (
-    8192  # with more waiting tokens, short requests are bulk work in small pieces
-)
-ALLOWED = {
-    Padding.ATTENTION: 1.06,
-    Padding.ALL: 1.25,
-}  # bound of a batch's cost, as a multiple of its useful tokens
-ATTENTION_TOKENS = (
-    1000  # length of texts in which attention costs as much as the rest, in small models
-)
-MIN_SHARE_TOKENS = 128  # in smaller batches a core waits for memory
+# Tokens of the longest express request: some milliseconds of one core
+EXPRESS_TOKENS = 48
+# With more waiting tokens, short requests are bulk work in small pieces
+EXPRESS_BACKLOG_TOKENS = 8192
+# The bound of a batch's cost, as a multiple of its useful tokens
+ALLOWED = {Padding.ATTENTION: 1.06, Padding.ALL: 1.25}
+# The length of texts in which attention costs as much as the rest, in small models
+ATTENTION_TOKENS = 1000
+# In smaller batches a core waits for memory
+MIN_SHARE_TOKENS = 128
 
 
 def lane_for(request_tokens: int, backlog_tokens: int) -> LaneKind:
@@ -110,17 +108,34 @@ def lane_for(request_tokens: int, backlog_tokens: int) -> LaneKind:
 
 
 def share(
-    lengths: Sequence[int], waiting_tokens: int, lanes: int, max_tokens: int, *, idle: bool = False
+    lengths: Sequence[int],
+    waiting_tokens: int,
+    lanes: int,
+    max_tokens: int,
+    *,
+    idle: bool = False,
+    burst: int = 0,
+    prefix: int = 0,
 ) -> int:
-    """Return the token budget of one batch if `lanes` share the waiting work, so that no lane takes all while another idles.
+    """Return the token budget of one batch. Each rule edits what the rule above it left.
 
-    `lengths`: of the next sequences. `idle`: no pass runs. If one sequence is then longer than a lane's part, one pass on all
-    cores may take all waiting work, since dividing it would not end earlier.
+    | if | the budget is |
+    | --- | --- |
+    | always | a lane's part of the waiting tokens, so that no lane takes all while another idles; at least MIN_SHARE_TOKENS |
+    | `idle`, one pass holds all, a sequence is longer than the part | `max_tokens`, since dividing would not end earlier |
+    | always | at least `burst`, the budget of the lane that began the burst |
+    | all `lengths` fit if `prefix` tokens are added | all of them, since a second pass would compute the prefix again |
+
+    `lengths`: of the next sequences. `idle`: no pass runs.
     """
     part = -(-waiting_tokens // lanes)
+    budget = min(max_tokens, max(MIN_SHARE_TOKENS, part))
     if idle and waiting_tokens <= max_tokens and max(lengths, default=0) > part:
-        return max_tokens
-    return min(max_tokens, max(MIN_SHARE_TOKENS, part))
+        budget = max_tokens
+    budget = max(budget, burst)
+    if prefix and sum(lengths) <= budget + prefix:
+        budget = max(budget, sum(lengths))
+    return budget
 
 
 def price(useful: int, sequences: int, longest: int, padding: Padding, prefix: int = 0) -> float:

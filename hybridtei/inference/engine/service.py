@@ -25,6 +25,7 @@ from hybridtei.errors import (
 )
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.admission import (
+    GATHERERS,
     Admission,
     Answered,
     Bounds,
@@ -86,6 +87,8 @@ class EngineService:
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
         self.beside = Admission(MAX_ASIDE)
+        # Calls that collect inputs before they are ranked
+        self.gathering = Admission(max(config.max_concurrent_requests // GATHERERS, 1))
         self.deadlines = Deadlines(config.request_timeout)
 
     async def start(self) -> None:

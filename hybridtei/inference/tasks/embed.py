@@ -172,8 +172,12 @@ class Embed(Task[Embeddings]):
     def _reader(self, model: Model) -> tuple[TextReader, str | None]:
         """Return the reader of the inputs, and the name of their prompt."""
         side = self.side(model.spec)
-        if side is not None and self.prompt_name is None:
-            return of_side(model.reader, side), None
+        if side is not None:
+            reader = of_side(model.reader, side)
+            if self.prompt_name in PROMPTS:
+                reader.prompts.named(self.prompt_name)
+                return reader, None
+            return reader, self.prompt_name
         return model.reader, self.prompt(model.reader.prompts)
 
     def prompt(self, prompts: Prompts) -> str | None:
@@ -187,9 +191,14 @@ class Embed(Task[Embeddings]):
         return prompts.own
 
     def route(self, spec: ModelSpec) -> str | None:
-        """Return the router's route of the inputs: by their type, or by a prompt with a type's name."""
+        """Return the router's route of the inputs."""
+        return self.kind or spec.default_route
+
+    @property
+    def kind(self) -> str | None:
+        """The inputs' type: the request's, or that of a prompt with a type's name."""
         named = next((kind for kind, names in PROMPTS.items() if self.prompt_name in names), None)
-        return self.input_type or named or spec.default_route
+        return self.input_type or named
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
         states = spec.hidden_size if Head.TOKENS in self.heads else 0
@@ -267,9 +276,11 @@ class Embed(Task[Embeddings]):
     ) -> Ragged:
         """Cut, merge and normalise multi-vectors as the checkpoint and the request specify. `input_ids`: each row's token, if
         the request's budget merges."""
-        rows, is_unit = Ragged(cut(rows.values, self.dimensions), rows.offsets), False
+        rows = Ragged(cut(rows.values, self.dimensions), rows.offsets)
+        is_ready = model.spec.late is not None and not model.spec.late.is_unit
         if side is not None and side.pooling is not None:
-            rows, is_unit = pooled(Ragged(unit(rows.values), rows.offsets), side.pooling), True
+            values = rows.values if is_ready else unit(rows.values)
+            rows, is_ready = pooled(Ragged(values, rows.offsets), side.pooling), True
         elif (
             self._budget is not None
             and self._budget.max_tokens is not None
@@ -280,7 +291,7 @@ class Embed(Task[Embeddings]):
             )
         if self._budget is not None:
             return budgeted(rows, self._budget)
-        return rows if is_unit else Ragged(unit(rows.values), rows.offsets)
+        return rows if is_ready else Ragged(unit(rows.values), rows.offsets)
 
     @property
     def _budget(self) -> MultivectorBudget | None:
@@ -302,7 +313,7 @@ class Embed(Task[Embeddings]):
         """Return a late-interaction model's settings for the inputs."""
         if spec.late is None:
             return None
-        return spec.late.query if self.input_type == "query" else spec.late.document
+        return spec.late.query if self.kind == "query" else spec.late.document
 
 
 def heads_named(names: Iterable[str]) -> frozenset[Head]:

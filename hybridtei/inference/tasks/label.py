@@ -45,14 +45,17 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class Classify(Task[Classified]):
-    """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to one input. `max_tokens`: as for
-    `Model.limited`."""
+    """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to one input.
+
+    `max_tokens`: as for `Model.limited`. `as_tei`: a regression's numbers become probabilities too.
+    """
 
     inputs: Sequence[Text]
     truncate: bool = True
     direction: Direction | None = None
     raw_scores: bool = False
     max_tokens: int | None = None
+    as_tei: bool = False
     checks_first: ClassVar[bool] = True
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
 
@@ -83,13 +86,10 @@ class Classify(Task[Classified]):
     ) -> Classified:
         assert outputs.scores is not None
         assert model.spec.classifier is not None
-        logits = refuse_nan(outputs.scores)
-        scores = (
-            logits
-            if self.raw_scores
-            else probabilities(logits, multi_label=model.spec.classifier.multi_label)
-        )
-        return Classified(scores, model.spec.labels)
+        head, logits = model.spec.classifier, refuse_nan(outputs.scores)
+        if self.raw_scores or (head.is_regression and not self.as_tei):
+            return Classified(logits, model.spec.labels)
+        return Classified(probabilities(logits, multi_label=head.multi_label), model.spec.labels)
 
 
 def probabilities(logits: Floats, *, multi_label: bool = False) -> Floats:

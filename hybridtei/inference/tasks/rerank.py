@@ -21,7 +21,7 @@ from hybridtei.inference.tasks.label import probabilities
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans, relevant_spans
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.tokenizer import Direction
-from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, refuse_nan
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, best_first, refuse_nan
 
 MAX_CHUNK_DOCUMENTS = 256
 MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents, whose token vectors take some 60 MB
@@ -41,16 +41,33 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Scores float32[n] in the order of the documents. `query`: its vectors, which later chunks reuse. `spans`: on request."""
+    """Scores float32[n] in the order of the documents. `query`: its vectors, which later chunks
+    reuse. `spans`: on request. `logits`: what the scores were made from, which orders documents
+    whose scores round to the same number."""
 
     scores: Floats
     query: Embeddings | None = None
     spans: Sequence[Sequence[RelevantSpan]] = ()
+    logits: Floats | None = None
+
+    @property
+    def order(self) -> list[int]:
+        """Return the documents' numbers, the best first."""
+        numbers: list[int] = best_first(
+            self.scores if self.logits is None else self.logits
+        ).tolist()
+        return numbers
 
     @staticmethod
     def concat(parts: Sequence[Scored]) -> Scored:
         spans = [spans for part in parts for spans in part.spans]
-        return Scored(np.concatenate([part.scores for part in parts]), parts[0].query, spans)
+        logits = [part.logits for part in parts if part.logits is not None]
+        return Scored(
+            np.concatenate([part.scores for part in parts]),
+            parts[0].query,
+            spans,
+            np.concatenate(logits) if logits else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +142,8 @@ class Rerank(_Question):
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
         assert outputs.scores is not None
         logits = refuse_nan(outputs.scores)
-        return Scored((logits if self.raw_scores else probabilities(logits))[:, 0])
+        scores = logits if self.raw_scores else probabilities(logits)
+        return Scored(scores[:, 0], logits=logits[:, 0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +180,12 @@ PRESETS: Mapping[str, RankWeights] = {
     "m3-long": RankWeights(0.15, 0.5, 0.35),
     "m3-two": RankWeights(1.0, 0.3, 0.0),
 }
-OLDER_NAMES: Mapping[str, str] = {"mkqa": "m3", "mldr": "m3-long"}  # of 0.1, until 0.3
 VECTORS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
 def preset(name: str) -> RankWeights | None:
     """Return the weights of this name, or None."""
-    return PRESETS.get(OLDER_NAMES.get(name, name))
+    return PRESETS.get(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ class ClassifierHead:
     trunk: str
     labels: tuple[str, ...]
     multi_label: bool = False
+    is_regression: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -296,6 +297,7 @@ def find_classifier(
         f"{trunk}.",
         labels,
         config.get("problem_type") == "multi_label_classification",
+        config.get("problem_type") == "regression",
     )
 
 
@@ -428,9 +430,9 @@ def _labels(config: JsonObject) -> tuple[str, ...]:
     if (
         not keys
         or sorted(labels) != sorted(keys)
-        or not all(isinstance(label, str) for label in labels.values())
+        or not all(isinstance(label, str | int | float) for label in labels.values())
     ):
         raise LoadError(
             f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}'
         )
-    return tuple(labels[key] for key in keys)
+    return tuple(str(labels[key]) for key in keys)

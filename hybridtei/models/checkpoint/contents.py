@@ -11,9 +11,11 @@ from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.files import read_object
 from hybridtei.models.checkpoint.weights import weight_files
 
+GLINER = "gliner_config.json"
 ADAPTER, CONFIG = "adapter_config.json", "config.json"
 GRAPHS = ("*.onnx", "onnx/*.onnx")  # ONNX Runtime runs these graphs without weight files
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+QUANTISED = ("quantization_config", "compression_config", "quantization")
 READ = "hybridtei reads model.safetensors or its shards, or pytorch_model.bin"
 NOT_FETCHED = "GGUF, TensorFlow's and Flax's files are not fetched from the hub"
 ORIGINAL = "give the model that they were made from, whose repository has them"
@@ -46,6 +48,10 @@ def check_contents(folder: Path, home: Path | None = None) -> None:
     home = home or folder
     for place in dict.fromkeys((folder, home)):
         _check_adapter(place)
+    if (home / GLINER).exists():
+        raise LoadError(
+            f"{home / GLINER}: a GLiNER model, which finds entities of any name, is not supported"
+        )
     if not has_readable(home) and (found := _foreign(home)) is not None:
         raise MissingArtifact(f"{home}: holds {found[0]}. {READ}: {found[1]}")
     if not (home / CONFIG).exists():
@@ -71,17 +77,18 @@ def no_weights(folder: Path) -> MissingArtifact:
 
 def _check_quantised(file: Path) -> None:
     config = read_object(file)
-    for part in (config, config.get("text_config")):
-        settings = (
-            part.get("quantization_config") or part.get("compression_config")
-            if isinstance(part, dict)
-            else None
-        )
-        if settings:
+    nested = config.get("text_config")
+    parts = [config, nested] if isinstance(nested, dict) else [config]
+    for part in parts:
+        key = next((key for key in QUANTISED if part.get(key)), None)
+        if key is not None:
+            settings = part[key]
             method = isinstance(settings, dict) and settings.get("quant_method")
-            named = _shown(method or "of an unnamed method")
+            named = _shown(
+                method or ("of MLX" if key == "quantization" else "of an unnamed method")
+            )
             raise LoadError(
-                f"{file}: the weights are quantised (`quantization_config`, {named}); read are those "
+                f"{file}: the weights are quantised (`{key}`, {named}); read are those "
                 "in float32, float16 or bfloat16. Give the model that it was made from; `--dtype int8` quantises here"
             )
 

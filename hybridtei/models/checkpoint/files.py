@@ -17,6 +17,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import inf, prod
 from pathlib import Path
@@ -249,6 +250,34 @@ def assembled_model() -> Path:
     if not _is_whole(folder):
         _assemble(folder)
     return folder
+
+
+READ_SUFFIXES = (".safetensors", ".bin", ".pt", ".json", ".txt", ".model", ".jinja")
+
+
+@dataclass(frozen=True)
+class LoadedFiles:
+    """The files of a model folder when it was read: size, time of change and inode by path."""
+
+    facts: Mapping[Path, tuple[int, int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path) -> LoadedFiles:
+        paths = (*folder.glob("*"), *folder.glob("*/*"))
+        return cls({path: facts_of(path) for path in paths if path.suffix in READ_SUFFIXES})
+
+    def changed(self) -> Path | None:
+        """Return a file that is gone or another one by now."""
+        return next((path for path, facts in self.facts.items() if facts_of(path) != facts), None)
+
+
+def facts_of(path: Path) -> tuple[int, int, int]:
+    """Return size, time of change and inode; zeros for a file that cannot be looked at."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def sha256_of(path: Path) -> str:

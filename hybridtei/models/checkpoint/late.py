@@ -64,10 +64,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """Both sides of a model that has only token vectors."""
+    """Both sides of a model that has only token vectors. `is_unit`: its token vectors have length
+    1."""
 
     query: Side
     document: Side
+    is_unit: bool = True
 
 
 def is_late(sentence: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
@@ -117,6 +119,7 @@ def read_late(
             skipped=skipped if "document" in tasks else frozenset(),
             pooling=pooling if "document" in pooled else None,
         ),
+        is_unit=module_path(modules, "Normalize") is not None,
     )
 
 
@@ -148,9 +151,11 @@ def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
     )
     expands = sentence.get("do_query_expansion") is not False
     skiplist = sentence.get("skiplist_words")
+    prompts = sentence.object("prompts")
     return LateInteraction(
         words.marked(
             sentence.get("query_prefix", "[Q] "),
+            prompts.get("query"),
             length=length,
             expansion=Expansion(length, words.filler(None, sentence.file), attend=attend)
             if expands
@@ -158,6 +163,7 @@ def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
         ),
         words.marked(
             sentence.get("document_prefix", "[D] "),
+            prompts.get("document"),
             length=sentence.count("document_length", DOCUMENT_LENGTH),
             skipped=words.ids(string.punctuation if skiplist is None else skiplist),
         ),
@@ -178,11 +184,18 @@ def _stanford(folder: Path, words: _Words) -> LateInteraction:
         else frozenset[int]()
     )
     cut = settings.count("doc_maxlen", DOCUMENT_LENGTH)
+    markers = [
+        settings.get("query_token_id") or "[unused0]",
+        settings.get("doc_token_id") or "[unused1]",
+    ]
+    for marker in markers:
+        if marker not in words.vocabulary:
+            raise LoadError(
+                f"{settings.file}: the marker `{marker}` should be a token of the vocabulary"
+            )
     return LateInteraction(
-        words.marked(
-            settings.get("query_token_id") or "[unused0]", length=length, expansion=expansion
-        ),
-        words.marked(settings.get("doc_token_id") or "[unused1]", length=cut, skipped=skipped),
+        words.marked(markers[0], length=length, expansion=expansion),
+        words.marked(markers[1], length=cut, skipped=skipped),
     )
 
 
@@ -233,14 +246,16 @@ class _Words:
             )
         return token_id
 
-    def marked(self, prefix: str | None, **settings: Any) -> Side:
-        """Return a side. Its prefix is a marker if it is a single token (a space may follow), and text otherwise."""
+    def marked(self, prefix: str | None, prompt: str | None = None, **settings: Any) -> Side:
+        """Return a side. Its prefix is a marker if it is a single token (a space may follow), and
+        text otherwise. The prompt goes before the text."""
         prefix = prefix or ""
+        prompt = (prompt or "").removeprefix(prefix)
         for name in (prefix, *prefix.split(None, 1)[:1]):
             if name in self.vocabulary:
                 return Side(
                     marker=self.vocabulary[name],
-                    text=prefix.removeprefix(name).lstrip(),
+                    text=prefix.removeprefix(name).lstrip() + prompt,
                     **settings,
                 )
-        return Side(text=prefix, **settings)
+        return Side(text=prefix + prompt, **settings)

@@ -57,6 +57,7 @@ LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize", "Hierarchi
 POOLED = (None, "sentence_embedding")  # the names of the pooled vector in modules
 SCORES = "scores"  # the name of logits, the output of a cross-encoder's last Dense
 OF_TOKENS = (None, "token_embeddings")
+TANH = "torch.nn.modules.activation.Tanh"
 
 Modules = Sequence[tuple[str, str]]  # (type, path)
 
@@ -333,9 +334,11 @@ def read_steps(
     pooled_width: int,
     *,
     names: Sequence[str | None] = POOLED,
+    trusted: bool = False,
 ) -> tuple[StepModule, ...]:
     """Return the Dense and LayerNorm layers in order, with matching widths. `names`: accepted names of their inputs and
-    outputs. The last Dense may give `SCORES`.
+    outputs. The last Dense may give `SCORES`. `trusted`: classes that are not torch's are
+    activations too.
 
     Raises LoadError and its subclasses.
     """
@@ -350,11 +353,8 @@ def read_steps(
         if name == "LayerNorm":
             read.append(_norm_module(home, width))
         else:
-            read.append(
-                _dense_module(
-                    home, width, names, outputs=(*names, SCORES) if place == len(steps) else names
-                )
-            )
+            outputs = (*names, SCORES) if place == len(steps) else names
+            read.append(_dense_module(home, width, names, outputs=outputs, trusted=trusted))
         width = read[-1].out_features
     return tuple(read)
 
@@ -403,7 +403,12 @@ def _norm_module(folder: Path, width: int) -> NormModule:
 
 
 def _dense_module(
-    folder: Path, width: int, names: Sequence[str | None], *, outputs: Sequence[str | None]
+    folder: Path,
+    width: int,
+    names: Sequence[str | None],
+    *,
+    outputs: Sequence[str | None],
+    trusted: bool,
 ) -> DenseModule:
     settings = read_object(folder / "config.json")
     if settings.get("use_residual"):
@@ -418,8 +423,23 @@ def _dense_module(
         _width_of(settings, "in_features", width),
         settings.count("out_features"),
         bool(settings.get("bias", True)),
-        str(settings.get("activation_function") or "torch.nn.modules.activation.Tanh"),
+        _dense_activation(settings, trusted=trusted),
     )
+
+
+def _dense_activation(settings: JsonObject, *, trusted: bool) -> str:
+    """Return the activation's path. sentence-transformers takes Tanh for a class that is not
+    torch's unless it trusts the repository."""
+    name = str(settings.get("activation_function") or TANH)
+    if trusted or name.startswith("torch."):
+        return name
+    log.warning(
+        "%s: `activation_function` %r is Tanh, as in sentence-transformers; --trust-remote-code "
+        "takes that class",
+        settings.file,
+        name,
+    )
+    return TANH
 
 
 def _width_of(settings: JsonObject, key: str, width: int) -> int:

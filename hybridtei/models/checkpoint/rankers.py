@@ -9,14 +9,18 @@ plain text (`text.reader`).
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.chat_template import TemplateFailure, render
 from hybridtei.models.checkpoint.classifiers import (
     DECODERS,
     LANGUAGE_MODELS,
@@ -29,6 +33,8 @@ from hybridtei.models.checkpoint.modules import Modules, logit_score
 from hybridtei.models.checkpoint.sentence import template_arguments
 from hybridtei.models.checkpoint.sizes import sentence_config
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_tokenizer, read_vocabulary
+
+log = logging.getLogger(__name__)
 
 OWN_FILE = "hybridtei_rerank.json"
 MAX_TEMPLATE, MAX_SLOTS = (
@@ -93,8 +99,12 @@ BGE_GEMMA = PairTemplate(
     yes="Yes",
     no=None,
 )
-# (pattern of the folder's path, model_type) -> template
+# Source: the card of nvidia/llama-3.2-nv-rerankqa-1b-v2. `_known` adds the special tokens of the
+# tokenizer.
+NVIDIA = PairTemplate(prefix="", body="question:{query} \n \n passage:{document}", suffix="")
+# (pattern of the folder's path and the architecture, model_type) -> template
 KNOWN: Mapping[tuple[str, str], PairTemplate] = {
+    (r"LlamaBidirectionalForSequenceClassification", "llama"): NVIDIA,
     (r"qwen3[-_]?reranker", "qwen3"): QWEN3,
     (r"mxbai[-_]rerank[-_]\w+[-_]v2", "qwen2"): MXBAI,
     (r"bge[-_]reranker[-_]v2[-_]gemma", "gemma"): BGE_GEMMA,
@@ -102,9 +112,11 @@ KNOWN: Mapping[tuple[str, str], PairTemplate] = {
 
 
 def _template(
-    home: Path, model_type: str, instruction: str | None, *, modules: Modules
+    home: Path, config: JsonObject, instruction: str | None, *, modules: Modules, scores: bool
 ) -> PairTemplate | None:
-    """Return the template of a model, or None. `instruction`: its default prompt. Raises LoadError, naming the file."""
+    """Return the template of a model, or None. `instruction`: its default prompt. `scores`: the
+    model has a head of its own, for which any chat template that renders a query and a document
+    counts. Raises LoadError, naming the file."""
     if (home / OWN_FILE).exists():
         return _own(home / OWN_FILE)
     modalities = sentence_config(home).object("modality_config") if modules else {}
@@ -112,13 +124,50 @@ def _template(
         return _of_chat(
             home, flat=modalities["message"].get("format") == "flat", instruction=instruction
         )
-    path = str(home.resolve())
-    known = (
-        KNOWN[key]
-        for key in KNOWN
-        if key[1] == model_type and re.search(key[0], path, re.IGNORECASE)
+    template = None
+    if scores and not modalities:
+        template = _of_pairs(home, instruction)
+    return template or _known(home, config)
+
+
+def _of_pairs(home: Path, instruction: str | None) -> PairTemplate | None:
+    """Return the chat template if it renders a query and a document, as sentence-transformers asks
+    of it."""
+    with suppress(LoadError):
+        return _of_chat(home, flat=True, instruction=instruction)
+    return None
+
+
+def _known(home: Path, config: JsonObject) -> PairTemplate | None:
+    name = " ".join([str(home.resolve()), *(config.get("architectures") or ())])
+    for (pattern, model_type), template in KNOWN.items():
+        if model_type == config["model_type"] and re.search(pattern, name, re.IGNORECASE):
+            return _with_specials(home, template) if template is NVIDIA else template
+    return None
+
+
+def _with_specials(home: Path, template: PairTemplate) -> PairTemplate:
+    """Put the special tokens around the template that the tokenizer puts around a text alone."""
+    processor = read_tokenizer(home).get("post_processor") or {}
+    steps = processor.get("processors") or [processor]
+    pieces: list[dict[str, Any]] = next(
+        (step["single"] for step in steps if step.get("single")), []
     )
-    return next(known, None)
+    names = [piece.get("SpecialToken", {}).get("id") for piece in pieces]
+    middle = names.index(None) if None in names else len(names)
+    prefix, suffix = "".join(names[:middle]), "".join(names[middle + 1 :])
+    return replace(template, prefix=prefix, suffix=suffix)
+
+
+def template_source(home: Path, template: PairTemplate | None) -> str | None:
+    """Return the name of what declares a ranker's template: a file, the known family's pattern, or
+    None."""
+    if template is None:
+        return None
+    if (home / OWN_FILE).exists():
+        return OWN_FILE
+    bodies = {known.body: pattern for (pattern, _), known in KNOWN.items()}
+    return bodies.get(template.body, "chat_template.jinja")
 
 
 def _own(file: Path) -> PairTemplate:
@@ -174,24 +223,6 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
 def _rendered(
     file: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
 ) -> str:
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise UnsupportedArchitecture(
-            f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template in {OWN_FILE}"
-        ) from error
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols"],
-        autoescape=False,
-    )
-    environment.globals["raise_exception"] = raise_exception
     values = {
         "tools": None,
         "documents": None,
@@ -200,11 +231,15 @@ def _rendered(
         "messages": messages,
     }
     try:
-        return environment.from_string(source).render(values)
-    except Exception as error:  # a template can raise any exception
+        return render(source, values)
+    except TemplateFailure as failure:
+        if failure.is_missing:
+            raise UnsupportedArchitecture(
+                f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template in {OWN_FILE}"
+            ) from failure
         raise LoadError(
-            f"{file}: cannot be rendered for a query and a document: {error}"
-        ) from error
+            f"{file}: cannot be rendered for a query and a document: {failure}"
+        ) from failure
 
 
 def _special_tokens(folder: Path) -> re.Pattern[str]:
@@ -248,7 +283,15 @@ def language_ranker(
     if not (causal or (ranks and model_type in DECODERS)):
         return classifier, None
     default = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
-    template = _template(home, model_type, default, modules=modules)
+    template = _template(home, config, default, modules=modules, scores=classifier is not None)
+    if classifier is not None and template is None and classifier.kind == "reranker":
+        log.warning(
+            "%s: no file names the template that this language model was trained to rank with: the "
+            "document follows the query as the tokenizer joins two texts. If the model's card has a "
+            "template, describe it in %s",
+            home,
+            OWN_FILE,
+        )
     if classifier is not None:
         return (classifier if template is None else yes_of_two(classifier)), template
     if scored is not None:

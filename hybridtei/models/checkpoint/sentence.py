@@ -46,6 +46,21 @@ STATES = ("last_hidden_state", ["last_hidden_state"], ["hidden_states", -1])
 LOGITS = ("logits", ["logits"])
 
 
+def check_similarity(sentence: JsonObject, *, is_unit: bool) -> None:
+    """Warn of another similarity than the cosine, unless vectors have length 1 (`is_unit`), whose
+    order is the same."""
+    name = sentence.get("similarity_fn_name")
+    if name in ("dot", "dot_product", "euclidean", "manhattan") and not is_unit:
+        log.warning(
+            "%s: `similarity_fn_name` is %r, and collections, search and similarities use the "
+            "cosine: the order can differ. To compare vectors by %r, ask for them with `normalize` "
+            "false",
+            sentence.file,
+            name,
+            name,
+        )
+
+
 def read_prompts(
     sentence: Mapping[str, Any], folder: Path, adapters: Adapters | None
 ) -> Mapping[str, str] | None:
@@ -53,6 +68,8 @@ def read_prompts(
     prompts = sentence.get("prompts")
     if prompts is None:
         return None if adapters is None else adapters.prompts
+    if isinstance(prompts, dict):
+        prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(
         isinstance(text, str) and len(text) <= MAX_PROMPT for text in prompts.values()
     ):

@@ -64,6 +64,17 @@ SERVED = (
 OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")
 
 
+def with_whole_sizes(config: JsonObject) -> JsonObject:
+    """Return the configuration with sizes such as 48.0 as whole numbers."""
+    sized = ("_size", "_dim", "_inner", "_layers", "_heads", "_embeddings", "_layer", "_head")
+    whole = {
+        key: int(value)
+        for key, value in config.items()
+        if isinstance(value, float) and value.is_integer() and key.endswith(sized)
+    }
+    return JsonObject({**config, **whole}, config.file)
+
+
 def read_hidden_size(config: JsonObject) -> int:
     """Return the width of hidden states. Raises UnsupportedArchitecture for a family with another key, or LoadError."""
     if config.get("dim") and not config.get("hidden_size"):
@@ -163,8 +174,10 @@ def lengths(
     folder: Path, config: JsonObject, tokenizer_config: JsonObject, positions: Positions
 ) -> tuple[int | None, int | None, int | None]:
     """Return (`max_seq_length`, `model_max_length`, the config's positions). A missing one is None."""
+    sentence = sentence_config(folder)
+    arguments = _arguments(sentence, "processor_kwargs", "tokenizer_args", OF_TOKENIZER)
     told = (
-        sentence_config(folder).count_if_any("max_seq_length"),
+        arguments.count_if_any("model_max_length") or sentence.count_if_any("max_seq_length"),
         tokenizer_config.count_if_any("model_max_length"),
     )
     declared, most = (
@@ -212,6 +225,74 @@ def sentence_config(folder: Path) -> JsonObject:
     return read_object(file, optional=True)
 
 
+# Arguments of the three loaders that change no output.
+OF_LOADING = frozenset(
+    (
+        "attn_implementation",
+        "cache_dir",
+        "clean_up_tokenization_spaces",
+        "code_revision",
+        "device_map",
+        "dtype",
+        "local_files_only",
+        "low_cpu_mem_usage",
+        "padding_side",
+        "revision",
+        "token",
+        "torch_dtype",
+        "trust_remote_code",
+        "use_cache",
+        "use_fast",
+        "use_safetensors",
+    )
+)
+# Arguments of the tokenizer that replace keys of tokenizer_config.json.
+OF_TOKENIZER = frozenset(
+    (
+        "add_bos_token",
+        "add_eos_token",
+        "add_prefix_space",
+        "do_lower_case",
+        "model_input_names",
+        "model_max_length",
+        "split_special_tokens",
+        "strip_accents",
+        "tokenize_chinese_chars",
+        "truncation_side",
+    )
+)
+
+
+def tokenizer_arguments(sentence: JsonObject, written: JsonObject) -> JsonObject:
+    """Return tokenizer_config.json (`written`) with the keys that sentence_bert_config.json
+    replaces. Raises UnsupportedArchitecture for another argument of the tokenizer or of the model
+    that changes vectors."""
+    _arguments(sentence, "model_kwargs", "model_args", frozenset())
+    arguments = _arguments(sentence, "processor_kwargs", "tokenizer_args", OF_TOKENIZER)
+    return JsonObject({**written, **arguments}, written.file)
+
+
+def config_arguments(sentence: JsonObject) -> JsonObject:
+    """Return the keys of config.json that sentence_bert_config.json replaces."""
+    return _arguments(sentence, "config_kwargs", "config_args", None)
+
+
+def _arguments(
+    sentence: JsonObject, key: str, older: str, known: frozenset[str] | None
+) -> JsonObject:
+    """Return the arguments that have an effect. `known`: those that can be applied; None: all."""
+    name = older if older in sentence else key
+    arguments = sentence.object(name)
+    for argument in [argument for argument in arguments if argument in OF_LOADING]:
+        del arguments[argument]
+    for argument, value in arguments.items():
+        if known is not None and argument not in known:
+            raise UnsupportedArchitecture(
+                f"{sentence.file}: `{name}` {argument} is {value!r}, which is not supported"
+            )
+    return arguments
+
+
 # Families whose positions start after the padding id, by default 1.
 OFFSET_FAMILIES = frozenset(
     {
@@ -240,22 +321,31 @@ TOKEN_TYPE_FAMILIES = frozenset(
         "nomic_bert",
     }
 )
-# Families with token types only if the tokenizer's `model_input_names` has them: by default their tokenizers give none.
-TYPED_IF_NAMED = frozenset({"albert", "big_bird", "rembert", "roformer"})
+# Classes of tokenizers of transformers 5 that give token types to every family, and to none. By
+# other classes the family decides.
+TYPED_TOKENIZERS = frozenset(
+    ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet", "MobileBert", "SqueezeBert")
+)
+UNTYPED_TOKENIZERS = frozenset(
+    ("DistilBert", "GPT2", "Llama", "MPNet", "Qwen2", "Roberta", "TokenizersBackend", "XLMRoberta")
+)
 
 
 def has_token_types(
     model_type: str, config: JsonObject, tokenizer_config: Mapping[str, Any]
 ) -> bool:
-    """`model_input_names` of the tokenizer without them means zeros."""
-    names, families = tokenizer_config.get("model_input_names"), TOKEN_TYPE_FAMILIES
+    """True if the second text of a pair has another token type: by `model_input_names`, else by
+    the class of the tokenizer, else by the family."""
+    if not config.get("type_vocab_size") or config.count("type_vocab_size") == 1:
+        return False
+    names = tokenizer_config.get("model_input_names")
     if isinstance(names, list):
-        families = families | TYPED_IF_NAMED if "token_type_ids" in names else frozenset()
-    return (
-        model_type in families
-        and bool(config.get("type_vocab_size"))
-        and config.count("type_vocab_size") > 1
-    )
+        return "token_type_ids" in names
+    tokenizer = str(tokenizer_config.get("tokenizer_class")).removesuffix("Fast")
+    tokenizer = tokenizer.removesuffix("Tokenizer")
+    if tokenizer in TYPED_TOKENIZERS | UNTYPED_TOKENIZERS:
+        return tokenizer in TYPED_TOKENIZERS
+    return model_type in TOKEN_TYPE_FAMILIES
 
 
 def positions_of(model_type: str, padding_id: int) -> Positions:

@@ -21,7 +21,7 @@ from hybridtei.models.checkpoint.classifiers import (
     skipped_padding,
 )
 from hybridtei.models.checkpoint.contents import check_contents
-from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
+from hybridtei.models.checkpoint.files import JsonObject, LoadedFiles, inside, read_object
 from hybridtei.models.checkpoint.heads import (
     MultivectorHead,
     SparseHead,
@@ -53,6 +53,7 @@ from hybridtei.models.checkpoint.rankers import PairTemplate, language_ranker
 from hybridtei.models.checkpoint.sentence import (
     MODEL_FILE,
     adds_specials,
+    check_similarity,
     default_prompt,
     read_prompts,
     score_activation,
@@ -63,6 +64,7 @@ from hybridtei.models.checkpoint.sizes import (
     UNSET_LENGTH,
     Adapters,
     check_sizes,
+    config_arguments,
     has_token_types,
     max_input_length,
     positions_of,
@@ -70,6 +72,8 @@ from hybridtei.models.checkpoint.sizes import (
     read_hidden_size,
     read_padding_id,
     sentence_config,
+    tokenizer_arguments,
+    with_whole_sizes,
 )
 from hybridtei.models.checkpoint.tokenizer.settings import (
     UNCHANGED,
@@ -81,6 +85,8 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     read_vocabulary,
     removed_ids,
     token_text,
+    tokenizer_config,
+    tokenizer_sha256,
 )
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
@@ -137,6 +143,8 @@ class ModelSpec:
     query: ModelSpec | None = None
     default_route: str | None = None
     tokenizer_settings: TokenizerSettings = UNCHANGED
+    # A fingerprint that is read later is of these files, or there is none
+    loaded_files: LoadedFiles = field(default_factory=LoadedFiles, repr=False, compare=False)
 
     # Derived values, computed once since every request reads them.
     kind: Kind = field(init=False, repr=False, compare=False)
@@ -153,6 +161,7 @@ class ModelSpec:
         init=False, repr=False, compare=False
     )  # all outputs of the model
     dense_width: int = field(init=False, repr=False, compare=False)
+    tokenizer_sha256: str | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         splade = self.sparse is not None and self.sparse.kind == "splade"
@@ -163,6 +172,7 @@ class ModelSpec:
         )
         width = min(width, self.truncate_dim or width)
         derived = {
+            "tokenizer_sha256": tokenizer_sha256(self.folder),
             "kind": "embedding" if self.classifier is None else self.classifier.kind,
             "labels": () if self.classifier is None else self.classifier.labels,
             "is_splade": splade,
@@ -197,16 +207,42 @@ def read_spec(
     pooling: str | None = None,
     dense_path: str | None = None,
     heads_file: Path | None = None,
+    trusted: bool = False,
 ) -> ModelSpec:
     """Read a model folder. `pooling` and `dense_path` override its declarations; `heads_file` adds heads from another place.
+    `trusted`: activations of Dense modules may be classes that are not torch's.
 
     Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
     """
+    loaded_files = LoadedFiles.of(folder)
+    spec = _read_sides(folder, pooling, dense_path, heads_file, trusted=trusted)
+    return replace(spec, loaded_files=loaded_files)
+
+
+def _read_sides(
+    folder: Path,
+    pooling: str | None,
+    dense_path: str | None,
+    heads_file: Path | None,
+    *,
+    trusted: bool,
+) -> ModelSpec:
+    """Read the model, or the two models of a router: `query` and the one for documents."""
     sentence = read_object(folder / MODEL_FILE, optional=True)
     names = read_object(folder / "config.json", optional=True).get("architectures")
     is_colbert = is_late(sentence, tuple(names) if isinstance(names, list) else ())
-    routes = read_router(folder, read_modules(folder, late=is_colbert))
-    read = partial(_read, folder, sentence=sentence, pooling=pooling, dense_path=dense_path)
+    modules = read_modules(folder, late=is_colbert)
+    is_unit = module_path(modules, "Normalize") is not None or is_colbert
+    check_similarity(sentence, is_unit=is_unit)
+    routes = read_router(folder, modules)
+    read = partial(
+        _read,
+        folder,
+        sentence=sentence,
+        pooling=pooling,
+        dense_path=dense_path,
+        trusted=trusted,
+    )
     if not routes.query:
         return read(
             routes.document, queries=routes.table, is_colbert=is_colbert, heads_file=heads_file
@@ -236,6 +272,7 @@ def _read(
     sentence: JsonObject,
     pooling: str | None,
     dense_path: str | None,
+    trusted: bool,
     queries: Path | None = None,
     is_colbert: bool = False,
     heads_file: Path | None = None,
@@ -246,12 +283,15 @@ def _read(
         return _static(folder, home, modules, sentence)
     check_contents(folder, home)
     file = home / "config.json"
-    published = read_object(file)
+    settings = sentence_config(home) if modules else JsonObject({}, home)
+    published = with_whole_sizes(
+        JsonObject({**read_object(file), **config_arguments(settings)}, file)
+    )
     config = translate(published, file)
     native = is_native(published, config)
     adapters = read_adapters(config)
     config = JsonObject({key: value for key, value in config.items() if key not in KEYS}, file)
-    tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
+    words = tokenizer_arguments(settings, tokenizer_config(home))
     architectures = _architectures(config)
     model_type = _model_type(config)
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
@@ -277,7 +317,7 @@ def _read(
             modules,
             sentence=sentence,
             transformer=transformer,
-            tokenizer=tokenizer_config,
+            tokenizer=words,
             vocabulary=read_vocabulary(home),
             stanford=STANFORD in architectures,
         )
@@ -291,12 +331,14 @@ def _read(
         )
     if late is not None:
         multivector = token_projection(folder, home, modules, hidden_size)
-    poolings: tuple[Pooling, ...] = ()
-    if pooled:
-        can_rank = model_type in LANGUAGE_MODELS
-        poolings = read_pooling(folder, pooling, modules, model_type, config, can_rank=can_rank)
+    can_rank = model_type in LANGUAGE_MODELS
+    poolings = (
+        read_pooling(folder, pooling, modules, model_type, config, can_rank=can_rank)
+        if pooled
+        else ()
+    )
     pooled_width = hidden_size * len(poolings)
-    dense = read_steps(folder, modules, dense_path, pooled_width) if pooled else ()
+    dense = read_steps(folder, modules, dense_path, pooled_width, trusted=trusted) if pooled else ()
     if pooled and not dense:
         dense = _projection(home, model_type, config, pooled_width)
     coder = module_path(modules, CODER)
@@ -315,7 +357,7 @@ def _read(
         hidden_size=hidden_size,
         vocab_size=config.count("vocab_size"),
         max_input_length=max_input_length(
-            home, config, tokenizer_config, positions, sides=late is not None or not transformer
+            home, config, words, positions, sides=late is not None or not transformer
         ),
         positions=positions,
         pooling=poolings,
@@ -334,8 +376,8 @@ def _read(
         truncate_dim=sentence.count_if_any("truncate_dim") if pooled else None,
         bare=not adds_specials(home, scores=not pooled),
         pools_prompts=not pooled or pools_prompts(folder, pooling, modules),
-        removed_ids=removed_ids(home, tokenizer_config),
-        has_token_types=has_token_types(model_type, config, tokenizer_config),
+        removed_ids=removed_ids(home, words),
+        has_token_types=has_token_types(model_type, config, words),
         padding_id=padding_id,
         skipped_padding=skipped_padding(classifier, config),
         config=config,
@@ -343,10 +385,10 @@ def _read(
         classifier=classifier,
         template=template,
         activation=score_activation(config, sentence),
-        unknown_token=token_text(tokenizer_config.get("unk_token")),
+        unknown_token=token_text(words.get("unk_token")),
         adapters=adapters,
         tokenizer_settings=read_tokenizer_settings(
-            home,
+            words,
             published.get("model_type", ""),
             published,
             lowercase=bool(transformer.get("do_lower_case")),

@@ -1,15 +1,14 @@
-"""Compares two embedding servers: can B's queries search A's vectors, and if not, why?
+"""Compares two embedding servers: can B's queries search the vectors of A?
 
-Each cause (a prompt, the pooling, case, truncation) leaves its own sign in the vectors of chosen texts. If all numbers differ a
-little, `/info` distinguishes weights from dtype and activation, if both servers have it.
+The report has cosines, the neighbours that B's queries retain, the verdict, and the facts in which the `/info` of both differ.
 """
 
 from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -23,90 +22,61 @@ from hybridtei.errors import BackendError, InvalidInput, NoAnswer, NoKey, Reques
 Vectors = NDArray[np.float64]
 
 SAMPLES = tuple(files(__package__).joinpath("samples.txt").read_text(encoding="utf-8").splitlines())
-WORDS = tuple(sorted({word.strip(".,:?") for text in SAMPLES for word in text.split()}))
+WORDS = tuple(sorted({word.strip(".,:?").lower() for text in SAMPLES for word in text.split()}))
+# A text above the limits of most models: truncation shows in its vector.
+LONG_TEXT = " ".join(random.Random(11).choices(WORDS, k=2048))
 REQUEST_TEXTS = 32
 TIMEOUT_S = 120.0
 REFUSED = frozenset({400, 404, 413, 422, 424})
 REPLAYED = ("/embed", "/v1/embeddings", "/embeddings")
 NEIGHBOURS = 10
-MAX_KEPT_TEXTS = 256  # a recording's last different texts, among which neighbours are searched
-KEPT_APART, KEPT_OVERLAP = (
-    1e-4,
-    0.99,
-)  # an index can be kept if 1 - cosine is at most this, and the overlap at least this
+# The last different texts of a recording, among which neighbours are searched.
+MAX_SEARCHED = 256
+# An index stays usable if 1 - cosine is at most MAX_DISTANCE and the overlap at least MIN_OVERLAP.
+MAX_DISTANCE = 1e-4
+MIN_OVERLAP = 0.99
 VERDICTS = {True: "keep the index", False: "embed again"}
-SAME = (
-    1e-9  # 1 - cosine: float32 in another order of summation, or the same tokens, stay below 1e-11
-)
-EXPLAINS = 0.02  # a cause explains a difference if at most this share remains without the cause
-READ_WORDS = 2048  # of the longest text
-OTHER_LENGTH = 0.15  # smaller relative differences of truncation lengths are ignored, since a prompt also takes tokens
-KNOWN_PROMPTS = (
-    *(
-        "query: ",
-        "passage: ",
-        "search_query: ",
-        "search_document: ",
-        "clustering: ",
-        "classification: ",
-    ),
-    "Represent this sentence for searching relevant passages: ",
-    "Represent this sentence for searching relevant passages:",
-    *("task: search result | query: ", "title: none | text: "),
-    "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:",
-    "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: ",
-    *("为这个句子生成表示以用于检索相关文章:", "Query: ", "Passage: ", "query:", "passage:"),
-)
+FACT_CHARACTERS = 40
 
 
-class Server:
+class Endpoint:
     """A server with TEI's API, or without `/info` with OpenAI's. Raises NoAnswer if it has neither."""
 
     def __init__(self, url: str, *, api_key: str | None = None, model: str | None = None) -> None:
         self._client = Client(url, api_key=api_key, timeout_s=TIMEOUT_S)
         self._model = model or "default"
-        facts = self._ask("/info", refused=range(200, 600))
-        self.info: Mapping[str, Any] = (
-            facts if isinstance(facts, dict) and "max_input_length" in facts else {}
-        )
+        self.info: Mapping[str, Any] = {}
+        answer = self._ask("/info", refused=range(200, 600))
+        if isinstance(answer, dict) and "max_input_length" in answer:
+            self.info = answer
         self.close = self._client.close
 
-    def embed(self, texts: Sequence[str], **options: Any) -> Vectors | None:
-        """The server's vectors (texts, width); None if it refuses the option or a text."""
-        if options and not self.info:
-            return None
-        path, field = ("/embed", "inputs") if self.info else ("/v1/embeddings", "input")
-        common = {"truncate": True, **options} if self.info else {"model": self._model}
-        most = min(REQUEST_TEXTS, int(self.info.get("max_client_batch_size") or REQUEST_TEXTS))
-        parts = [
-            self.replay(path, {field: texts[at : at + most], **common})
-            for at in range(0, len(texts), most)
-        ]
-        return (
-            None
-            if any(part is None for part in parts)
-            else np.concatenate([part for part in parts if part is not None])
-        )
+    def embed(self, texts: Sequence[str]) -> Vectors | None:
+        """The server's vectors (texts, width); None if it refuses a text."""
+        path = "/embed" if self.info else "/v1/embeddings"
+        size = min(REQUEST_TEXTS, int(self.info.get("max_client_batch_size") or REQUEST_TEXTS))
+        parts = []
+        for start in range(0, len(texts), size):
+            chunk = texts[start : start + size]
+            body: Mapping[str, Any] = {"input": chunk, "model": self._model}
+            if self.info:
+                body = {"inputs": chunk, "truncate": True}
+            vectors = self.replay(path, body)
+            if vectors is None:
+                return None
+            parts.append(vectors)
+        return np.concatenate(parts)
 
     def replay(self, path: str, body: Mapping[str, Any]) -> Vectors | None:
         """The vectors (texts, width) of a recorded request; None if the server refuses it."""
-        answer = self._ask(
-            path, {name: value for name, value in body.items() if name != "encoding_format"}
-        )
+        plain = {name: value for name, value in body.items() if name != "encoding_format"}
+        answer = self._ask(path, plain)
+        if answer is None:
+            return None
         try:
-            return None if answer is None else read_vectors(answer)
+            return read_vectors(answer)
         except ValueError as error:
             raise NoAnswer(f"{self._client.url}{path}: answers no vectors: {error}") from None
-
-    @property
-    def pooling(self) -> str | None:
-        declared = ((self.info.get("model_type") or {}).get("embedding") or {}).get("pooling")
-        return {"cls": "first token", "last_token": "last token"}.get(str(declared), declared)
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """The prompts by name, as far as the server tells."""
-        return dict([*((self.info.get("hybridtei") or {}).get("prompts") or {}).items()][:32])
 
     def _ask(self, path: str, body: Any = None, refused: Container[int] = REFUSED) -> Any:
         """Return the answer, or None if the server refuses the request."""
@@ -144,259 +114,170 @@ def read_vectors(answer: Any) -> Vectors:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Cosines of the texts and of one above the limits, the overlap@10 of searches, the causes, and the verdict.
+    """Cosines of the texts and of one above the limits, the overlap@10 of searches, and the verdict.
 
-    A cosine is None if widths differ, or if the text was not sent."""
+    A cosine is None if widths differ, or if the text was not sent. `info`: the facts of `/info` that differ, as (A's, B's).
+    """
 
     texts: int
-    least_cosine: float | None
-    median_cosine: float | None
-    long_cosine: float | None
-    overlap: float
-    causes: tuple[str, ...]
-    keeps_index: bool
+    widths: tuple[int, int]
+    least_cosine: float | None = None
+    median_cosine: float | None = None
+    long_cosine: float | None = None
+    overlap: float = 0.0
+    keeps_index: bool = False
+    info: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def as_json(self) -> str:
         return orjson.dumps(asdict(self)).decode()
 
     def in_words(self) -> str:
-        names = ("cosine, median", "cosine, least", "cosine, long text", f"overlap@{NEIGHBOURS}")
-        values = (self.median_cosine, self.least_cosine, self.long_cosine, self.overlap)
-        lines = [f"{'texts':<20}{self.texts}"]
-        lines += [
-            f"{name:<20}{value:.7f}"
-            for name, value in zip(names, values, strict=True)
-            if value is not None
+        rows: list[tuple[str, object]] = [
+            ("texts", self.texts),
+            ("dimensions of A, B", f"{self.widths[0]}, {self.widths[1]}"),
         ]
-        lines += [f"{'likely cause':<20}{cause}" for cause in self.causes]
-        return "\n".join([*lines, f"{'verdict':<20}{VERDICTS[self.keeps_index]}"])
+        numbers = {
+            "cosine, median": self.median_cosine,
+            "cosine, least": self.least_cosine,
+            "cosine, long text": self.long_cosine,
+            f"overlap@{NEIGHBOURS}": self.overlap,
+        }
+        rows += [(name, f"{value:.7f}") for name, value in numbers.items() if value is not None]
+        rows.append(("verdict", VERDICTS[self.keeps_index]))
+        lines = [f"{name:<20}{value}" for name, value in rows]
+        if self.info:
+            lines += ["", _columns("/info", "A", "B")]
+            lines += [_columns(name, *values) for name, values in self.info.items()]
+        return "\n".join(lines)
 
 
-def compared(
-    left: Vectors, right: Vectors, distances: Vectors, of_long: float | None, causes: Iterable[str]
-) -> Comparison:
-    """`distances`: of all texts. `left`, `right`: vectors for searching neighbours. `of_long`: the long text's distance."""
-    worst, shared = float(distances.max()), overlap(left, right)
-    keeps = max(worst, of_long or 0.0) <= KEPT_APART and shared >= KEPT_OVERLAP
-    long_cosine = None if of_long is None or np.isinf(of_long) else 1 - of_long
-    return Comparison(
-        len(distances), 1 - worst, 1 - median(distances), long_cosine, shared, tuple(causes), keeps
-    )
+def _columns(name: str, a: object, b: object) -> str:
+    first, second = (str(value)[:FACT_CHARACTERS] for value in (a, b))
+    return f"{name:<44}{first:<{FACT_CHARACTERS + 2}}{second}"
 
 
-def compare(a: Server, b: Server) -> Comparison:
+def compare(a: Endpoint, b: Endpoint) -> Comparison:
     """Compare an index's server with the server that would replace it. Raises HybridTeiError."""
-    left, right = a.embed(SAMPLES), b.embed(SAMPLES)
+    left = a.embed(SAMPLES)
+    right = b.embed(SAMPLES)
     if left is None or right is None:
         raise InvalidInput(f"{'A' if left is None else 'B'} refuses to embed the sample texts")
-    if left.shape[1] != right.shape[1]:
-        return Comparison(
-            len(left), None, None, None, 0.0, (of_widths(left, right),), keeps_index=False
-        )
-    distances = apart(left, right)
-    causes = [of_lengths(left, right)]
-    if (base := median(distances)) > SAME:
-        causes.append(
-            of_case(a, b, base) or of_prompts(a, b, base) or of_pooling(a, b) or of_numbers(a, b)
-        )
-    cut, of_long = of_truncation(a, b)
-    return compared(left, right, distances, of_long, filter(None, [*causes, cut]))
+    info = different_facts(a.info, b.info)
+    if left.shape != right.shape:
+        return Comparison(len(left), (left.shape[1], right.shape[1]), info=info)
+    long_a = a.embed([LONG_TEXT])
+    long_b = b.embed([LONG_TEXT])
+    long_distance = None
+    if long_a is not None and long_b is not None:
+        long_distance = float(distances(long_a, long_b)[0])
+    elif long_a is not long_b:
+        long_distance = np.inf
+    return judged(left, right, distances(left, right), long_distance, info)
 
 
-def replay(a: Server, b: Server, lines: Iterable[str]) -> tuple[Comparison, int]:
+def replay(a: Endpoint, b: Endpoint, lines: Iterable[str]) -> tuple[Comparison, int]:
     """Send recorded requests to both servers. Return the comparison, and the number of requests that one of them refused.
 
     A line is `{"path": "/embed", "body": {...}}`. The body may be JSON in a text, as nginx logs it. Requests to other paths are
     skipped. Raises InvalidInput, naming the line, or for too few texts, and HybridTeiError.
     """
-    distances: list[Vectors] = []
-    kept: dict[bytes, tuple[Vectors, Vectors]] = {}
+    info = different_facts(a.info, b.info)
+    parts: list[Vectors] = []
+    last: dict[bytes, tuple[Vectors, Vectors]] = {}
     refused = 0
-    for number, line in enumerate(filter(str.strip, lines), 1):
-        try:
-            entry = orjson.loads(line)
-            path, body = entry["path"], entry["body"]
-            if path not in REPLAYED:
-                continue
-            body = dict(orjson.loads(body) if isinstance(body, str) else body)
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(
-                f'line {number}: should be {{"path": "/embed", "body": {{…}}}}: {error}'
-            ) from None
-        left, right = a.replay(path, body), b.replay(path, body)
+    for path, body in _requests(lines):
+        left = a.replay(path, body)
+        right = b.replay(path, body)
         if left is None or right is None:
             refused += 1
             continue
         if left.shape != right.shape:
-            return Comparison(
-                len(left), None, None, None, 0.0, (of_widths(left, right),), keeps_index=False
-            ), refused
-        distances.append(apart(left, right))
-        kept |= {mine.tobytes(): (mine, its) for mine, its in zip(left, right, strict=True)}
-        kept = dict([*kept.items()][-MAX_KEPT_TEXTS:])
-    if len(kept) < len(SAMPLES):
+            return Comparison(len(left), (left.shape[1], right.shape[1]), info=info), refused
+        parts.append(distances(left, right))
+        last |= {row.tobytes(): (row, other) for row, other in zip(left, right, strict=True)}
+        last = dict([*last.items()][-MAX_SEARCHED:])
+    if len(last) < len(SAMPLES):
         raise InvalidInput(
-            f"{len(kept)} different texts are too few for a verdict: give {len(SAMPLES)}"
+            f"{len(last)} different texts are too few for a verdict: give {len(SAMPLES)}"
         )
-    rows = [np.stack(side) for side in zip(*kept.values(), strict=True)]
-    return compared(rows[0], rows[1], np.concatenate(distances), None, ()), refused
+    rows = [np.stack(side) for side in zip(*last.values(), strict=True)]
+    return judged(rows[0], rows[1], np.concatenate(parts), None, info), refused
+
+
+def _requests(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The path and body of each recorded request that asks for vectors. Raises InvalidInput."""
+    for number, line in enumerate(filter(str.strip, lines), 1):
+        try:
+            entry = orjson.loads(line)
+            path = entry["path"]
+            body = entry["body"]
+            if path not in REPLAYED:
+                continue
+            fields = dict(orjson.loads(body) if isinstance(body, str) else body)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(
+                f'line {number}: should be {{"path": "/embed", "body": {{…}}}}: {error}'
+            ) from None
+        yield path, fields
+
+
+def judged(
+    left: Vectors,
+    right: Vectors,
+    apart: Vectors,
+    long_distance: float | None,
+    info: Mapping[str, tuple[Any, Any]],
+) -> Comparison:
+    """`apart`: distances of all texts. `left`, `right`: vectors for searching neighbours."""
+    worst = float(apart.max())
+    shared = overlap(left, right)
+    long_cosine = None
+    if long_distance is not None and long_distance < np.inf:
+        long_cosine = 1 - long_distance
+    return Comparison(
+        texts=len(apart),
+        widths=(left.shape[1], right.shape[1]),
+        least_cosine=1 - worst,
+        median_cosine=1 - float(np.median(apart)),
+        long_cosine=long_cosine,
+        overlap=shared,
+        keeps_index=max(worst, long_distance or 0.0) <= MAX_DISTANCE and shared >= MIN_OVERLAP,
+        info=info,
+    )
 
 
 def overlap(left: Vectors, right: Vectors) -> float:
     """The mean share of a `left` row's nearest rows, without itself, that a query by the `right` row also finds."""
     stored = unit(left)
-    found = []
+    nearest = []
     for queries in (stored, unit(right)):
         scores = queries @ stored.T
         np.fill_diagonal(scores, -np.inf)
-        found.append(np.argsort(-scores, axis=1)[:, :NEIGHBOURS])
-    pairs = zip(*map(np.ndarray.tolist, found), strict=True)
-    return float(np.mean([len({*one} & {*other}) / NEIGHBOURS for one, other in pairs]))
+        nearest.append(np.argsort(-scores, axis=1)[:, :NEIGHBOURS].tolist())
+    pairs = zip(*nearest, strict=True)
+    return float(np.mean([len({*mine} & {*other}) / NEIGHBOURS for mine, other in pairs]))
 
 
 def unit(vectors: Vectors) -> Vectors:
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30))
 
 
-def apart(left: Vectors | None, right: Vectors | None) -> Vectors:
-    """1 - cosine of each pair of rows; infinite if they cannot be compared."""
-    if left is None or right is None or left.shape != right.shape:
-        return np.array([np.inf])
+def distances(left: Vectors, right: Vectors) -> Vectors:
+    """1 - cosine of each pair of rows, from their difference, since `1 - cosine` itself loses its digits near 0."""
     difference = unit(left) - unit(right)
-    return np.asarray(
-        (difference * difference).sum(axis=1) / 2
-    )  # exact even if 1 - cosine has lost its digits
+    return np.asarray((difference * difference).sum(axis=1) / 2)
 
 
-def median(values: Vectors) -> float:
-    return float(np.median(values))
-
-
-def of_widths(left: Vectors, right: Vectors) -> str:
-    """Explain different widths: cut dimensions if the narrow vectors are the start of the wide ones, else another model."""
-    (name, narrow), (other, wide) = sorted(
-        (("A", left), ("B", right)), key=lambda side: side[1].shape[1]
-    )
-    few, many = narrow.shape[1], wide.shape[1]
-    if median(apart(narrow, wide[:, :few])) > KEPT_APART:
-        return f"model: another one, or another Dense module: vectors of {left.shape[1]} numbers and of {right.shape[1]}"
-    return f"dimensions: {name} has the first {few} of the {many} of {other}"
-
-
-def of_lengths(left: Vectors, right: Vectors) -> str | None:
-    """Explain vectors that have length 1 on only one side."""
-    scaled = [
-        bool(np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3))
-        for vectors in (left, right)
-    ]
-    if scaled[0] == scaled[1]:
-        return None
-    return f"normalisation: {'AB'[scaled.index(False)]} does not scale its vectors to length 1"
-
-
-def of_case(a: Server, b: Server, base: float) -> str | None:
-    """Explain an uncased tokenizer on one side: lower-case texts agree, and that side ignores case."""
-    low = [server.embed([text.lower() for text in SAMPLES]) for server in (a, b)]
-    if median(apart(*low)) > max(SAME, EXPLAINS * base):
-        return None
-    deaf = [
-        median(apart(server.embed(SAMPLES), lower)) < SAME
-        for server, lower in zip((a, b), low, strict=True)
-    ]
-    return (
-        None
-        if deaf[0] == deaf[1]
-        else f"tokenizer: that of {'AB'[deaf.index(True)]} is uncased, the other is cased"
-    )
-
-
-def of_prompts(a: Server, b: Server, base: float) -> str | None:
-    """Explain a prompt that one side puts before texts, or different prompts."""
-    few, bound = SAMPLES[:4], max(SAME, EXPLAINS * base)
-    plain = {"A": a.embed(few), "B": b.embed(few)}
-    sides = (("A", a, "B"), ("B", b, "A"))
-    for name, server, other in sides:
-        for prompt, text in server.prompts.items():
-            if median(apart(server.embed(few, prompt_name=prompt), plain[other])) < bound:
-                return f"prompt: {other} puts what {name} names `{prompt}` before texts, {text!r}; {name} another or none"
-    texts = dict.fromkeys([*a.prompts.values(), *b.prompts.values(), *KNOWN_PROMPTS])
-    for name, server, other in sides:
-        for text in filter(None, texts):
-            if median(apart(server.embed([text + each for each in few]), plain[other])) < bound:
-                return f"prompt: {name} leaves out {text!r}, which {other} puts before texts"
-    return None
-
-
-def of_pooling(a: Server, b: Server) -> str | None:
-    if None in (a.pooling, b.pooling) or a.pooling == b.pooling:
-        return None
-    return f"pooling: A takes the {a.pooling}, B the {b.pooling}"
-
-
-def of_numbers(a: Server, b: Server) -> str:
-    """Explain small differences of all numbers by the servers' declarations."""
-    one, other = (
-        {
-            **((info.get("hybridtei") or {}).get("fingerprint") or {}),
-            "model_dtype": info.get("model_dtype"),
-            **info,
-        }
-        for info in (a.info, b.info)
-    )
-    declared = {
-        "weights": "weights: another revision",
-        "activation": "activation: another form of GELU",
-    }
-    declared |= {"dtype": "dtype", "model_dtype": "dtype", "model_sha": "weights: another revision"}
-    for part, words in declared.items():
-        if one.get(part) and other.get(part) and one[part] != other[part]:
-            return f"{words}: {str(one[part])[:16]} of A, {str(other[part])[:16]} of B"
-    return "numbers: other weights, dtype, activation, modules or a prompt; the servers' `/info` does not tell"
-
-
-def of_truncation(a: Server, b: Server) -> tuple[str | None, float | None]:
-    """(the explanation of different truncation, 1 - cosine of a text above the limits)."""
-    text = random.Random(11).choices([word.lower() for word in WORDS], k=READ_WORDS)
-    whole = [server.embed([" ".join(text)]) for server in (a, b)]
-    distance = float(apart(*whole)[0])
-    refused = [vectors is None for vectors in whole]
-    if all(refused):
-        return None, None
-    if any(refused):
-        return (
-            f"truncation: {'AB'[refused.index(True)]} refuses a text of {READ_WORDS} words, which the other takes",
-            distance,
-        )
-    if distance <= SAME:
-        return None, distance
-    (side_a, read_a), (side_b, read_b) = _reads(a, text), _reads(b, text)
-    if side_a != side_b and None not in (side_a, side_b):
-        return (
-            f"truncation: {'A' if side_a == 'left' else 'B'} cuts texts from the left, the other from the right",
-            distance,
-        )
-    if abs(read_a - read_b) > OTHER_LENGTH * max(read_a, read_b):
-        shorter, few, many = ("A", read_a, read_b) if read_a < read_b else ("B", read_b, read_a)
-        return (
-            f"truncation: {shorter} is cut shorter, at about {few} words; the other reads {many}",
-            distance,
-        )
-    return None, distance
-
-
-def _reads(server: Server, text: Sequence[str]) -> tuple[str | None, int]:
-    """(the side that is cut, the number of words that are read); (None, all words) without truncation."""
-    whole = server.embed([" ".join(text)])
-    for side in ("right", "left"):
-
-        def same(k: int, side: str = side) -> bool:
-            rest = text[:k] if side == "right" else text[len(text) - k :]
-            return bool(apart(server.embed([" ".join(rest)]), whole)[0] < SAME)
-
-        if same(len(text) - 1) and same(len(text) - min(len(text) // 4, 16)):
-            low, high = 1, len(text) - 1
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if same(middle) else (middle + 1, high)
-            return side, low
-    return None, len(text)
+def different_facts(
+    a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """The facts that differ, as (A's, B's), under names such as `hybridtei.fingerprint.dtype`."""
+    facts: dict[str, tuple[Any, Any]] = {}
+    for name in [*a, *(name for name in b if name not in a)]:
+        value = a.get(name)
+        other = b.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            facts |= different_facts(value, other, f"{prefix}{name}.")
+        elif value != other:
+            facts[prefix + name] = (value, other)
+    return facts

@@ -7,6 +7,7 @@ the chunk's number. The indexed text of a document is its title, a line feed and
 from __future__ import annotations
 
 from base64 import b64encode
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START = (
     "start",
 )
 DIGEST, SETTINGS, TITLE, METADATA = "digest", "settings", "title", "metadata"
+PAGE, MAX_PAGE = "page", 1 << 31
 # Size in bytes and times of the last changes, in ns, of a file that is one document.
 FILE = "file"
 DIGEST_BYTES = 16
@@ -39,7 +41,9 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document from a reader. `location`: its place in the source, for messages."""
+    """One document from a reader. `location`: its place in the source, for messages. `notes`: what a reader should be told of
+    it. `earlier`: title, text and metadata as the first reading gave them, where they differ. `pages`: (start in the text, number)
+    of each page."""
 
     source: str
     document_id: str
@@ -47,17 +51,33 @@ class Document:
     title: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     location: str = ""
+    notes: Sequence[str] = ()
+    earlier: tuple[str | None, str, Mapping[str, Any]] | None = None
+    pages: Sequence[tuple[int, int]] = ()
 
     @property
     def indexed_text(self) -> str:
         return f"{self.title}\n{self.text}".strip() if self.title else self.text.strip()
 
+    def page_at(self, start: int) -> int | None:
+        """The number of the page at a place of the indexed text."""
+        if not self.pages:
+            return None
+        start -= len(self.title) + 1 if self.title else 0
+        return self.pages[max(0, bisect_right(self.pages, (start, MAX_PAGE)) - 1)][1]
+
     def digest(self) -> str:
         """The 16-byte hash of the document's content in base64."""
-        content = orjson.dumps(
-            [self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS
-        )
-        return b64encode(blake2b(content, digest_size=DIGEST_BYTES).digest()).rstrip(b"=").decode()
+        return _digest(self.title, self.text, self.metadata)
+
+    def earlier_digest(self) -> str:
+        """The digest that the first reading made."""
+        return self.digest() if self.earlier is None else _digest(*self.earlier)
+
+
+def _digest(title: str | None, text: str, metadata: Mapping[str, Any]) -> str:
+    content = orjson.dumps([title, text, dict(metadata)], option=orjson.OPT_SORT_KEYS)
+    return b64encode(blake2b(content, digest_size=DIGEST_BYTES).digest()).rstrip(b"=").decode()
 
 
 @dataclass(frozen=True, slots=True)

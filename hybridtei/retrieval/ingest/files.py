@@ -11,164 +11,35 @@ A reader yields documents one by one, with one record or one small file in memor
 
 from __future__ import annotations
 
-import codecs
 import errno
-import logging
 import os
-import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
 
 import orjson
 
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.retrieval.ingest.chunking import Document, Rejection
+from hybridtei.retrieval.ingest.chunking import Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
-from hybridtei.retrieval.ingest.tables import Progress, Unfit, read_csv, read_jsonl, read_parquet
-from hybridtei.system.machine import require_extra
-
-HTML_BLOCKS = (
-    "address,article,aside,blockquote,br,caption,dd,div,dl,dt,fieldset,figcaption,figure,footer,form,h1,h2,h3,h4,h5,h6,header,hr,"
-    "li,main,nav,ol,p,pre,section,table,td,th,tr,ul"
-)
-HTML_UNSEEN = (
-    "script",
-    "style",
-    "noscript",
-    "template",
-    "svg",
-    "math",
-    "iframe",
-    "object",
-    "select",
-    "head",
-)
-BREAK = "\x1e"  # marks the end of a block until white space is collapsed
-CHARSET = re.compile(
-    rb"""<meta[^>]{0,200}charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE
-)
-HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
-MAX_PAGES = 20_000
-
-Parse = Callable[[bytes, ReadOptions], tuple[str | None, str]]
-
-
-def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejection:
-    """Read the file as one document with its label as id. Raises LoadError if the library for its kind is missing."""
-    data = b""
-    try:
-        size = path.stat().st_size
-        if size > options.max_file_bytes:
-            raise Unfit(f"the file has {size} bytes, allowed are {options.max_file_bytes}")
-        data = path.read_bytes()
-        title, text = PARSERS[path.suffix.lower()](data, options)
-        if len(text) > options.max_document_characters:
-            raise Unfit(
-                f"the text has {len(text)} characters, allowed are {options.max_document_characters}"
-            )
-        if not text.strip():
-            raise Unfit("holds no text")
-    except ValueError as error:
-        return Rejection(source, "file", str(error), data, source)
-    return Document(source, source, text, title, {}, "file")
-
-
-def _utf8(data: bytes) -> str:
-    try:
-        return data.removeprefix(codecs.BOM_UTF8).decode()
-    except UnicodeDecodeError as error:
-        mark = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
-        raise Unfit(f"not UTF-8: byte {mark + error.start} of the file") from None
-
-
-def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
-    """The unchanged Markdown. A first-level heading in the first line is the title."""
-    text = _utf8(data).strip()
-    first, _, rest = text.partition("\n")
-    heading = HEADING.match(first)
-    return (heading[1], rest) if heading and rest.strip() else (None, text)
-
-
-def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
-    """The visible text, one block a line, without scripts, styles and the head."""
-    require_extra("qdrant", "selectolax")
-    from selectolax.lexbor import LexborHTMLParser
-
-    tree = LexborHTMLParser(_html_text(data))
-    named = tree.css_first("title")
-    title = " ".join(named.text().split()) if named is not None else None
-    tree.strip_tags(list(HTML_UNSEEN))
-    for node in tree.css(HTML_BLOCKS):
-        node.insert_before(BREAK)
-        node.insert_after(BREAK)
-    seen = tree.body.text(deep=True, separator="") if tree.body is not None else ""
-    lines = (" ".join(block.split()) for block in seen.split(BREAK))
-    return title or None, "\n".join(line for line in lines if line)
-
-
-def _html_text(data: bytes) -> str:
-    """Decode a page as UTF-8, or else in its declared encoding."""
-    try:
-        return _utf8(data)
-    except Unfit:
-        declared = CHARSET.search(data[:2048])
-        if declared is None:
-            raise
-        try:
-            return data.decode(declared[1].decode())
-        except (LookupError, UnicodeDecodeError):
-            raise Unfit(f"not in the encoding it declares, {declared[1].decode()}") from None
-
-
-def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
-    """The text of all pages. Raises Unfit for a PDF without text."""
-    require_extra("qdrant", "pypdf")
-    import pypdf
-
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # pypdf warns of every oddity
-    try:
-        reader = pypdf.PdfReader(BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise Unfit("the PDF is encrypted")
-        pages: list[str] = []
-        characters = 0
-        for number, page in enumerate(reader.pages):
-            pages.append(page.extract_text().encode(errors="replace").decode())
-            characters += len(pages[-1])
-            if characters > options.max_document_characters or number >= MAX_PAGES:
-                raise Unfit(
-                    f"more than {options.max_document_characters} characters or {MAX_PAGES} pages"
-                )
-        title = reader.metadata.title if reader.metadata is not None else None
-    except Unfit:
-        raise
-    except Exception as error:  # a broken file can raise any exception
-        raise Unfit(f"not readable as PDF: {type(error).__name__}: {error}"[:500]) from None
-    text = "\n\n".join(page.strip() for page in pages if page.strip())
-    if not text:
-        raise Unfit("the PDF holds no text: its pages may be pictures")
-    return (str(title).strip() or None) if title else None, text
-
-
-PARSERS: dict[str, Parse] = {
-    **dict.fromkeys((".txt", ".text"), lambda data, options: (None, _utf8(data))),
-    **dict.fromkeys((".md", ".markdown"), _markdown),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
-    ".pdf": _pdf,
-}
-
+from hybridtei.retrieval.ingest.report import Report
+from hybridtei.retrieval.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
+from hybridtei.retrieval.ingest.text import Unfit
+from hybridtei.retrieval.ingest.whole import read_whole
 
 TABLES = {
     **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
     **dict.fromkeys((".csv", ".tsv"), read_csv),
     ".parquet": read_parquet,
 }
-KINDS = (*TABLES, *PARSERS)
+# Folders that programs fill: not what a person wrote.
+PROGRAMS_FOLDERS = frozenset(
+    ("node_modules", "__pycache__", "venv", "target", "site-packages", "bower_components")
+)
 QUARANTINE = ".quarantine.jsonl"  # the default file's ending
 COLLECTION = {"layout.json", "shard"}  # contents of a collection's folder
 GONE = frozenset(
@@ -180,18 +51,19 @@ BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file to read. `label`: in ids and payloads. `size`: in bytes. `times`: of its last changes, in ns. `unreadable`: the
-    reason why the file or folder cannot be read."""
+    reason why the file or folder cannot be read. `left_out`: why it is not read although it could be."""
 
     path: Path
     label: str
     size: int = 0
     times: tuple[int, ...] = ()
     unreadable: str | None = None
+    left_out: str | None = None
 
     @property
     def stamp(self) -> list[int] | None:
         """Size and times of a file that is one document; None for a file of many documents."""
-        return [self.size, *self.times] if self.path.suffix.lower() in PARSERS else None
+        return None if self.path.suffix.lower() in TABLES else [self.size, *self.times]
 
 
 def source_files(
@@ -199,31 +71,50 @@ def source_files(
     label: str | None = None,
     quarantine: Path | None = None,
     known: Mapping[Path, str] = MappingProxyType({}),
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> Iterator[SourceFile]:
     """Every file of `source`, even without a reader for it, except `quarantine`. `label`: the source's. `known`: labels of
-    files and folders that are sources of their own.
+    files and folders that are sources of their own. `include`, `exclude`: patterns of names, or of paths below the source.
 
-    Raises InvalidInput if the source does not exist or is an unsupported file, and OSError for an unreadable folder.
+    Raises InvalidInput if the source does not exist, and OSError for an unreadable folder.
     """
     root = source.resolve()
     label = label or printable(root.name) or "root"
     if root.is_dir():
         entries = sorted(root.iterdir())
-        yield from _below(
+        files = _below(
             entries, root, label, quarantine.resolve() if quarantine is not None else None, known
         )
+        for file in files:
+            yield _selected(file, root, include, exclude)
         return
     check_source(source)
     yield _file(root, label, root.stat())
 
 
+def _selected(
+    file: SourceFile, root: Path, include: Sequence[str], exclude: Sequence[str]
+) -> SourceFile:
+    """The file, left out if a pattern says so."""
+    path = file.path.relative_to(root)
+    names = [*path.parts, *map(str, path.parents), str(path)]
+
+    def matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
+        return any(fnmatch(name, pattern) for pattern in patterns for name in names)
+
+    if file.left_out is None and matches(exclude, names):
+        return replace(file, left_out="excluded by --exclude")
+    if file.left_out is None and include and not matches(include, names):
+        return replace(file, left_out="not named by --include")
+    return file
+
+
 def check_source(source: Path) -> None:
-    """Raises InvalidInput if the path does not exist, or is a file without a reader."""
-    root = source.resolve()
-    if not root.exists():
+    """Raises InvalidInput if the path does not exist."""
+    if not source.resolve().exists():
         raise InvalidInput(f"{source}: no such file or folder")
-    if not root.is_dir() and root.suffix.lower() not in KINDS:
-        raise InvalidInput(f"{source}: should be a folder, or end in {', '.join(KINDS)}")
 
 
 def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
@@ -238,12 +129,9 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
             yield Rejection(file.label, "file", f"cannot be read: {file.unreadable}"), file.size
         elif suffix in TABLES:
             yield from TABLES[suffix](file.path, file.label, options)
-        elif suffix in PARSERS:
-            yield read_whole(file.path, file.label, options), file.size
         else:
-            kind = f"files ending in {suffix!r}" if suffix else "files without an ending"
-            yield Rejection(file.label, "file", f"no reader for {kind}"), file.size
-    except LoadError as error:
+            yield read_whole(file.path, file.label, options), file.size
+    except (LoadError, Unfit) as error:
         yield Rejection(file.label, "file", f"cannot be read: {error}"), file.size
     except OSError as error:
         yield Rejection(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
@@ -259,11 +147,16 @@ def _below(
     names = {entry.name for entry in entries}
     if names >= COLLECTION:
         return
-    if {BEIR_CORPUS, BEIR_QUERIES} <= names:
-        entries = [entry for entry in entries if entry.name == BEIR_CORPUS]
+    is_beir = {BEIR_CORPUS, BEIR_QUERIES} <= names
     for entry in entries:
         here = known.get(entry) or f"{label}/{printable(entry.name)}"
-        if entry.name.startswith(".") or entry.name.endswith(QUARANTINE) or entry == quarantine:
+        if entry.name.endswith(QUARANTINE) or entry == quarantine:
+            continue
+        if is_beir and entry.name in (BEIR_QUERIES, "qrels", "qrels.tsv"):
+            yield SourceFile(entry, here, left_out="queries and judgements beside a BEIR corpus")
+            continue
+        if entry.name.startswith("."):
+            yield SourceFile(entry, here, left_out="hidden files and folders")
             continue
         try:
             status = entry.stat()
@@ -275,7 +168,9 @@ def _below(
             if error.errno not in GONE:
                 yield SourceFile(entry, here, unreadable=error.strerror or str(error))
             continue
-        if stat.S_ISDIR(status.st_mode):
+        if stat.S_ISDIR(status.st_mode) and entry.name in PROGRAMS_FOLDERS:
+            yield SourceFile(entry, here, left_out=f"folders named {entry.name}")
+        elif stat.S_ISDIR(status.st_mode):
             yield from _below(below, root, here, quarantine, known)
         elif Path(os.path.realpath(entry)).is_relative_to(root):  # also a link's target
             yield _file(entry, here, status)
@@ -296,6 +191,7 @@ class Quarantine:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.report = Report()
         self._counts: Counter[str] = Counter()
         if path.exists():
             with path.open("rb") as file:
@@ -311,6 +207,8 @@ class Quarantine:
 
     def add(self, rejected: Rejection) -> None:
         """Count a rejection. Only the first 10,000 of a file are written."""
+        what = "files" if rejected.location == "file" else "rows"
+        self.report.add(what, rejected.reason, f"{rejected.source}, {rejected.location}")
         self._counts[rejected.source] += 1
         count = self._counts[rejected.source]
         if count > MAX_PER_SOURCE + 1:

@@ -6,6 +6,7 @@ The command's flags are read off `IngestOptions`, so nothing heavy is imported h
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ import orjson
 from msgspec import Struct
 
 from hybridtei.config import flag
+from hybridtei.retrieval.ingest.report import Reason
 from hybridtei.retrieval.store.query import CollectionPlan
 
 MEGABYTE = 1e6
@@ -68,6 +70,13 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
         str | None,
         flag("SOURCE's name in ids and payloads [default: its file name]", metavar="NAME"),
     ] = None
+    include: Annotated[
+        str | None,
+        flag("comma-separated patterns of the files to read, such as *.md,docs/*", metavar="GLOBS"),
+    ] = None
+    exclude: Annotated[
+        str | None, flag("patterns of files and folders to leave out", metavar="GLOBS")
+    ] = None
     quarantine: Annotated[
         str | None,
         flag("file of rejected documents [default: NAME.quarantine.jsonl]", metavar="FILE"),
@@ -102,7 +111,7 @@ class IngestStats:
 
     `files`: files read. `documents_missing`: stored documents that have left the source and stay; `kept`: the reason why they
     stay despite `delete_missing`. `documents_deleted`: documents that this ingest deleted, or would delete.
-    `documents_unclear`: stored before, but not found in files that could not be read completely. `points`: in the collection at
+    `of_earlier_reading`: the unchanged ones that an earlier version of this reader read. `documents_unclear`: stored before, but not found in files that could not be read completely. `points`: in the collection at
     the end. `stopped`: a signal stopped the ingest.
     """
 
@@ -116,6 +125,7 @@ class IngestStats:
     documents_deleted: int = 0
     documents_unclear: int = 0
     stopped: bool = False
+    of_earlier_reading: int = 0
     files: int = 0
     kept: str | None = None
     began_s: float = field(default_factory=time.monotonic)
@@ -146,13 +156,15 @@ class IngestStats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of an ingest. `store`: its place. `quarantine`: the file's path, if it has entries."""
+    """The summary of an ingest. `store`: its place. `quarantine`: the file's path, if it has entries. `report`: what was left
+    out or noted, by reason."""
 
     collection: str
     store: str
     stats: IngestStats
     quarantine: str | None
     dry_run: bool = False
+    report: Sequence[Reason] = ()
 
     @property
     def status(self) -> int:
@@ -184,6 +196,11 @@ class Summary:
         if stats.quarantined:
             lines.append(f"{stats.quarantined:,} could not be taken: {self.quarantine} says why")
         lines.append(f"collection {self.collection}, {self.store}: {stats.points:,} points")
+        if earlier := stats.of_earlier_reading:
+            lines.append(
+                f"{earlier:,} documents stay as an earlier version read them: --reread reads them anew, with --dry-run it "
+                "only counts them"
+            )
         if deleted := stats.documents_deleted:
             lines.append(
                 f"{deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted"
@@ -197,4 +214,8 @@ class Summary:
             )
         if stats.stopped:
             lines.append("stopped before the end: run the same command again to continue")
+        lines += [
+            f"{entry.count:>9,} {entry.what}: {entry.reason} ({entry.example})"
+            for entry in self.report
+        ]
         return "\n".join(lines)

@@ -225,7 +225,7 @@ def missing_from_source(preparation: Preparation) -> list[tuple[str, str]]:
     """(label, id) of stored documents that left their file, or whose file left the source. Call it after reading the whole
     source."""
     present = {
-        file.label for file in preparation.files
+        file.label for file in preparation.files if file.left_out is None
     }  # unreadable folders may still have the file
     gone = [
         label

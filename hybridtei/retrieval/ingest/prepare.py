@@ -21,6 +21,7 @@ from hybridtei.retrieval.ingest.chunking import (
     DOCUMENT_ID,
     FILE,
     METADATA,
+    PAGE,
     SETTINGS,
     SOURCE,
     START,
@@ -78,6 +79,8 @@ class PendingDocument:
             DIGEST: self.digest,
             SETTINGS: self.settings,
         }
+        if (page := document.page_at(chunk.start)) is not None:
+            payload[PAGE] = page
         if self.file is not None:
             payload[FILE] = self.file
         if document.title:
@@ -119,6 +122,7 @@ class Batch:
 @dataclass(slots=True)
 class Preparation:
     """The files of an ingest, and the settings for reading them. `settings`: a hash that differs whenever chunks differ.
+    `earlier`: the hashes that earlier readings made of the same settings; what they stored stays unless it is reread.
 
     `stored`: the source's documents in the collection. `missing`: (label, id) of stored documents that their files no longer
     have. `leftovers`: ids of points that a stopped ingest left beside a complete version. `touched`: {id of a point: new size and
@@ -132,6 +136,7 @@ class Preparation:
     settings: str
     source: Source
     stored: StoredDocuments
+    earlier: Sequence[str] = ()
     stats: IngestStats = field(default_factory=IngestStats)
     missing: list[tuple[str, str]] = field(default_factory=list)
     leftovers: list[PointId] = field(default_factory=list)
@@ -141,6 +146,9 @@ class Preparation:
         """Yield full batches, and a last smaller one, in the order of the source."""
         batch, before = Batch(), 0
         for file in self.files:
+            if file.left_out is not None:
+                self.quarantine.report.add("left out", file.left_out, file.label)
+                continue
             if self._is_unchanged(file):
                 self.stats.unchanged += 1
                 before += file.size
@@ -166,7 +174,11 @@ class Preparation:
         if self.options.reread or file.stamp is None or len(versions) != 1:
             return False
         stored = versions[0]
-        return stored.file == file.stamp and stored.settings == self.settings and stored.is_complete
+        if stored.file != file.stamp or not stored.is_complete:
+            return False
+        is_earlier = stored.settings in self.earlier
+        self.stats.of_earlier_reading += is_earlier
+        return is_earlier or stored.settings == self.settings
 
     def _groups(self, file: SourceFile) -> Iterator[tuple[list[PendingDocument], int]]:
         """Yield (documents to store, bytes of the file read), a group at a time."""
@@ -206,10 +218,10 @@ class Preparation:
         changed: list[PendingDocument] = []
         for document in group:
             digest, versions = document.digest(), stored.get(document.document_id, [])
-            current = next(
-                (version for version in versions if version.is_version(digest, self.settings)), None
-            )
+            current = self._current(document, digest, versions)
             if current is None:
+                for note in document.notes:
+                    self.quarantine.report.add("documents", note, document.document_id)
                 changed.append(
                     PendingDocument(document, digest, self.settings, file.stamp, versions)
                 )
@@ -221,6 +233,22 @@ class Preparation:
             if file.stamp is not None and current.file != file.stamp:
                 self.touched.update(dict.fromkeys(current.numbers, file.stamp))
         return changed
+
+    def _current(
+        self, document: Document, digest: str, versions: Sequence[StoredVersion]
+    ) -> StoredVersion | None:
+        """The stored version with the document's content, of this reading or, unless it is reread, of an earlier one."""
+        for version in versions:
+            if version.is_version(digest, self.settings):
+                return version
+        if self.options.reread:
+            return None
+        for version in versions:
+            has_content = version.digest in (digest, document.earlier_digest())
+            if has_content and version.settings in self.earlier and version.is_complete:
+                self.stats.of_earlier_reading += 1
+                return version
+        return None
 
     def _reject(self, document: Document, reason: str) -> None:
         self.quarantine.add(

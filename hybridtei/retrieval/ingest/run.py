@@ -64,6 +64,8 @@ from hybridtei.retrieval.store.query import CollectionPlan
 Tell = Callable[[str], None]
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TIMEOUT_S = 300.0
+# The way in which files become texts and chunks. A new one does not embed stored documents again unless they are reread.
+READING = 2
 
 
 def ingest(
@@ -206,7 +208,8 @@ class _Ingest:
                 error.args = (f"{error}\n{done}",)
                 raise
         rejected = str(preparation.quarantine.path) if len(preparation.quarantine) else None
-        return Summary(name, place_of(self.config), stats, rejected, options.dry_run)
+        report = list(preparation.quarantine.report)
+        return Summary(name, place_of(self.config), stats, rejected, options.dry_run, report)
 
     async def _planned(
         self, store: Store, existing: CollectionSchema | None
@@ -244,8 +247,17 @@ class _Ingest:
         """The source's files and settings. Raises InvalidInput if there are no files."""
         options = self.options
         quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
-        files = list(source_files(Path(options.source), source.label, quarantine, source.known))
-        if not files:
+        files = list(
+            source_files(
+                Path(options.source),
+                source.label,
+                quarantine,
+                source.known,
+                include=_patterns(options.include),
+                exclude=_patterns(options.exclude),
+            )
+        )
+        if all(file.left_out is not None for file in files):
             raise InvalidInput(f"{options.source}: holds no files")
         chunker = Chunker(self.text, read_raw(self.spec.folder), self.chunks)
         stack.callback(chunker.close)
@@ -255,6 +267,7 @@ class _Ingest:
             chunker=chunker,
             quarantine=Quarantine(quarantine),
             settings=settings_hash(self.heads, self.chunks, options),
+            earlier=[first_settings_hash(self.heads, self.chunks, options)],
             source=source,
             stored=stored,
             stats=stats,
@@ -287,6 +300,10 @@ class _Ingest:
         if self.options.wait_indexed and store.kind == "server":
             with stop_on_signals() as stop:
                 await wait_indexed(store, name, stop, self.tell, quiet=self.options.quiet)
+
+
+def _patterns(text: str | None) -> list[str]:
+    return [pattern.strip() for pattern in (text or "").split(",") if pattern.strip()]
 
 
 async def _nodes(store: Any, tell: Tell) -> int:
@@ -352,7 +369,14 @@ def _embedder(options: IngestOptions, model: ModelConfig, engine: EngineConfig) 
 
 
 def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
-    """Hash of every setting that affects stored points, except the model, which the collection records. `late` was a setting,
-    and stays so that the hashes of stored points do."""
-    made_of = [sorted(heads), {**asdict(chunks), "late": False}, reading.as_dict()]
-    return blake2b(orjson.dumps(made_of), digest_size=8).hexdigest()
+    """Hash of every setting that affects stored points, except the model, which the collection records."""
+    return _hash([READING, sorted(heads), asdict(chunks), reading.as_dict()])
+
+
+def first_settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
+    """The hash that the first reading made of the same settings. `late` was a setting then."""
+    return _hash([sorted(heads), {**asdict(chunks), "late": False}, reading.as_dict()])
+
+
+def _hash(settings: list[Any]) -> str:
+    return blake2b(orjson.dumps(settings), digest_size=8).hexdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,17 +20,12 @@ import orjson
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.text import Unfit, as_utf8, normalised, notes_of
 from hybridtei.system.machine import require_extra
 
 Found = Document | Rejection
 Progress = tuple[Found, int]  # and the bytes of the file read so far
 ID_FIELDS, TITLE_FIELD = ("_id", "id"), "title"
-
-
-class Unfit(ValueError):
-    """A record is not a document. The message: the reason in the quarantine. `document_id`: the record's id, if it has one."""
-
-    document_id: str | None = None
 
 
 def _found(
@@ -39,10 +34,12 @@ def _found(
     source: str,
     location: str,
     options: ReadOptions,
+    *,
+    notes: Sequence[str] = (),
 ) -> Found:
-    """The document of the record from `read`, or a rejection. `written`: the record in the source."""
+    """The document of the record from `read`, or a rejection. `written`: the record in the source. `notes`: of the file."""
     try:
-        return _document(read(), source, location, options)
+        return _document(read(), source, location, options, notes)
     except ValueError as error:
         return Rejection(
             source,
@@ -54,7 +51,11 @@ def _found(
 
 
 def _document(
-    record: Mapping[str, Any], source: str, location: str, options: ReadOptions
+    record: Mapping[str, Any],
+    source: str,
+    location: str,
+    options: ReadOptions,
+    notes: Sequence[str],
 ) -> Document:
     """The document of a record. Without an id, its location is the id. Raises Unfit."""
     id_field, document_id = _id(record, options, location.replace(" ", "-"))
@@ -66,10 +67,14 @@ def _document(
             for name, value in record.items()
             if name not in (text_field, TITLE_FIELD, id_field)
         }
-        return Document(source, document_id, text, title, _metadata(rest, options), location)
+        metadata = metadata_of(rest, options)
     except Unfit as error:
         error.document_id = document_id
         raise
+    clean, name = normalised(text), normalised(title) if title else None
+    earlier = None if (clean, name) == (text, title) else (title, text, metadata)
+    notes = (*notes, *notes_of(text))
+    return Document(source, document_id, clean, name, metadata, location, notes, earlier)
 
 
 def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple[str | None, str]:
@@ -111,7 +116,7 @@ def _text(record: Mapping[str, Any], field: str, options: ReadOptions) -> tuple[
     return text, title or None
 
 
-def _metadata(rest: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
+def metadata_of(rest: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
     """The metadata in JSON's types: dates as ISO 8601, other types as text. Raises Unfit."""
     for name, value in rest.items():
         _check_finite(value, name, 0)
@@ -154,7 +159,6 @@ def _names(record: Mapping[str, Any]) -> str:
     return ", ".join(names[:20]) + ("…" if len(names) > 20 else "") if names else "no fields"
 
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KEPT_BYTES, SKIP_BYTES = 1000, 1 << 20  # bytes of a line that is too long: kept, and read at a time
 
 
@@ -170,20 +174,13 @@ class Line:
     is_whole: bool = True
 
     def decoded(self) -> str:
-        """The line's text. Raises ValueError, naming the byte of the file that is not UTF-8."""
-        try:
-            return self.data.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"not UTF-8: byte {self.offset + error.start} of the file") from None
+        """The line's text, with U+FFFD for bytes that are not UTF-8."""
+        return self.data.decode(errors="replace")
 
 
 def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
-    """Every line, numbered from 1, without a byte order mark at the start."""
-    number, offset = (
-        0,
-        len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0,
-    )
-    file.seek(offset)
+    """Every line, numbered from 1."""
+    number, offset = 0, 0
     while head := file.readline(max_bytes + len(b"\r\n")):
         number += 1
         end, last = offset + len(head), head
@@ -200,12 +197,13 @@ def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
 
 def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
     """An object or a string a line. Without an id, the line's number is the id. Blank lines are skipped."""
-    with path.open("rb") as file:
+    with path.open("rb") as opened:
+        file, notes = as_utf8(opened)
         for line in bounded_lines(file, options.max_record_bytes):
             if not line.is_whole or line.data.strip():
                 read = partial(_object, line, options)
                 yield (
-                    _found(read, line.data, source, f"line {line.number}", options),
+                    _found(read, line.data, source, f"line {line.number}", options, notes=notes),
                     line.offset + line.length,
                 )
 
@@ -213,9 +211,8 @@ def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progre
 def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
     if not line.is_whole:
         raise Unfit(f"the line has {line.length} bytes, allowed are {options.max_record_bytes}")
-    line.decoded()
     try:
-        value = orjson.loads(line.data)  # refuses NaN and lone surrogates
+        value = orjson.loads(line.decoded())  # refuses NaN and lone surrogates
     except ValueError as error:
         raise Unfit(f"not JSON: {error}") from None
     if isinstance(value, str):
@@ -230,7 +227,8 @@ def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress
     csv.field_size_limit(
         options.max_record_bytes
     )  # of the whole process, since the module has no other limit
-    with path.open("rb") as file:
+    with path.open("rb") as opened:
+        file, notes = as_utf8(opened)
         lines = _CsvLines(file, options.max_record_bytes)
         rows = csv.reader(
             lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True
@@ -253,7 +251,14 @@ def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress
                 header = row
             elif row:
                 yield (
-                    _found(partial(_cells, header, row), ",".join(row), source, location, options),
+                    _found(
+                        partial(_cells, header, row),
+                        ",".join(row),
+                        source,
+                        location,
+                        options,
+                        notes=notes,
+                    ),
                     lines.offset,
                 )
 
@@ -290,11 +295,7 @@ class _CsvLines:
                 f"the line has {line.length} bytes, allowed are {self._max_bytes}"
             )
             return "\n"
-        try:
-            return line.decoded() + "\n"
-        except ValueError as error:
-            self.broken = error
-            return line.data.decode(errors="replace") + "\n"  # its quotes still count
+        return line.decoded() + "\n"
 
 
 ROWS = 64  # rows read at a time

@@ -17,9 +17,10 @@ import orjson
 from hybridtei.models.text.tokenizer import Token
 from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, TEXT, TITLE
 from hybridtei.retrieval.search.options import Highlight, SearchOptions, SearchResult
+from hybridtei.system.terminal import BOLD, PLAIN
 
 EXCERPT_CHARACTERS = 300
-MARK, BOLD, PLAIN = "*", "\x1b[1m", "\x1b[0m"
+MARK = "*"
 
 
 def as_json(result: SearchResult) -> str:

@@ -57,10 +57,8 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         Meta(description="Kinds of vectors to fuse [default: dense and sparse; zscore: all]."),
     ] = None
     rescore: Annotated[
-        bool | Literal["multivector"],
-        Meta(
-            description='true: rank the candidates again by MaxSim of their multi-vectors. "multivector" is the older value.'
-        ),
+        bool,
+        Meta(description="Rank the candidates again by MaxSim of their multi-vectors."),
     ] = False
     group_by: Annotated[
         Annotated[str, Meta(min_length=1, max_length=200)] | None,
@@ -91,8 +89,6 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     )
 
     def __post_init__(self) -> None:
-        if self.rescore == "multivector":
-            structs.force_setattr(self, "rescore", True)
         if not isinstance(self.with_payload, bool):
             structs.force_setattr(self, "with_payload", list(dict.fromkeys(self.with_payload)))
 

@@ -22,6 +22,7 @@ from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import declared_weights
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats
+from hybridtei.retrieval.ingest.text import normalised
 from hybridtei.retrieval.search.candidates import Candidate, Candidates
 from hybridtei.retrieval.search.explain import TokensOf, highlights, shared_terms
 from hybridtei.retrieval.search.fusion import legs_of
@@ -124,6 +125,8 @@ class Searcher:
         pass. Raises InvalidInput if there are none. `fit`: the collection, if the caller has it."""
         fit = fit or await self.fit(collection)
         heads = fit.heads
+        # as documents are, unless nothing is left
+        queries = [normalised(query) or query for query in queries]
         if options.query_encoder == "model":
             return fit.fitted(await self.model.embed(queries, heads))
         if Head.SPARSE not in heads or self.model.look_up is None:

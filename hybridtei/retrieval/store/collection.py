@@ -124,6 +124,8 @@ def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:
 
 
 KEPT_S = 2.0  # until a search notices that an alias has moved
+# A mark further in the future is not a migration's
+MAX_HOLD_S = 3_600.0
 SWITCH_WAIT_S = 30.0  # how long a writer waits for a migration to switch the name
 LOOK_S = 0.05
 MAX_LISTED = 20  # names in an error
@@ -309,7 +311,8 @@ class CollectionSchemas:
 
 def _is_held(schema: CollectionSchema) -> bool:
     """True if a migration is about to switch the collection's name to its copy."""
-    return bool(schema.metadata.get(SWITCHING, 0.0) > time.time())
+    until = schema.metadata.get(SWITCHING)
+    return isinstance(until, float | int) and 0 < until - time.time() <= MAX_HOLD_S
 
 
 def heads_of(schema: CollectionSchema) -> frozenset[Head]:

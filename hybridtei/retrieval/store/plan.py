@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import Head, Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
-from hybridtei.errors import CollectionMismatch, InvalidInput
+from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
 from hybridtei.inference.tasks.pooling import MultivectorBudget, unpacked
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.fingerprint import fingerprint, tokenizer_sha256
+from hybridtei.models.fingerprint import fingerprint
 from hybridtei.outputs import Embeddings, cut, unit
 from hybridtei.retrieval.store.base import (
     DENSE,
@@ -193,7 +193,9 @@ def schema_for(
         )
     vectors: dict[str, VectorParams] = {}
     sparse: dict[str, SparseVectorParams] = {}
-    metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}
+    if spec.tokenizer_sha256 is None:
+        raise MissingArtifact(f"{spec.folder / 'tokenizer.json'}: missing")
+    metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: spec.tokenizer_sha256}
     stored, on_disk = "float16" if plan.datatype == "float16" else None, plan.on_disk or None
     if Head.DENSE in outputs:
         vectors[DENSE] = VectorParams(

@@ -85,9 +85,14 @@ async def export_to(schemas: CollectionSchemas, name: str, path: Path, advance: 
     return count
 
 
-def _header(name: str, schema: CollectionSchema) -> bytes:
+def _portable(schema: CollectionSchema) -> CollectionSchema:
+    """Remove the keys that steer the store of a collection: no file of another place decides what this store reads or deletes."""
     metadata = {key: value for key, value in schema.metadata.items() if key not in OF_ONE_STORE}
-    schema = replace(schema, metadata=metadata)
+    return replace(schema, metadata=metadata)
+
+
+def _header(name: str, schema: CollectionSchema) -> bytes:
+    schema = _portable(schema)
     return _line({"hybridtei": __version__, "collection": name, "schema": schema_to_dict(schema)})
 
 
@@ -209,7 +214,7 @@ async def _collection(
     try:
         schema = await schemas.of(name, writing=True)
     except UnknownCollection:
-        return await schemas.create(name, header.schema)
+        return await schemas.create(name, _portable(header.schema))
     check_fits(schema, header.schema, name)
     return schema, False
 

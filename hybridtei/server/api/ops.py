@@ -13,6 +13,7 @@ from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.config import ModelConfig, NamedModel
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.inference.load import named_model
+from hybridtei.models.checkpoint.rankers import template_source
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import NOTHING, Context, Reply
@@ -134,6 +135,7 @@ def facts(context: Context) -> dict[str, Any]:
             "adapters": [] if spec.adapters is None else list(spec.adapters.names),
             "sparse_idf": spec.sparse is not None and spec.sparse.idf and not spec.is_splade,
             "activation": spec.activation,
+            "template": template_source(spec.folder, spec.template),
             "backend": service.backend.name,
             "budget_tokens": service.budget_tokens,
             "lanes": list(service.backend.lanes),

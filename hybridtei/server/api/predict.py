@@ -95,7 +95,7 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
     top_k, function = _parameters(parameters or {})
     raw_scores = request.raw_scores or function is not None
     side = direction(request.truncation_direction)
-    task = label.Classify(texts, context.truncate(request.truncate), side, raw_scores)
+    task = label.Classify(texts, context.truncate(request.truncate), side, raw_scores, as_tei=True)
 
     def write(answer: label.Classified, _: Usage) -> list[Any]:
         apply = label.FUNCTIONS[function or "none"]

@@ -20,7 +20,7 @@ from hybridtei.inference.tasks.rerank import (
     Scored,
     rerank_task,
 )
-from hybridtei.outputs import Floats, Usage, best_first
+from hybridtei.outputs import Floats, Usage
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,
@@ -202,11 +202,8 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
         if not request.return_text:
-            return [{"index": i, "score": scores[i]} for i in best_first(scores).tolist()]
-        return [
-            {"index": i, "text": request.texts[i], "score": scores[i]}
-            for i in best_first(scores).tolist()
-        ]
+            return [{"index": i, "score": scores[i]} for i in scored.order]
+        return [{"index": i, "text": request.texts[i], "score": scores[i]} for i in scored.order]
 
     returned = sum(map(len, request.texts)) if request.return_text else 0
     numbers = NUMBERS_A_RANK * load.inputs + returned // BYTES_PER_NUMBER
@@ -252,10 +249,11 @@ async def rerank_documents(
     scored, usage = await context.rank(task, load, checked, field="documents")
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
-        order = best_first(scores).tolist()[: request.most]
         if isinstance(task, RerankByVectors) and request.raw_scores is not True:
             scores = as_relevance(task, scored)
-        items: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
+        items: list[dict[str, Any]] = [
+            {"index": i, "relevance_score": scores[i]} for i in scored.order[: request.most]
+        ]
         if repeats:
             # Without `return_documents` a document is its text
             answered = raw if request.return_documents else documents

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from hybridtei.batch import Head
-from hybridtei.errors import InvalidInput, Overloaded, RequestError, TooManyCandidates
+from hybridtei.errors import InvalidInput, RequestError, TooManyCandidates
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
@@ -34,7 +34,6 @@ from hybridtei.server.routing import post
 if TYPE_CHECKING:
     from hybridtei.retrieval.search.searcher import Rank, Searcher
     from hybridtei.retrieval.store.base import CollectionSchema, PayloadBudget
-    from hybridtei.retrieval.store.collection import Searchable
 
 
 Text = Annotated[str, Meta(max_length=100_000)]
@@ -109,9 +108,7 @@ class SearchResponse(Struct, frozen=True):
     stages: list[Stage]
     query_encoder: Annotated[
         str | None,
-        Meta(
-            description="table: the query's sparse vector came from the table, on request or under load."
-        ),
+        Meta(description="table: the query's sparse vector came from the table."),
     ] = None
 
 
@@ -121,16 +118,6 @@ class SearchesResponse(Struct, frozen=True):
     results: list[SearchResponse]
 
 
-# The options that replace a request's if the model is at capacity and `--table-under-load` is set.
-BY_TABLE: dict[str, Any] = {
-    "mode": "sparse",
-    "query_encoder": "table",
-    "rescore": False,
-    "score_threshold": None,  # its scale differs for sparse scores
-    "k": None,
-    "weights": None,
-    "legs": None,
-}
 MAX_HIGHLIGHTED = (
     200  # hits of a request to explain: each has a sparse vector, and a text to tokenise
 )
@@ -165,7 +152,10 @@ async def _searched(
     usages: list[Usage] = []
     searcher, budget = _searcher(stores, context, request, usages)
     fit = await searcher.fit(request.collection, schema)
-    embedded, options = await _embedded(stores, searcher, fit, request, options)
+    try:
+        embedded = await searcher.embed(request.collection, texts, options, fit=fit)
+    except RequestError as error:
+        raise error.named("query" if request.queries is None else "queries") from None
     results = await asyncio.gather(
         *[
             searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
@@ -218,31 +208,6 @@ def _searcher(
     schemas = stores.schemas
     searcher = Searcher(schemas.store, model, schemas=schemas, budget=budget, max_points=depth)
     return searcher, budget
-
-
-async def _embedded(
-    stores: StoreContext,
-    searcher: Searcher,
-    fit: Searchable,
-    request: SearchRequest,
-    options: CheckedOptions,
-) -> tuple[Embeddings, CheckedOptions]:
-    """The queries' vectors, and the options for which they are enough: under load those of
-    `BY_TABLE`. Raises Overloaded."""
-    collection, texts = request.collection, request.texts
-    try:
-        return await searcher.embed(collection, texts, options, fit=fit), options
-    except RequestError as error:
-        raise error.named("query" if request.queries is None else "queries") from None
-    except Overloaded:
-        sparse = fit.spec.sparse
-        has_table = sparse is not None and sparse.can_look_up and Head.SPARSE in fit.heads
-        by_table = structs.replace(options, **BY_TABLE)
-        if not (stores.server.table_under_load and has_table) or request.spans:
-            raise
-        if options == by_table:
-            raise
-        return await searcher.embed(collection, texts, by_table, fit=fit), by_table
 
 
 def _written(

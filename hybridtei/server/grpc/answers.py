@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHead, WrongModel
 from hybridtei.inference.tasks.rerank import RerankPairs, rerank_task
-from hybridtei.outputs import Load, Usage, best_first
+from hybridtei.outputs import Load, Usage
 from hybridtei.server.api import embed, ops, tei
 from hybridtei.server.api.predict import predict
 from hybridtei.server.api.rerank import RerankRequest, rerank
@@ -142,52 +142,42 @@ async def _rerank(context: Context, message: Any) -> Reply:
         if not message.texts:
             raise NoInputs("`texts` cannot be empty")
         _check_ranker(context)
-    async with context.service.admission.held(len(message.texts)):
-        reply = await rerank(
-            context, _request(RerankRequest, message, query=message.query, texts=[*message.texts])
-        )
+    reply = await rerank(
+        context, _request(RerankRequest, message, query=message.query, texts=[*message.texts])
+    )
     return _answer(messages.RerankResponse(ranks=reply.answer), reply.usage)
 
 
 async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Reply:
     """Answer `RerankStream`: one message after the client's last text, with the scores of all texts, the best first.
 
-    Each message has a query and a text. Consecutive texts with the same query go through the engine together. Waits for one
-    permit before it reads, and then for the permits of its texts.
+    Each message has a query and a text. Consecutive texts with the same query go through the engine together. Few streams may
+    read at a time, since each holds all its texts.
     """
     with context.counting_failures():
         _check_ranker(context)
-    admission = context.service.admission
-    async with admission.gathering:
-        with context.counting_failures():
-            async with admission.held(
-                1
-            ):  # streams that hold one permit and wait for more block each other
-                given = await _read_all(context, requests)
-        task = RerankPairs(
-            [
-                rerank_task(
-                    context.service.model.spec,
-                    query,
-                    [message.text for message in group],
-                    truncate=truncate,
-                    direction=side,
-                    raw_scores=given[0].raw_scores,
-                )
-                for (query, truncate, side), group in groupby(
-                    given, lambda one: (one.query, one.truncate, _side(one))
-                )
-            ]
-        )
-        load = Load(len(given), sum(len(one.query) + len(one.text) for one in given), is_batch=True)
-        bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
-        async with admission.held(load.inputs):
-            scored, usage = await context.run(task, load, bounds, scope="predict")
+        with context.service.gathering.inside(1):
+            given = await _read_all(context, requests)
+    task = RerankPairs(
+        [
+            rerank_task(
+                context.service.model.spec,
+                query,
+                [message.text for message in group],
+                truncate=truncate,
+                direction=side,
+                raw_scores=given[0].raw_scores,
+            )
+            for (query, truncate, side), group in groupby(
+                given, lambda one: (one.query, one.truncate, _side(one))
+            )
+        ]
+    )
+    load = Load(len(given), sum(len(one.query) + len(one.text) for one in given), is_batch=True)
+    bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
+    scored, usage = await context.run(task, load, bounds, scope="predict")
     texts = [message.text if given[0].return_text else None for message in given]
-    ranks = [
-        {"index": i, "text": texts[i], "score": scored.scores[i]}
-        for i in best_first(scored.scores).tolist()
-    ]
+    ranks = [{"index": i, "text": texts[i], "score": scored.scores[i]} for i in scored.order]
     return _answer(messages.RerankResponse(ranks=ranks), usage)
 
 

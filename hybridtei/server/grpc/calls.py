@@ -175,9 +175,12 @@ def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: 
             return await (
                 answer(call) if age_seconds == inf else calls.within(age_seconds, answer(call))
             )
-        except (
-            grpc.aio.BaseError
-        ):  # gRPC's own error: the call was aborted, or the client has disconnected
+        except grpc.aio.InternalError as error:
+            # The client has left while its answer was written
+            log.debug("a call ended: %s", error)
+            raise asyncio.CancelledError from None
+        except grpc.aio.BaseError:
+            # The call was aborted
             raise
         except Exception as error:
             await _abort(error, None, call)
@@ -299,11 +302,11 @@ class Servicer:
 
         async def begin(message: Any) -> asyncio.Task[bytes]:
             reserved = await held.reserve(method.estimate(context, message))
-            permits = await admission.wait(1)
+            with context.counting_failures():
+                admission.take(1, turns=method.permits)
             task = asyncio.ensure_future(answer(message, reserved))
-            task.add_done_callback(
-                lambda _: admission.give_back(permits)
-            )  # even if the task is cancelled before it begins
+            # Even if the task is cancelled before it begins
+            task.add_done_callback(lambda _: admission.give_back(1))
             return task
 
         async def send(body: bytes) -> None:
@@ -315,6 +318,7 @@ class Servicer:
                 count >= min(method.most, self._most)
                 or held.bytes >= MAX_UNSENT_BYTES
                 or self._unsent.is_full
+                or admission.free <= admission.left
             )
 
         await in_order(requests, begin, send, is_full)

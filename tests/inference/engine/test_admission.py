@@ -1,5 +1,6 @@
 """Permits: all or none, at once, and always given back."""
 
+import asyncio
 from contextlib import ExitStack
 
 import numpy as np
@@ -90,3 +91,25 @@ def test_a_house_of_any_size_lets_large_ones_in(permits):
     with admission.inside(most, turns=True):
         assert 0 <= admission.free == permits - most
     assert admission.free == permits
+
+
+def test_carried_permits_serve_in_tasks_too_and_nowhere_else() -> None:
+    async def scene() -> None:
+        admission = Admission(1)
+
+        async def enter(inputs: int) -> None:
+            with admission.inside(inputs):
+                await asyncio.sleep(0)
+
+        admission.take(1)
+        with admission.carrying(1):
+            await enter(1)
+            await asyncio.gather(enter(1), enter(1))
+            with pytest.raises(Overloaded):
+                await enter(2)
+        with pytest.raises(Overloaded):
+            await enter(1)
+        admission.give_back(1)
+        await enter(1)
+
+    asyncio.run(scene())

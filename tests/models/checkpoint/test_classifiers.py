@@ -93,7 +93,7 @@ def test_labels_come_in_the_order_of_their_numbers(
 
 def test_labels_that_are_none(bert: Path, copied: Copied) -> None:
     folder = copied(bert)
-    for value in ({}, {"0": "a", "2": "b"}, {"a": "b"}, {"0": 5}, ["a"], "a", {"00": "a"}):
+    for value in ({}, {"0": "a", "2": "b"}, {"a": "b"}, {"0": ["a"]}, ["a"], "a", {"00": "a"}):
         told(folder, architectures=["BertForSequenceClassification"], id2label=value)
         assert "id2label" in raised(LoadError, folder, "config.json")
 

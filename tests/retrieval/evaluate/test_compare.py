@@ -1,4 +1,4 @@
-"""`hybridtei compare` over real servers: a planted fault is named, and backends in float32 differ in nothing."""
+"""`hybridtei compare` over real servers: a planted difference ends an index, and backends in float32 agree."""
 
 import base64
 import json
@@ -17,9 +17,9 @@ from hybridtei import cli
 from hybridtei.errors import InvalidInput
 from hybridtei.models.checkpoint.files import embedded_model
 from hybridtei.retrieval.evaluate.compare import (
-    MAX_KEPT_TEXTS,
+    MAX_SEARCHED,
     SAMPLES,
-    Server,
+    Endpoint,
     read_vectors,
     replay,
 )
@@ -32,16 +32,12 @@ PROMPTED = {"prompts": PROMPTS, "default_prompt_name": "question"}
 DENSE = ((tiny.HIDDEN, tiny.HIDDEN, "torch.nn.modules.activation.Tanh"),)
 
 
-def write(folder: Path, *, cased: bool = True, **modules: Any) -> Path:
+def write(folder: Path, **modules: Any) -> Path:
     """A tiny BERT with the words of the embedded model."""
     tiny.write_family(folder, "bert", vocab_size=30522)
     source, _ = embedded_model()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(source / name, folder / name)
-    words = json.loads((folder / "tokenizer.json").read_text())
-    words["normalizer"]["lowercase"] = not cased
-    tiny.write_json(folder / "tokenizer.json", words)
-    tiny.edit_json(folder / "tokenizer_config.json", do_lower_case=not cased)
     return tiny.write_modules(folder, layout="old", **{"max_seq_length": tiny.LONGEST, **modules})
 
 
@@ -75,100 +71,57 @@ def report_of(capsys: pytest.CaptureFixture[str], a: str, b: str) -> tuple[int, 
     return status, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-NAMED = "--default-prompt-name"
-# name: (modules of A, modules of B or None for A's, changes of requests to B, flags of A, flags of B, the cause named)
-Fault = tuple[
-    Mapping[str, Any],
-    Mapping[str, Any] | None,
-    Mapping[str, Any],
-    tuple[str, ...],
-    tuple[str, ...],
-    str,
-]
-FAULTS: Mapping[str, Fault] = {
-    "gelu": ({}, None, {}, (), ("--gelu", "tanh"), "activation: "),
-    "prompt left out": (
-        PROMPTED,
-        {},
-        {},
-        (NAMED, "question"),
-        (),
-        "prompt: B leaves out 'Find what",
-    ),
-    "another prompt": (
-        PROMPTED,
-        None,
-        {},
-        (NAMED, "question"),
-        (NAMED, "text"),
-        "prompt: B puts what A names `text`",
-    ),
-    "first token": (
-        {},
-        None,
-        {},
-        (),
-        ("--pooling", "cls"),
-        "pooling: A takes the mean, B the first token",
-    ),
-    "no normalisation": ({}, None, {"normalize": False}, (), (), "normalisation: B does not"),
-    "shorter": ({}, {"max_seq_length": 64}, {}, (), (), "truncation: B is cut shorter"),
-    "from the left": (
-        {},
-        None,
-        {"truncation_direction": "left"},
-        (),
-        (),
-        "truncation: B cuts texts from the left",
-    ),
-    "uncased": ({}, {"cased": False}, {}, (), (), "tokenizer: that of B is uncased"),
-    "int8": ({}, None, {}, (), ("--dtype", "int8"), "dtype: float32 of A, int8 of B"),
-    "another revision": ({}, None, {}, (), (), "weights: another revision"),
-    "cut dimension": (
-        {},
-        None,
-        {"dimensions": 20},
-        (),
-        (),
-        "dimensions: B has the first 20 of the 32",
-    ),
-    "no Dense module": ({"dense": DENSE}, {}, {}, (), (), "weights: another revision"),
-}
-QUICK = "prompt left out"
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """The folder and the server of most faults' A."""
-    folder = write(tmp_path_factory.mktemp("plain"))
+    """The folder and the server of A."""
+    folder = write(tmp_path_factory.mktemp("plain"), **PROMPTED)
     with ExitStack() as stack:
         yield folder, of_commands(folder, stack)
 
 
+# Flags of B, and the facts of `/info` that differ.
+FLAGS = {
+    "prompt": (("--default-prompt-name", "question"), {"hybridtei.fingerprint.id"}),
+    "gelu": (("--gelu", "tanh"), {"hybridtei.fingerprint.activation"}),
+    "pooling": (("--pooling", "cls"), {"model_type.embedding.pooling"}),
+}
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == QUICK else pytest.mark.slow) for name in FAULTS]
+    "name",
+    ["prompt", *(pytest.param(name, marks=pytest.mark.slow) for name in FLAGS if name != "prompt")],
 )
-def test_a_planted_fault_is_named(name, plain, tmp_path, capsys, monkeypatch):
-    modules, others, changes, flags_a, flags_b, cause = FAULTS[name]
-    first = second = write(tmp_path / "a", **modules) if modules else plain[0]
-    if others is not None or name == "another revision":
-        second = write(tmp_path / "b", **(modules if others is None else others))
-    if name == "another revision":
-        tiny.change(second, other_weights)
-    if name == "int8":
-        monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path))  # its graph is kept
+def test_the_facts_that_differ_stand_side_by_side(
+    name: str, plain: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, facts = FLAGS[name]
+    folder, a = plain
     with ExitStack() as stack:
-        a = of_commands(first, stack, *flags_a) if modules else plain[1]
-        b = (
-            stack.enter_context(rewriting(a, **changes))
-            if changes
-            else of_commands(second, stack, *flags_b)
-        )
+        b = of_commands(folder, stack, *flags)
         status, report = report_of(capsys, a, b)
-    assert [found[: len(cause)] for found in report["causes"]] == [cause], report
+        assert cli.main(["compare", a, b]) == status
+    assert facts <= report["info"].keys()
+    assert len(report["info"]) < 10
+    words = capsys.readouterr().out
+    assert all(fact in words for fact in facts)
     assert status == (0 if report["keeps_index"] else 3)
-    if name not in ("gelu", "no normalisation", "int8"):
-        assert not report["keeps_index"]
+    assert name == "gelu" or not report["keeps_index"]
+
+
+def test_another_truncation_and_another_width_end_an_index(
+    plain: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, a = plain
+    with rewriting(a, truncation_direction="left") as b:
+        status, report = report_of(capsys, a, b)
+    assert (status, report["least_cosine"], report["info"]) == (3, 1.0, {})
+    assert report["long_cosine"] < 0.999
+    with rewriting(a, dimensions=20) as b:
+        status, report = report_of(capsys, a, b)
+    assert (status, report["widths"], report["median_cosine"]) == (3, [32, 20], None)
+    with rewriting(a, normalize=False) as b:
+        status, report = report_of(capsys, a, b)
+    assert (status, report["keeps_index"]) == (0, True)
 
 
 @pytest.mark.parametrize("backend", ["openvino", pytest.param("torch", marks=pytest.mark.slow)])
@@ -180,7 +133,7 @@ def test_backends_in_float32_agree(
         a = of_commands(folder, stack, "--backend", "ort", "--dtype", "float32")
         b = of_commands(folder, stack, "--backend", backend, "--dtype", "float32")
         status, report = report_of(capsys, a, b)
-    assert (status, report["causes"], report["overlap"]) == (0, [], 1.0)
+    assert (status, report["overlap"]) == (0, 1.0)
 
 
 def row(numbers: list[float], **fields: Any) -> dict[str, Any]:
@@ -231,11 +184,12 @@ def test_what_holds_no_vectors_is_refused(answer: Any) -> None:
         read_vectors(answer)
 
 
-class Recorded(Server):
+class Recorded(Endpoint):
     """A server of these vectors, by their place."""
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
+        self.info = {}
 
     def replay(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._rows[body["at"]][None]
@@ -243,7 +197,7 @@ class Recorded(Server):
 
 def test_a_recording_of_any_length_has_one_verdict() -> None:
     draw = np.random.default_rng(0)
-    rows = draw.standard_normal((3 * MAX_KEPT_TEXTS, 16))
+    rows = draw.standard_normal((3 * MAX_SEARCHED, 16))
     lines = [json.dumps({"path": "/embed", "body": {"at": at}}) for at in range(len(rows))]
     same, _ = replay(Recorded(rows), Recorded(rows), lines)
     assert (same.texts, same.least_cosine, same.overlap, same.keeps_index) == (
@@ -257,10 +211,7 @@ def test_a_recording_of_any_length_has_one_verdict() -> None:
     far, _ = replay(Recorded(rows), Recorded(odd), lines)
     assert (far.median_cosine, far.overlap, far.keeps_index) == (1.0, 1.0, False)
     wide, _ = replay(Recorded(rows), Recorded(np.hstack([rows, rows])), lines)
-    assert (wide.causes, wide.keeps_index) == (
-        ("dimensions: A has the first 16 of the 32 of B",),
-        False,
-    )
+    assert (wide.widths, wide.keeps_index) == ((16, 32), False)
     with pytest.raises(InvalidInput, match="1 different texts are too few"):
         replay(Recorded(rows), Recorded(rows), lines[:1] * 100)
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,8 @@ class Ingest:
         default_factory=lambda: IngestOptions(source="", collection="", quiet=True)
     )
     chunk_tokens: int | None = None
+    settings: str = ""
+    earlier: Sequence[str] = ()
     stats: IngestStats = field(default_factory=IngestStats)
 
     @property
@@ -101,7 +103,8 @@ class Ingest:
             options=self.options,
             chunker=chunker,
             quarantine=Quarantine(self.quarantine),
-            settings=f"{chunks}",
+            settings=self.settings or f"{chunks}",
+            earlier=self.earlier,
             source=found,
             stored=stored,
         )

@@ -63,7 +63,7 @@ async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(t
         "line 2": "`text` is empty",
         "line 3": "allowed are 1000000",
         "line 4": "not JSON",
-        "line 5": "not UTF-8: byte",
+        "line 5": "no token",
         "line 6": "'good' was there before",
         "line 7, chunk 0": "the batch holds",
         "line 8, chunk 0": "2 indices and 1 values",

@@ -366,11 +366,6 @@ def test_a_key_that_qdrant_reads_otherwise_is_refused(encoder, shared, key):
         searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
 
 
-def test_the_older_word_for_rescoring():
-    assert chunks(rescore="multivector").rescore is True
-    assert chunks(rescore=False).rescore is False
-
-
 def test_of_two_candidates_a_leg_that_hardly_tells_them_apart_does_not_decide(encoder):
     """Point 2 is far above by dense vectors, and point 1 by a hundredth of the sparse score."""
     width, (one, other) = encoder.spec.dense_width, (0.1, 0.9)

@@ -69,7 +69,7 @@ def legs(
         (QUERY, {"legs": ("colbert",)}, "should be some of dense, sparse, multivector"),
         (QUERY, {"oversampling": 0.5}, "`oversampling` is 0.5"),
         (DENSE_ONLY, {"mode": "sparse"}, "the query has no sparse vector; it has dense"),
-        (DENSE_ONLY, {"rescore": "multivector"}, "the query has no multivector vector"),
+        (DENSE_ONLY, {"rescore": True}, "the query has no multivector vector"),
         (DENSE_ONLY, {"legs": ("dense", "sparse")}, "the query has no sparse vector"),
         (
             Embeddings(dense=np.full((1, WIDTH), np.nan, dtype=np.float32)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -283,6 +284,22 @@ def test_a_broken_header_makes_nothing(broken, line, message):
         broken.run(transfer.import_from(schemas, pieces(content), "new"))
     assert message in str(caught.value)
     assert broken.run(broken.store.describe("new")) is None
+
+
+def test_a_header_does_not_steer_this_store(filled, broken):
+    """The keys of a migration make a name answer from another collection, and name one to delete."""
+    first, rest = stream(filled).split(b"\n", 1)
+    header = json.loads(first)
+    steering = {"switching_until": time.time() + 30, "stand_in": "private", "previous": "private"}
+    header["schema"]["metadata"] |= steering
+    name = "imported"
+    content = json.dumps(header).encode() + b"\n" + rest
+    schemas = CollectionSchemas(broken.store)
+    broken.run(transfer.import_from(schemas, pieces(content), name))
+    schema = broken.run(schemas.of(name))
+    assert schema.stored_as == name
+    assert not schema.metadata.keys() & steering.keys()
+    broken.run(broken.store.drop(name))
 
 
 def test_a_collection_of_another_model_is_refused(filled, empty):

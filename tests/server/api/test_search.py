@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from msgspec import convert
 
-from hybridtei.batch import Head
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.server.api import search as api
@@ -191,55 +190,6 @@ def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
         "query_encoder"
         not in shelf.post("/search", {"collection": "papers", "query": QUERY}).json()
     )
-
-
-def test_under_load_only_where_it_is_allowed(spec):
-    body = {
-        "collection": "papers",
-        "query": QUERY,
-        "rescore": True,
-        "score_threshold": 1e6,
-    }  # of other scores
-    for allowed in (False, True):
-        store = run(filled(encoder_of(spec)))
-        with (
-            serving(
-                spec,
-                server={"table_under_load": allowed},
-                schemas=CollectionSchemas(store),
-                model_id=MODEL,
-            ) as running,
-            running.service.admission.inside(running.service.config.max_concurrent_requests),
-        ):
-            answer = running.post("/search", body)
-            lean = {
-                "collection": "papers",
-                "query": QUERY,
-                "mode": "sparse",
-                "query_encoder": "table",
-            }
-            looked_up = running.post("/search", lean)
-            partly = running.post("/search", {**body, "query_encoder": "table"})
-        assert looked_up.status_code == 200
-        assert answer.status_code == partly.status_code == (200 if allowed else 429)
-        if allowed:
-            for one in (answer, partly):
-                assert (one.json()["mode"], one.json()["query_encoder"]) == ("sparse", "table")
-                assert one.json()["hits"] == looked_up.json()["hits"]
-
-
-def test_under_load_a_collection_without_sparse_vectors_waits_for_the_model(spec):
-    store = run(filled(encoder_of(spec), heads=frozenset({Head.DENSE})))
-    with (
-        serving(
-            spec,
-            server={"table_under_load": True},
-            schemas=CollectionSchemas(store),
-            model_id=MODEL,
-        ) as running,
-        running.service.admission.inside(running.service.config.max_concurrent_requests),
-    ):
-        assert running.post("/search", {"collection": "papers", "query": QUERY}).status_code == 429
 
 
 @pytest.mark.parametrize(

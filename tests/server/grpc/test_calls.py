@@ -1,6 +1,5 @@
 """Which calls may be open: idle calls lock no client out, and a call that its client leaves open ends."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from hybridtei import errors
-from hybridtei.config import ModelConfig, ServerConfig
-from hybridtei.server.app import context_for
-from hybridtei.server.grpc import calls, messages
-from hybridtei.server.grpc.answers import METHODS
+from hybridtei.server.grpc import calls
 from hybridtei.server.grpc.server import REFLECTIONS
 from hybridtei.server.routing import TABLE
-from hybridtei.system.metrics import Registry
-from tests.inference.engine import small
 from tests.server.conftest import labelled
 from tests.server.grpc.live import Rpc, rpc_serving, start
 from tests.server.live import HANG, Hold, until
@@ -192,51 +186,21 @@ def test_a_call_without_a_message_is_told_so(rpc):
     rpc.is_well()
 
 
-def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
-    text = messages.message("RerankStreamRequest")(query="one", text="two")
-    read: list[int] = []
-
-    async def requests(stop: asyncio.Event | None = None):
-        for place in range(3):
-            read.append(place)
-            yield text
-        if stop is not None:
-            await stop.wait()
-
-    async def turns() -> None:
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    async def scene() -> None:
-        registry = Registry()
-        service = small.service(
-            labelled("LABEL_0"), {"max_concurrent_requests": 16}, registry=registry
-        )
-        context = context_for(service, ServerConfig(grpc_port=1), ModelConfig(), registry)
-        admission, rerank = context.service.admission, METHODS["RerankStream"].answer
-        await service.start()
-        taken = [await admission.wait(1) for _ in range(12)]  # a quarter is left to others
-        stream = asyncio.ensure_future(rerank(context, requests()))
-        await turns()
-        assert read == []
-        admission.give_back(sum(taken))
-        assert (await stream).usage.load.inputs == len(read) == 3
-        first, second = (
-            asyncio.Event(),
-            asyncio.Event(),
-        )  # of sixteen permits, one stream at a time may read
-        streams = [
-            asyncio.ensure_future(rerank(context, requests(stop))) for stop in (first, second)
-        ]
-        await turns()
-        assert len(read) == 6
-        second.set()
-        first.set()
-        assert [(await one).usage.load.inputs for one in streams] == [3, 3]
-        assert (admission.free, admission.waiting) == (16, 0)
-        await service.stop()
-
-    asyncio.run(scene())
+def test_few_streams_to_rerank_are_read_at_a_time():
+    text = {"query": "one", "text": "two"}
+    with (
+        rpc_serving(labelled("LABEL_0"), engine={"max_concurrent_requests": 16}) as rpc,
+        silent() as one,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first = pool.submit(rpc.ask, "RerankStream", one.after(text))
+        until(lambda: rpc.running.service.gathering.free == 0)
+        refusal = rpc.refusal("RerankStream", [text])
+        assert refusal == ("RESOURCE_EXHAUSTED", "Model is overloaded")
+        assert rpc.admission.free == 16
+        one.let_go.set()
+        assert len(first.result(HANG).ranks) == 1
+        assert len(rpc.ask("RerankStream", [text] * 3).ranks) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""All permits taken, over a real connection: some callers wait, others are refused, and every leaving caller gives all back."""
+"""All permits taken, over a real connection: callers are refused, and every leaving caller gives all back."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from tests.server.grpc.live import Rpc, rpc_serving, start
 from tests.server.live import HANG, Hold, until
 
 
-def test_single_calls_are_refused_and_streams_wait():
+def test_at_capacity_calls_and_streams_are_refused_as_over_http():
     hold = Hold()
     with (
         rpc_serving(engine={"max_concurrent_requests": 2}, gate=hold) as rpc,
@@ -20,39 +20,56 @@ def test_single_calls_are_refused_and_streams_wait():
     ):
         holders = [pool.submit(rpc.ask, "Embed", {"inputs": text}) for text in ("one", "two")]
         until(lambda: rpc.admission.free == 0)
-        streams = [
-            pool.submit(rpc.ask, "EmbedStream", [{"inputs": text}] * 5)
-            for text in ("three", "four")
-        ]
-        until(lambda: rpc.admission.waiting == 2)
-        assert rpc.refusal("Embed", {"inputs": "five"}) == (
-            "RESOURCE_EXHAUSTED",
-            "Model is overloaded",
-        )
+        for name, given in (("Embed", {"inputs": "five"}), ("EmbedStream", [{"inputs": "five"}])):
+            assert rpc.refusal(name, given) == ("RESOURCE_EXHAUSTED", "Model is overloaded")
         assert rpc.running.post("/embed", {"inputs": "five"}).status_code == 429
         assert rpc.ask("Tokenize", {"inputs": "one"}).tokens
         assert rpc.ask("TokenizeStream", [{"inputs": "one"}] * 3)
         hold.let_go()
         assert all(holder.result(HANG).embeddings for holder in holders)
-        assert [len(stream.result(HANG)) for stream in streams] == [5, 5]
-        assert rpc.counted('te_request_failure{err="overloaded"}') == 2
+        assert rpc.counted('te_request_failure{err="overloaded"}') == 3
         assert rpc.admission.free == 2
-        assert rpc.admission.waiting == 0
 
 
-def test_reranking_waits_even_for_more_permits_than_there_are():
+@pytest.mark.parametrize("permits", [1, 2, 16])
+def test_a_stream_alone_has_an_answer_for_each_of_its_messages(permits):
+    with rpc_serving(engine={"max_concurrent_requests": permits}) as rpc:
+        answers = rpc.ask("EmbedStream", [{"inputs": f"one {place}"} for place in range(200)])
+        assert len(answers) == 200
+        assert rpc.admission.free == permits
+
+
+def test_streams_leave_a_quarter_of_the_permits_to_single_calls():
+    hold = Hold()
+    with (
+        rpc_serving(engine={"max_concurrent_requests": 8}, gate=hold) as rpc,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        stream = pool.submit(rpc.ask, "EmbedStream", [{"inputs": f"one {i}"} for i in range(50)])
+        until(lambda: rpc.admission.free == 2)
+        assert rpc.refusal("EmbedStream", [{"inputs": "two"}])[0] == "RESOURCE_EXHAUSTED"
+        single = pool.submit(rpc.ask, "Embed", {"inputs": "two"})
+        until(lambda: rpc.admission.free == 1)
+        hold.let_go()
+        assert single.result(HANG).embeddings
+        assert len(stream.result(HANG)) == 50
+        assert rpc.admission.free == 8
+
+
+def test_reranking_is_refused_while_there_are_too_few_permits():
     hold = Hold()
     with (
         rpc_serving(labelled("LABEL_0"), engine={"max_concurrent_requests": 2}, gate=hold) as rpc,
         ThreadPoolExecutor(2) as pool,
     ):
-        holder = pool.submit(rpc.ask, "Predict", {"inputs": "one"})
-        until(lambda: rpc.admission.free == 1)
-        ranked = pool.submit(rpc.ask, "Rerank", {"query": "one", "texts": ["two", "three", "four"]})
-        until(lambda: rpc.admission.waiting == 1)
+        holders = [pool.submit(rpc.ask, "Predict", {"inputs": text}) for text in ("one", "two")]
+        until(lambda: rpc.admission.free == 0)
+        texts = {"query": "one", "texts": ["two", "three"]}
+        assert rpc.refusal("Rerank", texts) == ("RESOURCE_EXHAUSTED", "Model is overloaded")
         hold.let_go()
-        assert holder.result(HANG).predictions
-        assert len(ranked.result(HANG).ranks) == 3
+        assert all(holder.result(HANG).predictions for holder in holders)
+        until(lambda: rpc.admission.free == 2)
+        assert len(rpc.ask("Rerank", texts).ranks) == 2
         assert rpc.admission.free == 2
 
 
@@ -72,7 +89,7 @@ def test_whoever_leaves_costs_no_pass_and_no_permit(name, how):
             leaving.cancel()
         elif how == "gone":
             channel.close()
-        until(lambda: rpc.admission.free == permits - 1 and rpc.admission.waiting == 0)
+        until(lambda: rpc.admission.free == permits - 1)
         done.set()
         hold.let_go()
         first.result(HANG)

@@ -19,8 +19,10 @@ from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.embedded_process import take
 from hybridtei.retrieval.store.server import ServerStore
+from hybridtei.server.app import close_within
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
 from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest
+from tests.retrieval.store.stores import plan
 from tests.server.live import HANG, Running, commanded, serving, until
 
 POINTS = [
@@ -222,6 +224,19 @@ def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, EmbeddedSt
             yield running, store
         finally:
             os.kill(owner, signal.SIGCONT)
+
+
+async def test_a_server_ends_although_its_store_has_stopped(tmp_path: Path, caplog) -> None:
+    store = EmbeddedStore(str(tmp_path))
+    await store.create("papers", plan())
+    owner = store.pid
+    os.kill(owner, signal.SIGSTOP)
+    try:
+        await close_within(store, 0.2)
+    finally:
+        os.kill(owner, signal.SIGCONT)
+    assert "has not answered for 0.2 s" in caplog.text
+    await store.close()
 
 
 @pytest.mark.parametrize("path", ["/search", "/collections/papers/points"])

@@ -7,11 +7,12 @@ folder. If the checkpoint also has weights, the graph's result is compared with 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.contents import GRAPHS
 from hybridtei.models.checkpoint.files import inside, require
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
@@ -21,9 +22,15 @@ from hybridtei.system.frames import message_fields
 if TYPE_CHECKING:
     import onnxruntime as ort
 
+# Patterns of the names that exporters give, by the precision that runs them. The first one is what
+# we export.
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "float32": ("model", "model_optimized", "model_O[123]"),
+    "int8": ("model_quantized", "model_int8", "model_uint8", "model_qint8*", "model_quint8*"),
+}
 FILES: Mapping[str, tuple[str, ...]] = {
-    "float32": ("onnx/model.onnx", "model.onnx"),
-    "int8": ("onnx/model_quantized.onnx", "model_quantized.onnx"),
+    dtype: tuple(f"{home}{name}.onnx" for name in names for home in ("onnx/", ""))
+    for dtype, names in _NAMES.items()
 }
 WORDS = "word_embeddings.safetensors"  # beside a graph that we exported, for a head that reads the table
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
@@ -44,11 +51,36 @@ _PATHS: Mapping[str, Mapping[int, str]] = {
 
 def find_own_graph(spec: ModelSpec, dtype: str = "float32") -> Path | None:
     """A checkpoint's own ONNX file of its trunk in this precision, or None."""
-    roots = (
-        (spec.folder, spec.folder.parent) if spec.folder.name == "0_Transformer" else (spec.folder,)
-    )
-    files = (root / name for root in roots for name in FILES.get(dtype, ()))
-    return next((file for file in files if file.is_file()), None)
+    return next(_graphs(spec, FILES.get(dtype, ())), None)
+
+
+def _graphs(spec: ModelSpec, patterns: Sequence[str]) -> Iterator[Path]:
+    roots = [spec.folder]
+    if spec.folder.name == "0_Transformer":
+        roots.append(spec.folder.parent)
+    for root in roots:
+        for pattern in patterns:
+            yield from sorted(root.glob(pattern))
+
+
+def check_graphs(spec: ModelSpec, backend: str, dtype: str | None) -> None:
+    """Raises LoadError, naming the file and the flag, if a folder has only graphs and none runs as
+    asked for."""
+    asked = find_own_graph(spec, dtype or "float32")
+    if asked is not None and backend not in ("auto", "ort"):
+        raise LoadError(f"{asked}: a graph without weights beside it, which runs by --backend ort")
+    if asked is not None:
+        return
+    for other in FILES:
+        file = find_own_graph(spec, other)
+        if file is not None:
+            raise LoadError(f"{file}: the only graph here, in {other}: give --dtype {other}")
+    file = next(_graphs(spec, GRAPHS), None)
+    if file is not None:
+        raise LoadError(
+            f"{file}: not a graph in float32 or int8 by its name, and there are no weights; "
+            "supported: onnx/model.onnx, onnx/model_quantized.onnx, or model.safetensors"
+        )
 
 
 def check_file(path: Path) -> None:
@@ -96,6 +128,11 @@ def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) ->
             )
     fitting = [node.name for node in session.get_outputs() if _is_hidden(node, spec.hidden_size)]
     named = [name for name in HIDDEN if name in fitting]
+    if spec.classifier is not None and not fitting:
+        raise UnsupportedArchitecture(
+            f"{path}: a graph that ends in scores; supported: graphs of hidden states, or the "
+            "weights as model.safetensors"
+        )
     if not named and len(fitting) != 1:
         outputs = {node.name: f"{node.type} {node.shape}" for node in session.get_outputs()}
         raise UnsupportedArchitecture(

@@ -5,7 +5,8 @@ weights. A session that opens packs each tensor again to find its packed form in
 pages. Checkpoints in half precision are first widened, tensor by tensor, into a file.
 
 The file's name is a hash of its sources: the graph, the checkpoint's files, ONNX Runtime's release, this processor. A new file
-is renamed when complete, with its length and a digest in its last bytes, since a truncated map ends the process (SIGBUS).
+is renamed when complete, with its length and digests in its last bytes, since a truncated map ends the process (SIGBUS) and a
+damaged tensor gives wrong vectors. The graph is compared at each start, the tensors in a thread after it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import os
 import platform
 import re
 import shutil
+import stat
 import struct
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.graph.writer import Graph, declaration
@@ -40,12 +44,16 @@ FACTOR = 1.9  # bound of the packed size, as a multiple of the input's
 DAYS = 30  # after this time an unused file is removed
 GB = 1_000_000_000
 GRAPH, TENSORS, WIDENED = "packed.onnx", "packed.bin", "widened.bin"
-TRAILER = struct.Struct(
-    "<16sQ32s"
-)  # the end of TENSORS: MARK, the number of bytes before, GRAPH's digest
+# The end of TENSORS: MARK, the number of bytes before, the digests of GRAPH and of those bytes
+TRAILER = struct.Struct("<16sQ32s32s")
 MARK = b"hybridtei packed"
 PART = ".part"
 MEMORY = Path("/dev/shm")
+TEMPORARY = "hybridtei-"
+# A younger folder may belong to a process that has not locked it yet
+LEFT_SECONDS = 60
+# A larger file is read once the start is over, so that the start has the processor and the disk
+CHECKED_AT_ONCE_BYTES, CHECK_DELAY_SECONDS = 256_000_000, 30.0
 # ONNX Runtime's fused kernel of a sum and a norm is not vectorised. Two separate kernels take a quarter of its time, which
 # saves a tenth of a pass (1.31, AVX-512).
 SLOWER = "SkipLayerNormFusion"
@@ -98,15 +106,50 @@ def packed(
     if kept is not None:
         yield kept
         return
-    with tempfile.TemporaryDirectory(prefix="hybridtei-", dir=_roomy(needed)) as folder:
-        path = _tried(lambda: _written(graph, tensors, weights, Path(folder)), folder)
+    with _temporary(_roomy(needed)) as folder:
+        path = _tried(lambda: _written(graph, tensors, weights, folder), str(folder))
         if path is not None:
             log.info(
                 "packed weights: %.0f MB in a file of this process in %s",
                 _size(path.parent) / 1e6,
-                Path(folder).parent,
+                folder.parent,
             )
         yield path
+
+
+@contextmanager
+def _temporary(place: str | None) -> Iterator[Path]:
+    """A folder that this process locks, after those of killed processes are removed. `place`: None for the default."""
+    import fcntl
+
+    _remove_left(Path(place or tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=place) as folder:
+        held = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield Path(folder)
+        finally:
+            os.close(held)
+
+
+def _remove_left(place: Path) -> None:
+    """Remove this user's folders that no process locks: a killed start leaves its file in memory."""
+    import fcntl
+
+    for folder in place.glob(f"{TEMPORARY}*"):
+        with suppress(OSError):
+            status = folder.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if not is_own or status.st_mtime > time.time() - LEFT_SECONDS:
+                continue
+            names = {file.name for file in folder.iterdir()}
+            held = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if names <= {GRAPH, TENSORS, WIDENED}:
+                    shutil.rmtree(folder)
+            finally:
+                os.close(held)
 
 
 def _tried(make: Callable[[], Path], place: str) -> Path | None:
@@ -193,6 +236,7 @@ def _kept(
     if _is_whole(path):
         os.utime(path)
         log.info("packed weights: %s, %.0f MB", path, _size(path) / 1e6)
+        _check_later(path)
         return path / GRAPH
     with _writing(path.parent):
         if not _is_whole(path):
@@ -213,6 +257,45 @@ def _kept(
                 time.monotonic() - began,
             )
     return path / GRAPH
+
+
+def _check_later(path: Path) -> None:
+    """Compare the tensors with their digest in a thread, since 1 GB takes a second."""
+    delay = 0.0 if _size(path) <= CHECKED_AT_ONCE_BYTES else CHECK_DELAY_SECONDS
+    timer = threading.Timer(delay, discard_damaged, [path])
+    timer.daemon = True
+    timer.start()
+
+
+def discard_damaged(path: Path) -> bool:
+    """Remove a file whose tensors changed since they were written, and log it. Return True if it was removed."""
+    try:
+        with (path / TENSORS).open("rb") as file:
+            file.seek(-TRAILER.size, os.SEEK_END)
+            _, length, _, expected = TRAILER.unpack(file.read())
+            file.seek(0)
+            if _digest_of(file, length) == expected:
+                return False
+    except (OSError, struct.error):
+        # Another process removed it
+        return False
+    log.error(
+        "packed weights: %s is damaged, and was removed: vectors made since this start may be wrong; start again",
+        path,
+    )
+    shutil.rmtree(path, ignore_errors=True)
+    return True
+
+
+def _digest_of(file: BinaryIO, length: int) -> bytes:
+    digest = hashlib.sha256()
+    while length:
+        block = file.read(min(length, 1 << 20))
+        if not block:
+            break
+        digest.update(block)
+        length -= len(block)
+    return digest.digest()
 
 
 def _make_room(path: Path, needed: int, cache_gb: float) -> None:
@@ -248,10 +331,12 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
     if weights.identity() != identity:
         raise LoadError(f"{weights.folder}: the weights changed while they were read: start again")
     weights.release()
-    with (folder / TENSORS).open("ab") as file:
-        file.write(
-            TRAILER.pack(MARK, file.tell(), hashlib.sha256((folder / GRAPH).read_bytes()).digest())
-        )
+    with (folder / TENSORS).open("r+b") as file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        digest = _digest_of(file, length)
+        file.seek(length)
+        file.write(TRAILER.pack(MARK, length, _graph_digest(folder), digest))
     return folder / GRAPH
 
 
@@ -342,10 +427,14 @@ def _is_whole(path: Path) -> bool:
         with (path / TENSORS).open("rb") as file:
             file.seek(-TRAILER.size, os.SEEK_END)
             length = file.tell()
-            expected = MARK, length, hashlib.sha256((path / GRAPH).read_bytes()).digest()
-            return TRAILER.unpack(file.read()) == expected
+            *facts, _ = TRAILER.unpack(file.read())
+            return facts == [MARK, length, _graph_digest(path)]
     except OSError:
         return False
+
+
+def _graph_digest(folder: Path) -> bytes:
+    return hashlib.sha256((folder / GRAPH).read_bytes()).digest()
 
 
 def _sync(path: Path) -> None:

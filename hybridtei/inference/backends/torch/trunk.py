@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec
 
 Ids = Mapping[str, Tensor]  # a batch's integers on the device, int64[t] each, by the module's names
+BLOCKS = "block_sparse"
 
 
 class PackedTrunk:
@@ -87,7 +89,8 @@ class PackedTrunk:
 
 class PaddedTrunk:
     """Runs transformers' modules. A model with a length-dependent rotary embedding takes one sequence a pass, so that no text
-    depends on its neighbours."""
+    depends on its neighbours; so does BigBird with blocks, which a short batch turns off for
+    good."""
 
     causal = False
     attention = "transformers' own"
@@ -96,7 +99,10 @@ class PaddedTrunk:
         self.model = model
         self._spec = spec
         self._device = device
-        self._alone = forget_lengths(model)
+        self._blocks: Lock | None = None
+        if getattr(model.config, "attention_type", None) == BLOCKS:
+            self._blocks = Lock()
+        self._alone = forget_lengths(model) or self._blocks is not None
         self.padded = not self._alone
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
@@ -125,7 +131,12 @@ class PaddedTrunk:
             inputs["token_type_ids"] = self._tensor(padded)
         if "use_cache" in self._spec.config:
             inputs["use_cache"] = False
-        hidden = self.model(**inputs).last_hidden_state
+        if self._blocks is None:
+            hidden = self.model(**inputs).last_hidden_state
+        else:
+            with self._blocks:
+                self.model.set_attention_type(BLOCKS)
+                hidden = self.model(**inputs).last_hidden_state
         return hidden.flatten(0, 1)[self._tensor(np.flatnonzero(mask))]  # type: ignore[no-any-return]
 
     def _tensor(self, array: Any) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.normalizers import BertNormalizer, Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
@@ -21,8 +22,13 @@ from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
 
 from hybridtei.errors import LoadError
-from hybridtei.models.checkpoint.files import JsonObject, read_object
-from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
+from hybridtei.models.checkpoint.files import JsonObject
+from hybridtei.models.checkpoint.tokenizer.vocabularies import (
+    class_key,
+    more_tokens,
+    named_tokens,
+    token_text,
+)
 
 Side = Literal["left", "right"]
 
@@ -49,9 +55,10 @@ TEMPLATE_CLASSES: Mapping[str, tuple[str, str, bool]] = {
     "GemmaTokenizer": ("<bos>", "<eos>", True),
     "LlamaTokenizer": ("<s>", "</s>", True),
 }
-AS_WRITTEN = frozenset(
-    {"PreTrainedTokenizer", "TokenizersBackend"}
-)  # these use tokenizer.json alone
+# Of them the one that ignores tokenizer.json's template without the keys too.
+MAKES_ITS_TEMPLATE = "GPTNeoXTokenizer"
+# These use tokenizer.json alone.
+AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})
 # The default class of a model type, from transformers' table.
 CLASS_OF_TYPE: Mapping[str, str] = {
     **dict.fromkeys(
@@ -73,7 +80,8 @@ class TokenizerSettings:
 
     `bert`: (lowercase, strip accents, split Chinese characters) of a BERT normaliser. `template`: the tokens before and after
     each text. `end`: the token to append to texts if the tokenizer appends none. `truncation_side`: the side that is cut.
-    `lowercase`: lowercase texts first, except special tokens.
+    `lowercase`: lowercase texts first, except special tokens. `byte_level`: the class makes no
+    Metaspace. `specials`: tokens that are never split if the vocabulary has them.
     """
 
     bert: tuple[bool, bool | None, bool] | None = None
@@ -83,20 +91,20 @@ class TokenizerSettings:
     end: str | None = None
     truncation_side: Side | None = None
     lowercase: bool = False
+    byte_level: bool = False
+    specials: tuple[AddedToken, ...] = ()
 
 
 UNCHANGED = TokenizerSettings()
 
 
 def read_tokenizer_settings(
-    folder: Path, model_type: str, config: Mapping[str, Any], *, lowercase: bool = False
+    written: JsonObject, model_type: str, config: Mapping[str, Any], *, lowercase: bool = False
 ) -> TokenizerSettings:
-    """Return the settings of a folder. `config`: its published config.json; `lowercase`: sentence-transformers'
-    `do_lower_case`. Raises LoadError, naming the key."""
-    written = read_object(folder / "tokenizer_config.json", optional=True)
-    name = str(written.get("tokenizer_class") or CLASS_OF_TYPE.get(model_type, "")).removesuffix(
-        "Fast"
-    )
+    """Return the settings. `written`: tokenizer_config.json; `config`: the published config.json;
+    `lowercase`: sentence-transformers' `do_lower_case`. Raises LoadError, naming the key."""
+    named = written.get("tokenizer_class") or config.get("tokenizer_class")
+    name = str(named or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
     side = written.get("truncation_side")
     if side not in (None, "left", "right"):
         raise written.wrong("truncation_side", "'left' or 'right'")
@@ -113,7 +121,13 @@ def read_tokenizer_settings(
         else None
     )
     split = bool(written.flag("split_special_tokens", False))
-    return TokenizerSettings(bert, space, split, _template(written, name), end, side, lowercase)
+    template = _template(written, name)
+    byte_level = name in BYTE_LEVEL_CLASSES
+    named = named_tokens(class_key(name.removesuffix("Tokenizer")), written)
+    specials = (*named.values(), *more_tokens(written))
+    return TokenizerSettings(
+        bert, space, split, template, end, side, lowercase, byte_level, specials
+    )
 
 
 def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -> list[str]:
@@ -128,8 +142,13 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
             [Lowercase(), *filter(None, _parts(raw.normalizer, Normalizers))]
         )
     if settings.add_prefix_space is not None:
-        for one in _parts(raw.pre_tokenizer, PreTokenizers):
-            changed += _set_prefix_space(one, settings.add_prefix_space)
+        changed += _set_prefix_space(raw.pre_tokenizer, settings)
+    marked = {token.content for token in raw.get_added_tokens_decoder().values()}
+    unmarked = [token for token in settings.specials if token.content not in marked]
+    unmarked = [token for token in unmarked if raw.token_to_id(token.content) is not None]
+    if unmarked:
+        raw.add_special_tokens(unmarked)
+        changed.append("special tokens")
     if settings.split_special_tokens:
         raw.encode_special_tokens = True
         changed.append("split_special_tokens")
@@ -158,19 +177,21 @@ def truncation_side(raw: RawTokenizer, settings: TokenizerSettings) -> Side:
 
 
 def _template(written: JsonObject, name: str) -> tuple[str | None, str | None] | None:
-    if name not in TEMPLATE_CLASSES or not written.keys() & {"add_bos_token", "add_eos_token"}:
+    """Return the tokens around a text if a key says so, or the class always makes its template. A
+    flag that is null is false, and a token to add that is null leaves tokenizer.json's template."""
+    keys = written.keys() & {"add_bos_token", "add_eos_token"}
+    if name not in TEMPLATE_CLASSES or not (keys or name == MAKES_ITS_TEMPLATE):
         return None
     bos, eos, has_bos = TEMPLATE_CLASSES[name]
-    first = (
-        token_text(written.get("bos_token")) or bos
-        if written.flag("add_bos_token", has_bos)
-        else None
-    )
-    last = (
-        token_text(written.get("eos_token")) or eos
-        if written.flag("add_eos_token", False)
-        else None
-    )
+    first, last = None, None
+    if written.flag("add_bos_token", has_bos and "add_bos_token" not in keys):
+        first = token_text(written.get("bos_token", bos))
+        if first is None:
+            return None
+    if written.flag("add_eos_token", False):
+        last = token_text(written.get("eos_token", eos))
+        if last is None:
+            return None
     return first, last
 
 
@@ -198,14 +219,18 @@ def _lowers(one: object) -> bool:
     return isinstance(one, Lowercase) or (isinstance(one, BertNormalizer) and one.lowercase)
 
 
-def _set_prefix_space(one: object, wanted: bool) -> list[str]:
-    if isinstance(one, ByteLevel) and one.add_prefix_space != wanted:
-        one.add_prefix_space = wanted
-    elif isinstance(one, Metaspace) and (one.prepend_scheme != "never") != wanted:
-        one.prepend_scheme = "always" if wanted else "never"
-    else:
-        return []
-    return ["add_prefix_space"]
+def _set_prefix_space(whole: object, settings: TokenizerSettings) -> list[str]:
+    """Change a ByteLevel that is the whole pre-tokenizer, as transformers 4 does. A Metaspace is
+    of other classes."""
+    wanted, changed = bool(settings.add_prefix_space), list[str]()
+    if isinstance(whole, ByteLevel) and whole.add_prefix_space != wanted:
+        whole.add_prefix_space = wanted
+        changed = ["add_prefix_space"]
+    for part in [] if settings.byte_level else _parts(whole, PreTokenizers):
+        if isinstance(part, Metaspace) and (part.prepend_scheme != "never") != wanted:
+            part.prepend_scheme = "always" if wanted else "never"
+            changed = ["add_prefix_space"]
+    return changed
 
 
 def _processor(
@@ -220,8 +245,8 @@ def _processor(
     ]
     if wrong:
         raise LoadError(
-            f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: the vocabulary lacks it, or "
-            "it begins with $ or holds a space or a colon, which a template reads differently"
+            f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: it should "
+            "be in the vocabulary, not begin with $, and hold no space and no colon"
         )
 
     def side(name: str, type_id: int) -> str:

@@ -6,19 +6,26 @@ normalisers and special tokens.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.models.checkpoint.files import read_json, read_object, require
+from hybridtei.models.checkpoint.files import (
+    JsonObject,
+    facts_of,
+    read_json,
+    read_object,
+    require,
+)
 from hybridtei.models.checkpoint.tokenizer.sentencepiece import SENTENCEPIECE, Built, bpe, unigram
 
 TOKENIZER, SETTINGS = (
@@ -40,6 +47,22 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return found and [*found, *(folder / name for name in SETTINGS if (folder / name).is_file())]
 
 
+def tokenizer_sha256(folder: Path) -> str | None:
+    """Return the hash of the tokenizer's file, or of the files that it is built from; None without any. Equal hashes mean equal
+    token ids, the dimensions of sparse vectors."""
+    hashes = [_sha256(path, facts_of(path)) for path in tokenizer_files(folder)]
+    if len(hashes) > 1:
+        return hashlib.sha256(json.dumps(hashes, separators=(",", ":")).encode()).hexdigest()
+    return hashes[0] if hashes else None
+
+
+@lru_cache(maxsize=64)
+def _sha256(path: Path, facts: tuple[int, int, int]) -> str:
+    """`facts`: another file of this path is read again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_raw(folder: Path) -> RawTokenizer:
     """Return a folder's tokenizer. Raises LoadError, or the library's exception if `tokenizer.json` is not a tokenizer."""
     file = folder / TOKENIZER
@@ -58,13 +81,15 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
 
 class _Added(msgspec.Struct):
     added_tokens: Any = None
+    post_processor: Any = None
 
 
-def read_added(folder: Path) -> Any:
-    """Return the `added_tokens` of `read_tokenizer`, in a fifth of the time for a large vocabulary."""
+def read_added(folder: Path) -> _Added:
+    """Return these parts of `read_tokenizer`, in a fifth of the time for a large vocabulary."""
     file = folder / TOKENIZER
     if not file.is_file():
-        return read_tokenizer(folder).get("added_tokens")
+        built = read_tokenizer(folder)
+        return _Added(built.get("added_tokens"), built.get("post_processor"))
 
     def decode(text: str) -> _Added:
         try:
@@ -72,7 +97,7 @@ def read_added(folder: Path) -> Any:
         except msgspec.DecodeError as error:
             raise ValueError(error) from error
 
-    return read_json(require(file), decode).added_tokens
+    return cast(_Added, read_json(require(file), decode))
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
@@ -95,20 +120,39 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     return {**words, **added}
 
 
-def removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[int]:
-    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the tokenizer has."""
-    names = {
-        token_text(tokenizer_config.get(key))
-        for key in ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")
-    }
+def removed_ids(folder: Path, settings: Settings) -> frozenset[int]:
+    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the
+    tokenizer has, by `settings`, by its class or around texts."""
+    tokens = named_tokens(_class_name(folder, settings), settings)
+    names = {token.content for key, token in tokens.items() if key != "mask_token"}
     file = folder / "tokenizer.json"
     try:
-        added = read_added(folder) or []
-        return frozenset(int(token["id"]) for token in added if token.get("content") in names)
+        read = read_added(folder)
+        added = {token["content"]: int(token["id"]) for token in read.added_tokens or []}
+        around = _around(read.post_processor)
+        known = {**added, **around}
+        if not names <= known.keys():
+            known = read_vocabulary(folder) | known
+        return frozenset(known[name] for name in names & known.keys()) | {*around.values()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise LoadError(
             f"{file}: `added_tokens` should list objects with `id` and `content`"
         ) from error
+
+
+def _around(processor: Any) -> dict[str, int]:
+    """Return the ids of the tokens that a post-processor puts around texts."""
+    if not isinstance(processor, dict):
+        return {}
+    ids = dict[str, int]()
+    for part in processor.get("processors") or ():
+        ids.update(_around(part))
+    for entry in (processor.get("special_tokens") or {}).values():
+        ids.update(zip(entry["tokens"], entry["ids"], strict=True))
+    for key in ("cls", "sep"):
+        if processor.get(key):
+            ids[processor[key][0]] = processor[key][1]
+    return ids
 
 
 def token_text(value: object) -> str | None:
@@ -130,7 +174,7 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
         raise MissingArtifact(
             f"{folder / TOKENIZER}: missing, and so is each file to build it from: {', '.join(FILES)}"
         )
-    settings = _settings(folder)
+    settings = tokenizer_config(folder)
     name = _class_name(folder, settings)
     try:
         if name not in CLASSES:
@@ -146,21 +190,22 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
     ) as error:  # the library raises bare Exceptions, and panics, for other files
         raise LoadError(
             f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
-            "Let transformers write it, with sentencepiece and protobuf installed, by these two lines of Python:\n"
-            "from transformers import AutoTokenizer\n"
-            f'AutoTokenizer.from_pretrained("{folder}", use_fast=True).save_pretrained("{folder}")'
+            f"A folder with {TOKENIZER} is served"
         ) from error
     return str(raw.to_str())
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json. Without `added_tokens_decoder`, special_tokens_map.json overrides it."""
+def tokenizer_config(folder: Path) -> JsonObject:
+    """Return tokenizer_config.json. Without `added_tokens_decoder`, the object of
+    special_tokens_map.json overrides it."""
     settings = read_object(folder / "tokenizer_config.json", optional=True)
-    named = "added_tokens_decoder" in settings
-    return {
-        **settings,
-        **({} if named else read_object(folder / "special_tokens_map.json", optional=True)),
-    }
+    file = folder / "special_tokens_map.json"
+    tokens = None
+    if "added_tokens_decoder" not in settings and file.is_file():
+        tokens = read_json(file)
+    if not isinstance(tokens, dict):
+        return settings
+    return JsonObject({**settings, **tokens}, settings.file)
 
 
 def _class_name(folder: Path, settings: Settings) -> str:
@@ -173,20 +218,36 @@ def _class_name(folder: Path, settings: Settings) -> str:
         if generic
         else named.removesuffix("Fast").removesuffix("Tokenizer")
     )
-    return next((key for key, kind in CLASSES.items() if wanted in (key, *kind.also)), str(wanted))
+    return class_key(str(wanted))
+
+
+def class_key(name: str) -> str:
+    """Return the key of CLASSES that builds a class or model type of this name, or the name."""
+    return next((key for key, kind in CLASSES.items() if name in (key, *kind.also)), name)
+
+
+def named_tokens(name: str, settings: Settings) -> dict[str, AddedToken]:
+    """Return the special tokens by key: those of `settings`, else the defaults of the class
+    `name`."""
+    kind = CLASSES.get(name)
+    named = {} if kind is None else dict(kind.specials)
+    named.update((key, value) for key, value in settings.items() if key in ROBERTA)
+    return {key: _token(value) for key, value in named.items() if token_text(value)}
+
+
+def more_tokens(settings: Settings) -> list[AddedToken]:
+    """Return the special tokens that have no key of their own."""
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
+    values = more.values() if isinstance(more, dict) else more
+    return [_token(value) for value in values if token_text(value)]
 
 
 def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTokenizer:
     declared = _declared(folder, settings)
     raw, marked = kind.read(folder, settings, {i: token.content for i, token in declared.items()})
     tokens = {token.content: token for token in (*marked, *declared.values())}
-    named = {**kind.specials, **{key: value for key, value in settings.items() if key in ROBERTA}}
-    specials = {key: _token(value) for key, value in named.items() if value is not None}
-    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
-    for token in (
-        *specials.values(),
-        *map(_token, more.values() if isinstance(more, dict) else more),
-    ):
+    specials = named_tokens(_class_name(folder, settings), settings)
+    for token in (*specials.values(), *more_tokens(settings)):
         tokens.setdefault(token.content, token)
     raw.add_tokens([*tokens.values()])  # a token missing from the vocabulary gets the next id
     for i, token in declared.items():
@@ -240,12 +301,14 @@ def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
     return {i: _token(value) for i, value in sorted((int(i), value) for i, value in added.items())}
 
 
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
 def _token(value: Any) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False, lstrip=value == "<mask>")
-    return AddedToken(
-        **{"special": True, **{key: part for key, part in value.items() if key != "__type"}}
-    )
+    flags = {key: value[key] is True for key in FLAGS if key in value}
+    return AddedToken(value["content"], **{"special": True, **flags})
 
 
 def _words(

@@ -294,6 +294,41 @@ def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(
             shutil.rmtree(kept())
 
 
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_one_damaged_bit_discards_the_file(widened: Path, expected, caplog, at: float) -> None:
+    states(widened)
+    path = kept()
+    assert not module.discard_damaged(path)
+    with (path / TENSORS).open("r+b") as file:
+        place = int(at * (path / TENSORS).stat().st_size)
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 0x40]))
+    assert module.discard_damaged(path)
+    assert "is damaged" in caplog.text
+    np.testing.assert_array_equal(states(widened), expected)
+
+
+def test_folders_of_killed_starts_are_removed_and_no_others(
+    widened: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_roomy", lambda needed: str(tmp_path))
+    left, foreign, young = (tmp_path / f"hybridtei-{name}" for name in ("a", "b", "c"))
+    for folder in (left, foreign, young):
+        folder.mkdir()
+        (folder / TENSORS).write_bytes(b"x")
+    (foreign / "notes.txt").write_bytes(b"x")
+    for folder in (left, foreign):
+        os.utime(folder, (time.time() - 100, time.time() - 100))
+    with module._temporary(str(tmp_path)) as held:
+        (held / TENSORS).write_bytes(b"x")
+        os.utime(held, (time.time() - 100, time.time() - 100))
+        states(widened, 0)
+        assert held.exists()
+    assert [folder.exists() for folder in (left, foreign, young)] == [False, True, True]
+
+
 def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes() -> None:
     def made(name: str, size: int, days: float) -> Path:
         path = packed_folder() / name

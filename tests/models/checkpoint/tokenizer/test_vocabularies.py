@@ -252,8 +252,7 @@ def test_what_cannot_be_built_is_refused_with_the_cure(
         build(tmp_path)
     assert str(tmp_path) in str(caught.value)
     if why != "empty":
-        line = f'AutoTokenizer.from_pretrained("{tmp_path}", use_fast=True).save_pretrained("{tmp_path}")'
-        assert str(caught.value).endswith(f"from transformers import AutoTokenizer\n{line}")
+        assert str(caught.value).endswith("A folder with tokenizer.json is served")
 
 
 def test_numbers_of_a_file_make_no_vocabulary_without_end(

@@ -18,7 +18,6 @@ from hybridtei.retrieval.ingest.tables import bounded_lines
     st.booleans(),
 )
 def test_every_line_is_there_once_at_its_place(rows, end, most, ends):
-    rows = [row.replace(lines.BYTE_ORDER_MARK, b"") for row in rows]
     data = end.join(rows) + (end if ends and rows else b"")
     found = list(bounded_lines(BytesIO(data), most))
     expected = data.split(b"\n")
@@ -48,8 +47,3 @@ def test_a_line_of_megabytes_is_never_held(monkeypatch):
     ]
     assert len(found[0].data) <= lines.KEPT_BYTES
     assert Counting.largest <= lines.SKIP_BYTES
-
-
-def test_a_byte_order_mark_is_no_text():
-    (line,) = bounded_lines(BytesIO(lines.BYTE_ORDER_MARK + b"one"), 3)
-    assert (line.data, line.offset, line.is_whole) == (b"one", 3, True)

@@ -44,7 +44,6 @@ def test_jsonl(tmp_path):
         (b'{"text": "' + b"x" * 2000 + b'"}', "2012 bytes, allowed are 1000"),
         (b'{"text": "' + b"x" * 600 + b'"}', "600 characters, allowed are 500"),
         (b'{"text": "a", "score": NaN}', "not JSON"),
-        (b'{"text": "a\xff"}', "not UTF-8: byte 25 of the file"),
         (b'{"text": "\\ud800"}', "not JSON"),
         (b'{"text": "a"', "not JSON"),
         (b"[" * 900, "not JSON"),
@@ -89,17 +88,15 @@ def test_csv(tmp_path):
     documents, rejected = read(read_csv, path)
     assert [(one.document_id, one.text) for one in documents] == [
         ("1", "two\nlines, one cell"),
+        ("4", "bad \ufffd"),
         ("8", "last"),
     ]
     assert documents[0].metadata == {"score": "0.5"}
     assert rejected["line 4"] == "the row has 2 cells, the header 3"
     assert rejected["line 5"] == "the row has 4 cells, the header 3"
-    assert "not UTF-8: byte" in rejected["line 6"]
     assert "allowed are 1000" in rejected["line 7"]
     assert "line 8" in rejected
     assert "is empty" in rejected["line 9"]
-    at = int(rejected["line 6"].split("byte ")[1].split()[0])
-    assert path.read_bytes()[at] == 0xFF
 
 
 def test_an_unclosed_quote_does_not_swallow_the_file(tmp_path):

@@ -1,0 +1,200 @@
+"""HTML as a reader sees it: a line a block, a line a row of a table, the lines of `pre`, and nothing that is not shown.
+
+The elements that separate are those with a block, list, table or form box in the HTML Standard's rendering rules.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.text import HEADING_MARK, TABLE_END, TABLE_MARK, Content, decoded
+from hybridtei.system.machine import require_extra
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+BLOCKS = _names(
+    "address article aside blockquote body br button caption center dd details dialog dir div dl dt fieldset figcaption figure "
+    "footer form frameset h1 h2 h3 h4 h5 h6 header hgroup hr legend li listing main menu nav ol optgroup option p plaintext pre "
+    "search section select summary table tbody td textarea tfoot th thead tr ul xmp"
+)
+# Besides these, what an attribute or a class hides.
+UNSEEN = _names("annotation annotation-xml footer head iframe nav rp rt script style svg template")
+KEEPS_LINES = _names("listing plaintext pre textarea xmp")
+HEADINGS = _names("h1 h2 h3 h4 h5 h6")
+HIDDEN_STYLE = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
+HIDDEN_ROLES = ("navigation", "contentinfo")
+HIDDEN_CLASS = re.compile(
+    r"(cookie|consent|gdpr)s?[-_]?(banner|bar|box|consent|dialog|law|message|modal|notice|overlay|popup|warning)|onetrust|"
+    r"cybotcookiebot|\b(headerlink|lineno|linenos|linenodiv)\b",
+    re.IGNORECASE,
+)
+CHARSET = re.compile(
+    rb"""<(?:meta|\?xml)[^>]{0,200}?(?:charset|encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""",
+    re.IGNORECASE,
+)
+# A row whose cell has more lines than this is a layout, not a row of values.
+MAX_CELL_LINES = 5
+# The parser's time grows with the square of the depth, and with the number of open formatting elements at each tag.
+MAX_DEPTH, MAX_FORMATTING, USUAL_FORMATTING, MAX_REOPENED = 256, 8, 2, 100_000
+FORMATTING = _names("a b big code em font i nobr s small strike strong tt u")
+ENDLESS = _names(
+    "area base br col colgroup dd dt embed hr img input li link meta optgroup option p param rp rt source tbody td tfoot th thead "
+    "tr track wbr"
+)
+TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)(?=[\s/>])")
+
+
+def read_html(data: bytes, options: ReadOptions) -> Content:
+    """The title of the head, and the visible text."""
+    require_extra("qdrant", "selectolax")
+    from selectolax.lexbor import LexborHTMLParser
+
+    declared = CHARSET.search(data[:2048])
+    text, notes = decoded(data, declared[1].decode() if declared is not None else None)
+    tree = LexborHTMLParser(_flattened(text))
+    title = tree.css_first("head > title")
+    reader = _Reader()
+    if tree.body is not None:
+        reader.read(tree.body)
+    return Content(None if title is None else title.text(), ["\n".join(reader.lines)], notes)
+
+
+def _flattened(text: str) -> str:
+    """The page without tags that are nested too deep to be parsed in linear time."""
+    if text.count("<") < MAX_FORMATTING:
+        return text
+    depth = formatting = reopened = 0
+    parts, end = [], 0
+    for tag in TAG.finditer(text):
+        is_end, name = tag[1], tag[2].lower()
+        if name in ENDLESS:
+            reopened += max(0, formatting - USUAL_FORMATTING)
+        elif is_end:
+            depth = max(0, depth - 1)
+            formatting = max(0, formatting - (name in FORMATTING))
+        elif name in FORMATTING and (formatting >= MAX_FORMATTING or reopened > MAX_REOPENED):
+            parts += [text[end : tag.start()], "<wbr"]
+            end = tag.end()
+        elif depth >= MAX_DEPTH:
+            parts += [text[end : tag.start()], "<br"]
+            end = tag.end()
+        else:
+            depth += 1
+            formatting += name in FORMATTING
+            reopened += max(0, formatting - USUAL_FORMATTING)
+    return "".join([*parts, text[end:]])
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row that is read. `start`: the first line of the cell that is read."""
+
+    cells: list[list[str]] = field(default_factory=list)
+    start: int = 0
+    is_header: bool = True
+
+
+class _Reader:
+    """Walks a tree without recursion, since a page may be deep."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._inline: list[str] = []
+        self._rows: list[_Row] = []
+        # for each open table, whether it has a header
+        self._tables: list[bool] = []
+        self._keeps_lines = 0
+
+    def read(self, root: Any) -> None:
+        """Read all that is below an element."""
+        path: list[tuple[Any, bool]] = []
+        node = root
+        while node is not None:
+            is_entered = self._enter(node)
+            path.append((node, is_entered))
+            node = node.child if is_entered else None
+            while node is None and path:
+                left, is_entered = path.pop()
+                if is_entered:
+                    self._leave(left.tag)
+                node = left.next if path else None
+        self._end_line()
+
+    def _enter(self, node: Any) -> bool:
+        """Begin an element, or take a text. Returns whether to read what is below."""
+        tag = node.tag
+        if tag == "-text":
+            self._inline.append(node.text_content or "")
+            return False
+        if tag in BLOCKS:
+            self._end_line()
+        if tag in UNSEEN or tag.startswith(("-", "!")) or _is_hidden(tag, node.attributes):
+            return False
+        if tag in ("img", "area"):
+            self._inline.append(f" {node.attributes.get('alt') or ''} ")
+        elif tag in KEEPS_LINES:
+            self._keeps_lines += 1
+        elif tag == "table":
+            self._tables.append(False)
+        elif tag == "tr":
+            self._rows.append(_Row())
+        elif tag in ("td", "th") and self._rows:
+            self._rows[-1].start = len(self.lines)
+        return True
+
+    def _leave(self, tag: str) -> None:
+        if tag not in BLOCKS:
+            return
+        self._end_line(f"{HEADING_MARK}{tag[1]}" if tag in HEADINGS and not self._rows else "")
+        if tag in KEEPS_LINES:
+            self._keeps_lines = max(0, self._keeps_lines - 1)
+        elif tag in ("td", "th") and self._rows:
+            row = self._rows[-1]
+            row.cells.append(self.lines[row.start :])
+            row.is_header = row.is_header and tag == "th"
+            del self.lines[row.start :]
+        elif tag == "tr" and self._rows:
+            self._end_row(self._rows.pop())
+        elif tag == "table" and self._tables and self._tables.pop():
+            self.lines.append(TABLE_END)
+
+    def _end_line(self, mark: str = "") -> None:
+        text = "".join(self._inline)
+        self._inline.clear()
+        if self._keeps_lines:
+            self.lines += text.rstrip().strip("\n").split("\n") if text.strip() else []
+        elif line := " ".join(text.split()):
+            self.lines.append(mark + line)
+
+    def _end_row(self, row: _Row) -> None:
+        """Write the cells in one line, or as the blocks of a layout."""
+        has_table = any(line[:1] in (TABLE_MARK, TABLE_END) for cell in row.cells for line in cell)
+        if has_table or max(map(len, row.cells), default=0) > MAX_CELL_LINES:
+            self.lines += [line for cell in row.cells for line in cell]
+            return
+        line = " | ".join(" ".join(cell) for cell in row.cells).strip()
+        if not line.strip(" |"):
+            return
+        if row.is_header and len(row.cells) > 1 and self._tables and not self._tables[-1]:
+            self._tables[-1] = True
+            line = TABLE_MARK + line
+        self.lines.append(line)
+
+
+def _is_hidden(tag: str, attributes: dict[str, str | None]) -> bool:
+    if not attributes:
+        return False
+    if "hidden" in attributes and attributes["hidden"] != "until-found":
+        return True
+    if HIDDEN_STYLE.search(attributes.get("style") or ""):
+        return True
+    if attributes.get("aria-hidden") == "true" or attributes.get("role") in HIDDEN_ROLES:
+        return True
+    names = f"{attributes.get('class') or ''} {attributes.get('id') or ''}"
+    return tag not in ("body", "main") and HIDDEN_CLASS.search(names) is not None

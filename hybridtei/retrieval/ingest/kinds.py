@@ -1,0 +1,171 @@
+"""Other files of text: markup, manual pages, notebooks, mail, calendars, subtitles, and whatever is text without a reader."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from email.message import EmailMessage
+from io import BytesIO
+
+import orjson
+
+from hybridtei.retrieval.ingest.html import read_html
+from hybridtei.retrieval.ingest.markdown import read_markdown
+from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.text import HEADING_MARK, Content, Unfit, decoded
+
+# Formats of ASCII characters that are no text to read.
+NO_TEXT = (b"{\\rtf", b"%!PS", b"%PDF-")
+TITLES = {
+    ".rst": re.compile(
+        r"\A\s{0,100}(?:[=~#*-]{3,}\n)?[ ]?(\S.{0,200})\n[=~#*-]{3,}[ \t]*$", re.MULTILINE
+    ),
+    ".adoc": re.compile(r"^= (\S.{0,200})$", re.MULTILINE),
+    ".org": re.compile(r"^#\+title: *(\S.{0,200})$", re.MULTILINE | re.IGNORECASE),
+    ".tex": re.compile(r"\\title\{([^{}]{1,200})\}"),
+}
+SUBTITLE_MARKS = re.compile(r"\d+|WEBVTT.*|(NOTE|STYLE|REGION)\b.*|[\d:.,]+ --> .*")
+SUBTITLE_TAGS = re.compile(r"<[^<>]{0,200}>|\{\\[^{}]{0,200}\}")
+CALENDAR_LINES = re.compile(
+    r"(SUMMARY|DESCRIPTION|LOCATION|DTSTART|DTEND|DUE|ORGANIZER|ATTENDEE|CATEGORIES|COMMENT|CONTACT)[;:]"
+)
+MAX_PARTS = 1000
+ROFF_FONT = re.compile(r"\\f(?:\[[^\]]{0,20}\]|\(..|.)|\\s[+-]?\d|\\[&/,|^%:c]|\\\".*")
+ROFF_NAMES = {
+    "aq": "'",
+    "dq": '"',
+    "lq": "“",
+    "rq": "”",
+    "oq": "‘",
+    "cq": "’",
+    "em": "—",
+    "en": "–",
+    "bu": "•",
+}
+ROFF_CHARACTER = re.compile(r"\\(?:\((..)|\[([^\]]{1,20})\]|([-e .~0'`]))")
+ROFF_SILENT = re.compile(
+    r"(TH|Dd|Dt|Os|de|ig|ds|nr|ie|el|if|so|ft|in|ti|ad|hy|na|nh|ne|sp|br|ta|tr|ll|rm|als|\.|\\).*"
+)
+
+
+def read_text(data: bytes, options: ReadOptions, suffix: str = "") -> Content:
+    """The text as it is written. Raises Unfit for data that are no text."""
+    if data.startswith(NO_TEXT):
+        raise Unfit("no reader for this format, whose characters are no text")
+    text, notes = decoded(data)
+    pattern = TITLES.get(suffix)
+    title = None if pattern is None else pattern.search(text[:20_000])
+    return Content(None if title is None else title[1], [text], notes)
+
+
+def read_manual(data: bytes, options: ReadOptions) -> Content:
+    """A manual page without the commands of roff, or any other text."""
+    text, notes = decoded(data)
+    if not re.search(r"^\.(TH|Dd|so)\b", text[:20_000], re.MULTILINE):
+        return Content(None, [text], notes)
+    return Content(None, ["\n".join(_manual_lines(text))], notes)
+
+
+def _manual_lines(text: str) -> Iterator[str]:
+    for line in ROFF_CHARACTER.sub(_roff_character, ROFF_FONT.sub("", text)).splitlines():
+        command = re.match(r"[.'] *([A-Za-z]{1,3})?(?:[ \t]+(.*))?", line)
+        if command is None:
+            yield line
+            continue
+        name, words = command[1] or "", (command[2] or "").replace('"', "")
+        if name in ("SH", "SS", "Sh", "Ss"):
+            yield f"{HEADING_MARK}{1 + name.upper().count('S', 1)}{words}"
+        elif not name or ROFF_SILENT.fullmatch(name):
+            continue
+        elif name in ("Fl", "Xr"):
+            yield f"-{words}" if name == "Fl" else words.replace(" ", "(", 1) + ")"
+        else:
+            yield words
+
+
+def _roff_character(written: re.Match[str]) -> str:
+    name = written[1] or written[2]
+    return (
+        ROFF_NAMES.get(name, "")
+        if name
+        else {"e": "\\", "~": " ", "0": " "}.get(written[3], written[3])
+    )
+
+
+def read_notebook(data: bytes, options: ReadOptions) -> Content:
+    """The cells of a notebook as Markdown, without outputs."""
+    try:
+        cells = [
+            (cell["cell_type"], "".join(cell["source"]))
+            for cell in orjson.loads(decoded(data)[0])["cells"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unfit(f"not readable as a notebook: {error!r}"[:200]) from None
+    texts = [
+        f"```\n{text}\n```" if kind == "code" else text for kind, text in cells if text.strip()
+    ]
+    return read_markdown("\n\n".join(texts).encode(), options)
+
+
+def read_mail(data: bytes, options: ReadOptions) -> Content:
+    """Sender, receivers, date and body; the subject is the title."""
+    try:
+        message = email.message_from_bytes(data, EmailMessage, policy=email.policy.default)
+        fields = {name: str(message[name] or "") for name in ("From", "To", "Date", "Subject")}
+        body = message.get_body(("plain", "html"))
+        kind = "" if body is None else body.get_content_type()
+        payload = b"" if body is None else body.get_payload(decode=True)
+        charset = None if body is None else body.get_content_charset()
+        names = [part.get_filename() or "unnamed" for part in message.iter_attachments()]
+    except (ValueError, LookupError, AttributeError, RecursionError, TypeError) as error:
+        raise Unfit(f"not readable as mail: {error!r}"[:200]) from None
+    title = fields.pop("Subject")
+    text, notes = decoded(payload if isinstance(payload, bytes) else b"", charset)
+    if kind == "text/html":
+        text = "\n".join(read_html(text.encode(), options).pages)
+    lines = [f"{name}: {value}" for name, value in fields.items() if value]
+    metadata = {name.lower(): value for name, value in fields.items() if value}
+    if names:
+        notes = [*notes, "attachments were not read"]
+        lines.append(f"Attachments: {', '.join(names[:MAX_PARTS])}")
+    return Content(title, ["\n".join([*lines, "", text])], notes, metadata=metadata)
+
+
+def read_calendar(data: bytes, options: ReadOptions) -> Content:
+    """What, when, where and who of each entry."""
+    text, notes = decoded(data)
+    lines = re.sub(r"\r?\n[ \t]", "", text).splitlines()
+    shown = [
+        "" if line.startswith("BEGIN:") else re.sub(r"^(\w+)[^:]{0,1000}:", r"\1: ", line)
+        for line in lines
+        if line.startswith("BEGIN:V") or CALENDAR_LINES.match(line)
+    ]
+    plain = re.sub(r"\\([,;\\])", r"\1", re.sub(r"\\[nN]", "\n", "\n".join(shown)))
+    return Content(None, [plain], notes)
+
+
+def read_subtitles(data: bytes, options: ReadOptions) -> Content:
+    """The words that are shown, without times; words that stay for the next time are there once."""
+    text, notes = decoded(data)
+    lines: list[str] = []
+    for line in text.splitlines():
+        words = SUBTITLE_TAGS.sub("", line).strip()
+        if words and not SUBTITLE_MARKS.fullmatch(words) and words not in lines[-2:]:
+            lines.append(words)
+    return Content(None, ["\n".join(lines)], notes)
+
+
+def unzipped(data: bytes, options: ReadOptions) -> bytes:
+    """The content of a .gz file. Raises Unfit for one that is broken, or larger than a file may be."""
+    try:
+        with gzip.GzipFile(fileobj=BytesIO(data)) as file:
+            content = file.read(options.max_file_bytes + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Unfit(f"not readable as gzip: {error}") from None
+    if len(content) > options.max_file_bytes:
+        raise Unfit(f"unfolds to more than {options.max_file_bytes} bytes")
+    return content

@@ -1,0 +1,117 @@
+"""Markdown: front matter, the title, and the text without comments."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.text import Content, decoded
+
+FRONT_MATTER = re.compile(
+    r"\A\s{0,100}(---|\+\+\+)[ \t]*\r?\n(.{0,20000}?)\r?\n\1[ \t]*(?:\r?\n|\Z)", re.DOTALL
+)
+FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+LINK_COMMENT = re.compile(r"\[(?://|comment|_)\]: *(?:#|<>)")
+# The title may stand below lines of badges, of tags and of nothing.
+TITLE_LINES = 40
+ATX = re.compile(r" {0,3}#[ \t]+(.{1,1000}?)[ \t]*#*\s*")
+H1 = re.compile(r"\s{0,100}<h1\b[^>]{0,500}>(.{1,1000}?)</h1>\s{0,100}", re.IGNORECASE | re.DOTALL)
+SETEXT = re.compile(r" {0,3}=+\s*")
+IMAGE = re.compile(r"!\[[^\]]{0,500}\](?:\([^)]{0,2000}\)|\[[^\]]{0,500}\])")
+LINK = re.compile(r"\[([^\]]{0,500})\](?:\([^)]{0,2000}\)|\[[^\]]{0,500}\])")
+ELEMENT = re.compile(r"</?[a-zA-Z][^>]{0,2000}>")
+
+
+def read_markdown(data: bytes, options: ReadOptions) -> Content:
+    """The text as it is written, without front matter, comments and the title."""
+    text, notes = decoded(data)
+    front = FRONT_MATTER.match(text)
+    metadata: dict[str, Any] = {}
+    if front is not None:
+        try:
+            metadata = _toml(front[2]) if front[1] == "+++" else _yaml(front[2])
+            text = text[front.end() :]
+        except (ValueError, RecursionError) as error:
+            notes = [*notes, f"front matter stays text, since it is not readable: {error}"[:200]]
+    named = metadata.pop("title", None)
+    heading, text = _titled(_without_comments(text))
+    title = str(named) if named and not isinstance(named, dict | list) else heading
+    return Content(title, [text], notes, metadata=metadata)
+
+
+def _toml(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
+
+
+def _yaml(text: str) -> dict[str, Any]:
+    """A mapping without aliases, which could unfold to gigabytes. Raises ValueError."""
+    import yaml
+
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it has aliases")
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).partition("\n")[0]) from None
+    if not isinstance(found, Mapping):
+        raise ValueError("it is no mapping")
+    return dict(found)
+
+
+def _without_comments(text: str) -> str:
+    """The text without comments, which stay within fences of code."""
+    lines: list[str] = []
+    fence = ""
+    is_comment = False
+    for line in text.splitlines():
+        opened = FENCE.match(line)
+        if not is_comment and opened is not None:
+            if not fence:
+                fence = opened[1]
+            elif opened[1].startswith(fence) and not line.strip(" `~"):
+                fence = ""
+        if fence or (opened is not None and not is_comment):
+            lines.append(line)
+            continue
+        if LINK_COMMENT.match(line):
+            continue
+        parts: list[str] = []
+        rest = line
+        while rest:
+            before, mark, rest = rest.partition("-->" if is_comment else "<!--")
+            if not is_comment:
+                parts.append(before)
+            if mark:
+                is_comment = not is_comment
+        written = "".join(parts)
+        if written.strip() or not line.strip():
+            lines.append(written)
+    return "\n".join(lines).strip("\n")
+
+
+def _titled(text: str) -> tuple[str | None, str]:
+    """(the first heading, if it stands before all prose; the text without it)."""
+    lines = text.split("\n", TITLE_LINES)
+    for place, line in enumerate(lines[:TITLE_LINES]):
+        below = lines[place + 1 :]
+        heading = ATX.fullmatch(line)
+        if heading is not None:
+            return _plain(heading[1]), "\n".join([*lines[:place], *below]).strip("\n") or text
+        if line.strip() and below and SETEXT.fullmatch(below[0]):
+            return _plain(line), "\n".join([*lines[:place], *below[1:]]).strip("\n") or text
+        element = H1.match("\n".join(lines[place : place + 5]))
+        if element is not None:
+            return _plain(element[1]), text
+        if _plain(line):
+            break
+    return None, text
+
+
+def _plain(text: str) -> str | None:
+    """The words of a line, without images, tags and the places of links."""
+    return (
+        " ".join(ELEMENT.sub("", LINK.sub(r"\1", IMAGE.sub("", text))).split()).strip("*_ ") or None
+    )

@@ -1,0 +1,228 @@
+"""Bytes to text, and text to the form that is stored and embedded: once, for every document that is ingested.
+
+An encoding is a byte order mark's, else UTF-8, else the one that the file declares, read as browsers read it (the Encoding
+Standard), else a guess from the bytes. Bytes that the encoding lacks become U+FFFD. Queries of a search get the same form.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from hybridtei.system.machine import require_extra
+
+# The longer marks first: UTF-32's begins like UTF-16's.
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+# Guesses in the order that decides between equals.
+GUESSES = re.findall(
+    r"\w+",
+    "cp1252 iso8859_2 cp1250 cp1254 cp1257 cp1255 cp1253 cp1256 cp1251 cp874 koi8_r cp866 cp932 euc_jp iso2022_jp cp949 gb18030 "
+    "big5hkscs mac_roman mac_cyrillic",
+)
+SAMPLE_BYTES = 65_536
+# A binary file has more control characters than this, and than this share of its text.
+MOST_CONTROLS, CONTROLS_SHARE = 8, 0.02
+# Bytes of no text in the encodings of one byte a character.
+STRAY = re.compile(rb"[\xfe\xff]")
+# Dashes, quotes, signs: the same in most code pages of Windows.
+SIGNS_ONLY = re.compile(
+    rb"[\x00-\x80\x82-\x87\x8b\x91-\x97\x99\x9b\xa0\xa3\xa7\xa9\xab\xae\xb0\xb1\xb5\xb7\xbb-\xbf]*"
+)
+CONTROL_BYTES = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+
+
+BINARY = "holds no text: its bytes are binary data"
+
+
+class Unfit(ValueError):
+    """A record is not a document. The message: the reason in the quarantine. `document_id`: the record's id, if it has one."""
+
+    document_id: str | None = None
+
+
+# Readers mark lines with these: a heading, whose level follows; the header of a table; its end. No text has them.
+HEADING_MARK, TABLE_MARK, TABLE_END = "\ufdd0", "\ufdd1", "\ufdd2"
+MARKS_OF_LINES = re.compile("\ufdd0[1-6]|[\ufdd0\ufdd1]|\n?\ufdd2")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file holds. `pages`: its text, in parts that are normalised apart. `notes`: what a reader should be told of it."""
+
+    title: str | None
+    pages: Sequence[str]
+    notes: Sequence[str] = ()
+    is_paged: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def decoded(data: bytes, label: str | None = None) -> tuple[str, list[str]]:
+    """(the text, what a reader should be told of it). `label`: the encoding that the file declares. Raises Unfit for data that
+    are no text."""
+    encoding, mark, notes = encoding_of(data, label)
+    text = MARKS_OF_LINES.sub("", data[mark:].decode(encoding, errors="replace"))
+    return text, notes + notes_of(text)
+
+
+def notes_of(text: str) -> list[str]:
+    """The note that a text has replacement characters."""
+    return ["bytes that are no text were replaced by U+FFFD"] if "\ufffd" in text else []
+
+
+def encoding_of(
+    data: bytes, label: str | None = None, *, is_cut: bool = False
+) -> tuple[str, int, list[str]]:
+    """(the codec, the length of the mark, notes). `is_cut`: the data are the beginning of a file. Raises Unfit for data that
+    are no text."""
+    for mark, encoding in MARKS:
+        if data.startswith(mark):
+            return encoding, len(mark), []
+    sample = data[:SAMPLE_BYTES]
+    for first, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
+        if sample[first::2].count(0) > len(sample) // 5 and not sample[1 - first :: 2].count(0):
+            return encoding, 0, [f"read as {encoding}, by a guess"]
+    if len(CONTROL_BYTES.findall(sample)) > max(MOST_CONTROLS, CONTROLS_SHARE * len(sample)):
+        raise Unfit(BINARY)
+    return _declared(label, data) or _seen(data, is_cut)
+
+
+def _declared(label: str | None, data: bytes) -> tuple[str, int, list[str]] | None:
+    """The encoding of a label, unless the data are UTF-8."""
+    require_extra("qdrant", "webencodings")
+    import webencodings
+
+    declared = webencodings.lookup(label) if label else None
+    if declared is None or declared.name in ("utf-8", "replacement", "x-user-defined"):
+        return None
+    # A page's label in ASCII letters says that it is not UTF-16.
+    if declared.name.startswith("utf-16") or _is_utf8(data):
+        return None
+    return declared.codec_info.name, 0, []
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _seen(data: bytes, is_cut: bool) -> tuple[str, int, list[str]]:
+    """UTF-8 if the data are mostly that, else the best guess."""
+    text, stop = codecs.utf_8_decode(data, "replace", not is_cut)
+    bad = text.count("\ufffd") - data.count("\ufffd".encode())
+    if not bad:
+        return "utf-8", 0, []
+    rest = STRAY.sub(b"", data[:stop])
+    others = sum(not character.isascii() for character in text) - bad
+    if others > bad or (len(data) - len(rest) < 10 and _is_utf8(rest)):
+        return "utf-8", 0, []
+    encoding = _guess(data)
+    return encoding, 0, [f"read as {encoding}, by a guess"]
+
+
+def _guess(data: bytes) -> str:
+    """The likeliest of `GUESSES` by the lines that are not ASCII."""
+    require_extra("qdrant", "charset_normalizer")
+    from charset_normalizer import from_bytes
+
+    sample = b"\n".join(line for line in data.splitlines() if not line.isascii())[:SAMPLE_BYTES]
+    if SIGNS_ONLY.fullmatch(sample):
+        return "cp1252"
+    scores = {
+        encoding: round(match.coherence - match.chaos, 1)
+        for match in from_bytes(sample, cp_isolation=GUESSES)
+        for encoding in match.could_be_from_charset
+        if encoding in GUESSES
+    }
+    return min(scores, key=lambda name: (-scores[name], GUESSES.index(name)), default="cp1252")
+
+
+class _AsUtf8(io.RawIOBase):
+    """A file's text as UTF-8, block by block."""
+
+    def __init__(self, file: BinaryIO, encoding: str) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        data = b"-"
+        while not self._rest and data:
+            data = self._file.read(SAMPLE_BYTES)
+            self._rest = self._decoder.decode(data, final=not data).encode()
+        size = min(len(view), len(self._rest))
+        view[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+def as_utf8(file: BinaryIO) -> tuple[BinaryIO, list[str]]:
+    """(the file from behind its mark, in UTF-8; notes of its encoding). Raises Unfit for data that are no text."""
+    sample = file.read(16 * SAMPLE_BYTES)
+    encoding, mark, notes = encoding_of(sample, is_cut=len(sample) == 16 * SAMPLE_BYTES)
+    file.seek(mark)
+    if encoding == "utf-8":
+        return file, notes
+    return io.BufferedReader(_AsUtf8(file, encoding)), notes
+
+
+LINE_ENDS = re.compile("\r\n?|[\f\v\x1c-\x1e\x85\u2028\u2029]")
+# What a reader does not see: colours of terminals, soft hyphens with the line end behind them, controls, marks of direction, tags.
+UNSEEN = re.compile(
+    "\x1b\\[[0-9;?]{0,20}[A-Za-z]|\u00ad[ \t]*\n?[ \t]*|[\0-\x08\x0e-\x1f\x7f-\x9f\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufdd3-\ufdef\ufeff"
+    "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
+)
+# Bytes of a picture are no text in any kind of file.
+DATA_URI = re.compile(r"data:\w{1,40}/[\w.+-]{1,80}(?:;[\w.=-]{1,80}){0,5},[^\s)\"'<>\]]*")
+# NFKC would make 102 of 10², blanks of accents that stand alone, and two characters of a Thai vowel.
+KEPT = "\u00a8\u00aa\u00af\u00b2-\u00b5\u00b8-\u00ba\u00bc-\u00be\u02b0-\u02ff\u2017\u203e\u2070-\u209f\u2120\u2122\u2150-\u215f\u2189\u0e33\u0eb3"
+# At most 500 characters at a time, since the time to order marks grows with the square of their number.
+FOREIGN = re.compile(f"[!-~]?[^\0-\x7f{KEPT}]{{1,500}}")
+WORD = r"[^\W\d_]{1,40}"
+LINE_HYPHEN = re.compile(rf"\b({WORD})[-\u2010]\n[ \t]*(?=({WORD}))")
+COMPOUND = re.compile(rf"\b{WORD}-{WORD}\b")
+
+
+def compounds_of(texts: Iterable[str]) -> frozenset[str]:
+    """The words with a hyphen within, which stays where a line ends behind it."""
+    return frozenset(word.lower() for text in texts for word in COMPOUND.findall(text))
+
+
+def normalised(text: str, compounds: frozenset[str] | None = None) -> str:
+    """The text with one kind of line end, without what is not seen, in NFKC, and with words whole that a line end cut.
+
+    `compounds`: of the whole document, if this is a part of it."""
+    text = UNSEEN.sub("", LINE_ENDS.sub("\n", text))
+    if "data:" in text:
+        text = DATA_URI.sub("", text)
+    if not text.isascii():
+        text = FOREIGN.sub(lambda run: unicodedata.normalize("NFKC", run[0]), text)
+    if LINE_HYPHEN.search(text) is None:
+        return text
+    known = compounds_of([text]) if compounds is None else compounds
+
+    def join(cut: re.Match[str]) -> str:
+        before, behind = cut.groups()
+        is_compound = text[cut.start() - 1 : cut.start()] == "-" or before.isupper()
+        if is_compound or not behind.islower() or f"{before}-{behind}".lower() in known:
+            return f"{before}-"
+        return str(before)
+
+    return LINE_HYPHEN.sub(join, text)

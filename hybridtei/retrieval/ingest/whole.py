@@ -1,0 +1,136 @@
+"""Files that are one document: the title and the text of a file's bytes, by its ending."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from hybridtei.retrieval.ingest.chunking import Document, Rejection
+from hybridtei.retrieval.ingest.html import read_html
+from hybridtei.retrieval.ingest.kinds import (
+    read_calendar,
+    read_mail,
+    read_manual,
+    read_notebook,
+    read_subtitles,
+    read_text,
+    unzipped,
+)
+from hybridtei.retrieval.ingest.markdown import read_markdown
+from hybridtei.retrieval.ingest.office import (
+    read_docx,
+    read_epub,
+    read_odf,
+    read_pptx,
+    read_xlsx,
+    read_xml,
+)
+from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.pdf import read_pdf
+from hybridtei.retrieval.ingest.tables import metadata_of
+from hybridtei.retrieval.ingest.text import (
+    BINARY,
+    MARKS_OF_LINES,
+    Content,
+    Unfit,
+    compounds_of,
+    normalised,
+)
+
+Parse = Callable[[bytes, ReadOptions], Content]
+
+
+def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejection:
+    """Read the file as one document with its label as id. Raises LoadError if the library for its kind is missing."""
+    data = b""
+    try:
+        size = path.stat().st_size
+        if size > options.max_file_bytes:
+            raise Unfit(f"the file has {size} bytes, allowed are {options.max_file_bytes}")
+        data = path.read_bytes()
+        name = path.name
+        if name.lower().endswith(".gz"):
+            name, data = path.stem, unzipped(data, options)
+        content = _parsed(name, data, options)
+        _check_length(sum(map(len, content.pages)), options)
+        compounds = compounds_of(content.pages)
+        pages = [normalised(page, compounds).strip() for page in content.pages]
+        text = MARKS_OF_LINES.sub("", "\n\n".join(filter(None, pages)))
+        _check_length(len(text), options)
+        if not text and not content.title:
+            raise Unfit("holds no text")
+    except ValueError as error:
+        return Rejection(source, "file", str(error), data, source)
+    title = " ".join(normalised(content.title or "").split()) or None
+    starts = _starts(pages) if content.is_paged else ()
+    metadata, notes = {}, list(content.notes)
+    try:
+        metadata = metadata_of(content.metadata, options)
+    except Unfit as error:
+        notes.append(f"without metadata: {error}")
+    return Document(source, source, text, title, metadata, "file", notes, pages=starts)
+
+
+def _parsed(name: str, data: bytes, options: ReadOptions) -> Content:
+    """The content of a file of this name. Raises Unfit, which for unknown endings names the ending."""
+    ending = Path(name).suffix.lower()
+    try:
+        return parser_of(name)(data, options)
+    except Unfit as error:
+        if ending in PARSERS or not str(error).startswith(BINARY):
+            raise
+        kind = f"files ending in {ending!r}" if ending else "files without an ending"
+        raise Unfit(f"no reader for {kind} of binary data") from None
+
+
+def _starts(pages: Sequence[str]) -> list[tuple[int, int]]:
+    """(start in the document's text, number) of each page with text."""
+    starts, start = [], 0
+    for number, page in enumerate(pages, 1):
+        if page:
+            starts.append((start, number))
+            start += len(page) + len("\n\n")
+    return starts
+
+
+def _check_length(characters: int, options: ReadOptions) -> None:
+    """Raises Unfit for a text that is too long."""
+    if characters > options.max_document_characters:
+        raise Unfit(
+            f"the text has {characters} characters, allowed are {options.max_document_characters}"
+        )
+
+
+PARSERS: dict[str, Parse] = {
+    **dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd"), read_markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
+    **dict.fromkeys((".xml", ".svg", ".rss", ".atom", ".docbook", ".dbk", ".opml"), read_xml),
+    **dict.fromkeys((".docx", ".docm", ".dotx"), read_docx),
+    **dict.fromkeys((".odt", ".ods", ".odp"), read_odf),
+    **dict.fromkeys((".xlsx", ".xlsm"), read_xlsx),
+    **dict.fromkeys((".pptx", ".pptm"), read_pptx),
+    **dict.fromkeys((".ics", ".ical"), read_calendar),
+    **dict.fromkeys((".vtt", ".srt"), read_subtitles),
+    **{f".{section}": read_manual for section in range(1, 10)},
+    ".pdf": read_pdf,
+    ".epub": read_epub,
+    ".ipynb": read_notebook,
+    ".eml": read_mail,
+}
+# Endings of files that are never text, although their bytes may look like it.
+OTHERS = frozenset(
+    (".rtf", ".ps", ".eps", ".pem", ".key", ".crt", ".map", ".lock", ".pyc", ".so", ".zip", ".tar")
+)
+
+
+def parser_of(name: str) -> Parse:
+    """The reader of a file's ending; of plain text for other endings. Raises Unfit."""
+    ending = Path(name).suffix.lower()
+    if ending in OTHERS:
+        raise Unfit(f"no reader for files ending in {ending!r}")
+    section = re.fullmatch(r"(\.[1-9])[a-z]{1,4}", ending)
+    return PARSERS.get(
+        section[1] if section is not None else ending, partial(read_text, suffix=ending)
+    )

@@ -1,0 +1,96 @@
+"""Decoders with one score: a template that the folder declares is applied, and a ranker without one says so."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from hybridtei.encoder import Encoder
+from hybridtei.models.checkpoint.rankers import NVIDIA, OWN_FILE, template_source
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from tests import tiny, tolerances, vocabulary
+
+QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(7, seed=9))
+BY_ROLE = (
+    "<|endoftext|>{% for m in messages %}{% if m.role == 'query' %}ba {{ m.content }}\n"
+    "{% elif m.role == 'document' %}mo {{ m.content }}{% endif %}{% endfor %}<|endoftext|>lo"
+)
+BY_PLACE = "question:{{ messages[0].content }} \n passage:{{ messages[1].content }}"
+FOR_TALK = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}mo"
+)
+STRICT = "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('roles') }}{% endif %}{% endfor %}"
+
+
+def scores(folder: Path) -> np.ndarray:
+    ranked = Encoder.load(str(folder)).rerank(QUERY, DOCUMENTS, raw_scores=True)
+    return np.array([row.score for row in sorted(ranked, key=lambda row: row.index)])
+
+
+def close(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert np.ptp(theirs) > 0.01
+    np.testing.assert_allclose(ours, theirs, atol=tolerances.LOGITS["float32"], rtol=0)
+
+
+def source(spec: ModelSpec) -> str | None:
+    return template_source(spec.folder, spec.template)
+
+
+@pytest.mark.parametrize("template", [BY_ROLE, BY_PLACE])
+def test_a_chat_template_of_pairs_is_applied(tmp_path: Path, template: str) -> None:
+    folder = tiny.write_classifier(tmp_path, "qwen3")
+    (folder / "chat_template.jinja").write_text(template)
+    theirs = CrossEncoder(str(folder), device="cpu")
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    close(scores(folder), theirs.predict(pairs, activation_fn=torch.nn.Identity()))
+    assert source(read_spec(folder)) == "chat_template.jinja"
+
+
+@pytest.mark.parametrize("template", [FOR_TALK, STRICT])
+def test_a_chat_template_without_both_texts_is_none(
+    tmp_path: Path, template: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny.write_classifier(tmp_path, "qwen3")
+    (folder / "chat_template.jinja").write_text(template)
+    with caplog.at_level(logging.WARNING):
+        spec = read_spec(folder)
+    assert spec.template is None
+    assert source(spec) is None
+    assert caplog.text.count(OWN_FILE) == 1
+
+
+def test_nvidias_ranker_has_the_template_of_its_card(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "llama")
+    code = "llama_bidirectional_model.LlamaBidirectional"
+    tiny.edit_json(
+        folder / "config.json",
+        model_type="llama_bidirec",
+        architectures=["LlamaBidirectionalForSequenceClassification"],
+        pooling="last",
+        auto_map={"AutoModelForSequenceClassification": f"{code}ForSequenceClassification"},
+    )
+    spec = read_spec(folder)
+    assert spec.template is not None
+    assert spec.template.body == NVIDIA.body
+    assert source(spec) == "LlamaBidirectionalForSequenceClassification"
+    encoder, words = Encoder.load(str(folder)), AutoTokenizer.from_pretrained(folder)
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    encodings = encoder._model.reader.ask(spec.template, pairs, truncate=True)
+    for document, encoding in zip(DOCUMENTS, encodings, strict=True):
+        text = f"question:{QUERY} \n \n passage:{document}"
+        assert encoding.input_ids.tolist() == words(text)["input_ids"]
+
+
+def test_a_plain_ranker_joins_its_texts_as_before(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "qwen3")
+    words, theirs = AutoTokenizer.from_pretrained(folder), []
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    for document in DOCUMENTS:
+        with torch.inference_mode():
+            inputs = words(QUERY, document, return_tensors="pt", truncation=True)
+            theirs.append(model(inputs["input_ids"]).logits[0, 0].item())
+    close(scores(folder), np.array(theirs))

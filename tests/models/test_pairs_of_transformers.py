@@ -1,0 +1,65 @@
+"""Rerankers that read pairs as transformers' tokenizer and class do: token types by the tokenizer's class, blocks by a text alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+
+from hybridtei.encoder import Encoder
+from tests import tiny, tolerances, vocabulary
+
+QUERY, *DOCUMENTS = dict.fromkeys([*vocabulary.texts(7, seed=3), "bulo " * 90])
+
+
+def alone(folder: Path) -> list[float]:
+    """Each pair by a model that has read nothing before."""
+    scores = []
+    for document in DOCUMENTS:
+        model = CrossEncoder(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+        scores += model.predict([(QUERY, document)], activation_fn=torch.nn.Identity()).tolist()
+    return scores
+
+
+def check(folder: Path) -> None:
+    encoder = Encoder.load(str(folder))
+    ranked = encoder.rerank(QUERY, DOCUMENTS, raw_scores=True)
+    encoder.close()
+    scores = [document.score for document in sorted(ranked, key=lambda document: document.index)]
+    np.testing.assert_allclose(scores, alone(folder), atol=tolerances.LOGITS["float32"], rtol=0)
+
+
+def name_tokenizer(folder: Path, **changes: Any) -> None:
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings.pop("model_input_names", None)
+    tiny.write_json(file, {**settings, **changes})
+
+
+NAMED = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+TOKENIZERS = ("BertTokenizer", "BertTokenizerFast", "TokenizersBackend")
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roformer", "rembert", "ernie"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_the_class_of_the_tokenizer_gives_token_types(
+    tmp_path: Path, model_type: str, tokenizer: str
+) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type, type_vocab_size=2)
+    name_tokenizer(folder, tokenizer_class=tokenizer)
+    check(folder)
+
+
+@pytest.mark.parametrize("model_type", ["roformer", "ernie"])
+def test_the_names_of_inputs_count_first(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type, type_vocab_size=2)
+    name_tokenizer(folder, tokenizer_class="TokenizersBackend", **NAMED)
+    check(folder)
+
+
+def test_blocks_do_not_depend_on_earlier_texts(tmp_path: Path) -> None:
+    blocks = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1}
+    check(tiny.write_classifier(tmp_path, "big_bird", **blocks))

@@ -1,0 +1,90 @@
+"""HTML as a reader sees it."""
+
+import pytest
+
+from hybridtei.retrieval.ingest import html
+from hybridtei.retrieval.ingest.html import BLOCKS
+from tests.retrieval.ingest.sources.reading import all_of, text_of
+
+TABLE = """<table><caption>Bolts</caption><thead><tr><th>Size</th><th>Torque<br>Nm</th><th>Key</th></tr></thead>
+<tbody><tr><td>M8</td><td> 25 </td><td><b>hex</b> 6</td></tr><tr><td>M10<td><td>hex 8</table><p>after"""
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<pre>if a:\n    b\n\nc</pre><p>d", "if a:\n    b\n\nc\nd"),
+        ("<pre><span>if</span> a:\n\tb</pre>", "if a:\n\tb"),
+        ("<textarea>a\n  b</textarea>c", "a\n  b\nc"),
+        (TABLE, "Bolts\nSize | Torque Nm | Key\nM8 | 25 | hex 6\nM10 |  | hex 8\nafter"),
+        ("<table><tr><th>Name<td>Ada</table>", "Name | Ada"),
+        (
+            "<table><tr><td>left<td><table><tr><th>a<th>b<tr><td>1<td>2</table></table>",
+            "left\na | b\n1 | 2",
+        ),
+        ("<table><tr><td>menu<td><p>1<p>2<p>3<p>4<p>5<p>6</table>", "menu\n1\n2\n3\n4\n5\n6"),
+        ("<p>foo <b>b</b>ar\n baz<br>next<hr>line", "foo bar baz\nnext\nline"),
+        ("<dl><dt>a<dd>b</dl><details><summary>c</summary>d</details>", "a\nb\nc\nd"),
+        ("<select><option>one<option>two</select>", "one\ntwo"),
+        ("<fieldset><legend>a</legend>b</fieldset>", "a\nb"),
+        ("a<p hidden>b<p style='color:red; DISPLAY : none'>c<p aria-hidden=true>d<p>e", "a\ne"),
+        ("<nav>a</nav><div role=navigation>b</div><footer>c</footer>d", "d"),
+        ("<div id=cookie-banner>We use cookies</div><div class='x cookie_consent'>b</div>c", "c"),
+        ("<body class=cookie-notice-seen>a", "a"),
+        ("<table hidden><tr><td>a</table><table><tr hidden><td>b<tr><td>c<td>d</table>", "c | d"),
+        ("see <img src=x alt='a red plate'> here", "see a red plate here"),
+        ("<math><mi>E</mi><mo>=</mo><mi>m</mi><annotation>E=m</annotation></math>", "E=m"),
+        ("<noscript>without scripts</noscript>", "without scripts"),
+        ("<script>a</script><style>b</style><template>c</template>d", "d"),
+        ("<h1>Name<a class=headerlink href=#x>¶</a></h1>a", "Name\na"),
+        ("a<!-- b -->c<![CDATA[d]]>", "ac"),
+        ("x &amp; y &lt;z&gt; &#xfdd0;", "x & y <z>"),
+    ],
+)
+def test_what_a_reader_sees(tmp_path, page, text):
+    assert text_of(tmp_path / "a.html", page) == text
+
+
+def test_every_block_separates(tmp_path):
+    """Elements that a table, a list or a form needs around them are within these."""
+    around = {"td": "<table><tr>", "th": "<table><tr>", "tr": "<table>", "caption": "<table>"}
+    outside = {"body", "frameset", "head", "hr", "tbody", "thead", "tfoot", "dialog", "nav"}
+    outside |= {"footer", "plaintext", "table", "tr"}
+    for name in sorted(BLOCKS - outside):
+        outer = around.get(name, "")
+        page = f"one{outer}<{name}>two</{name}>{outer.replace('<', '</')}three"
+        lines = [line for line in text_of(tmp_path / "a.html", page).split("\n") if line]
+        assert all("one" not in a or "two" not in a for a in lines), (name, lines)
+        assert "".join(lines).count("two") == 1
+        assert not any("twothree" in line or "onetwo" in line for line in lines), (name, lines)
+
+
+def test_the_title_is_the_pages(tmp_path):
+    (page,) = all_of(
+        tmp_path / "a.html",
+        "<head><title> The\n page </title></head><body><svg><title>icon</title></svg>text",
+    )
+    assert (page.title, page.text) == ("The page", "text")
+    (without,) = all_of(tmp_path / "b.html", "<svg><title>icon</title><text>x</text></svg>text")
+    assert (without.title, without.text) == (None, "text")
+
+
+@pytest.mark.parametrize("tag", ["div", "ul", "blockquote", "b", "font", "svg", "table", "p"])
+def test_a_page_that_is_deep_is_read(tmp_path, tag):
+    """The parser alone takes minutes for these."""
+    assert (
+        text_of(tmp_path / "a.html", f"<{tag}>" * 100_000 + "<p>deep text</p>").endswith(
+            "deep text"
+        )
+        or tag == "svg"
+    )
+
+
+def test_tags_that_the_parser_would_open_again_are_bounded(tmp_path):
+    page = "".join(f"<b id={number}><p>{number}" for number in range(20_000))
+    assert text_of(tmp_path / "a.html", page).split("\n")[-1] == "19999"
+
+
+def test_a_page_of_usual_depth_is_parsed_as_it_is():
+    page = "<div><b>a</b></div>" * 10_000
+    assert html._flattened(page) == page

@@ -1,0 +1,224 @@
+"""Files of other kinds: their text as a person reads it, or one reason why not."""
+
+import gzip
+import json
+import zipfile
+from io import BytesIO
+
+import pytest
+
+from hybridtei.retrieval.ingest.chunking import Rejection
+from hybridtei.retrieval.ingest.files import source_files
+from tests.retrieval.ingest.sources.archives import (
+    DOCX,
+    EPUB,
+    ODT,
+    PPTX,
+    SHEET,
+    XLSX,
+    zipped,
+)
+from tests.retrieval.ingest.sources.reading import all_of, text_of
+
+MANUAL = r""".\" a comment
+.TH GREP 1 2020-01-01
+.SH NAME
+grep \- print \fBlines\fR that match
+.TP
+.B \-\-color
+Surround \(aqmatches\(aq.
+.SS "Exit status"
+.IR 0 " if found"
+"""
+NOTEBOOK = json.dumps(
+    {
+        "cells": [
+            {"cell_type": "markdown", "source": ["# A study\n", "of plates"]},
+            {
+                "cell_type": "code",
+                "source": "print(1)",
+                "outputs": [{"data": {"image/png": "iVBO"}}],
+            },
+        ]
+    }
+)
+MAIL = b"""From: Ada <ada@example.org>
+To: grace@example.org
+Subject: =?utf-8?q?Pl=C3=A4ne?=
+Date: Mon, 1 Jan 2024 10:00:00 +0000
+MIME-Version: 1.0
+Content-Type: multipart/mixed; boundary=x
+
+--x
+Content-Type: text/plain; charset=iso-8859-1
+Content-Transfer-Encoding: quoted-printable
+
+caf=E9
+--x
+Content-Type: application/pdf
+Content-Disposition: attachment; filename=plan.pdf
+
+%PDF
+--x--
+"""
+CALENDAR = (
+    "BEGIN:VCALENDAR\r\nPRODID:x\r\nBEGIN:VEVENT\r\nSUMMARY:Review\\, part\r\n  two\r\nDTSTART;TZID=UTC:20240101\r\n"
+    "END:VEVENT\r\nEND:VCALENDAR\r\n"
+)
+SUBTITLES = "WEBVTT\n\n1\n00:00:01.000 --> 00:00:02.000\n<v Ada>Hello\n\n2\n00:00:02.000 --> 00:00:03.000\nHello\nthere\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "title", "text"),
+    [
+        ("a.rst", "Title\n=====\n\nbody", "Title", "Title\n=====\n\nbody"),
+        ("a.adoc", "= Title\n\nbody", "Title", None),
+        ("a.org", "#+TITLE: Title\nbody", "Title", None),
+        ("a.tex", "\\title{Title}\nbody", "Title", None),
+        ("a.log", "2024-01-01 started", None, "2024-01-01 started"),
+        ("a.py", "def f():\n    return 1", None, "def f():\n    return 1"),
+        ("a.yaml", "a: 1\nb:\n  - c", None, "a: 1\nb:\n  - c"),
+        ("a.json", '{"a": 1}', None, '{"a": 1}'),
+        ("a.ini", "[a]\nb = 1", None, "[a]\nb = 1"),
+        ("README", "read me", None, "read me"),
+        ("a.unknown", "some text", None, "some text"),
+        ("a.txt.gz", gzip.compress(b"packed"), None, "packed"),
+        ("a.1.gz", gzip.compress(MANUAL.encode()), None, None),
+        (
+            "a.xml",
+            "<?xml version='1.0'?><a><b>one</b><c d='x'>two<![CDATA[ <i>three]]></c>\n<!-- no -->\n</a>",
+            None,
+            "one two three",
+        ),
+        (
+            "a.1",
+            MANUAL,
+            None,
+            "NAME\ngrep - print lines that match\n\n--color\nSurround 'matches'.\nExit status\n0  if found",
+        ),
+        ("a.3", "no manual", None, "no manual"),
+        ("a.ipynb", NOTEBOOK, "A study", "of plates\n\n```\nprint(1)\n```"),
+        (
+            "a.eml",
+            MAIL,
+            "Pläne",
+            "From: Ada <ada@example.org>\nTo: grace@example.org\nDate: Mon, 01 Jan 2024 10:00:00 +0000\nAttachments: plan.pdf\n\ncafé",
+        ),
+        ("a.ics", CALENDAR, None, "SUMMARY: Review, part two\nDTSTART: 20240101"),
+        ("a.vtt", SUBTITLES, None, "Hello\nthere"),
+        ("a.srt", "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>Hello</i>\r\n", None, "Hello"),
+        (
+            "a.docx",
+            DOCX,
+            "The Word title",
+            "Install\nTurn the bolt & nut\nslowly\nSize | Torque\nM8 | 25",
+        ),
+        ("a.odt", ODT, "The ODF title", "Install\nTurn it\nslowly\nSize | Torque\nM8 |"),
+        ("a.xlsx", XLSX, None, "Part | Stock | Count\nP-1077 |  | 12"),
+        ("a.pptx", PPTX, None, "two\nsaid\n\nten"),
+        ("a.epub", EPUB, "The book", "First\none\n\ntwo"),
+    ],
+)
+def test_a_kind(tmp_path, name, data, title, text):
+    (document,) = all_of(tmp_path / name, data)
+    assert not isinstance(document, Rejection), document.reason
+    assert document.title == title
+    if text is not None:
+        assert document.text == text
+
+
+def encrypted() -> bytes:
+    data = bytearray(DOCX)
+    place = data.index(b"PK\x01\x02")
+    data[place + 8] |= 1
+    data[6] |= 1
+    return bytes(data)
+
+
+BOMB = zipped(word__document_xml=b"<w:p><w:t>" + b"x" * 30_000_000)
+ENTITIES = zipped(word__document_xml='<!DOCTYPE a [<!ENTITY a "b">]><w:p><w:t>&a;</w:t></w:p>')
+MANY_ROWS = zipped(xl__worksheets__sheet1_xml="<worksheet>" + '<row r="1"></row>' * 100_001)
+DEEP = zipped(word__document_xml="<w:tbl><w:tr><w:tc>" * 20_000 + "<w:p><w:t>deep</w:t></w:p>")
+LOCKED_ODT = zipped(content_xml="x", **{"META-INF__manifest_xml": "<encryption-data/>"})
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("a.docx", BOMB, "would become"),
+        ("a.docx", ENTITIES, "entities"),
+        ("a.docx", encrypted(), "encrypted"),
+        ("a.docx", b"\xd0\xcf\x11\xe0" + b"x" * 600, "encrypted, or has an older format"),
+        ("a.docx", b"no archive", "not readable as an archive"),
+        ("a.docx", zipped(other="x"), "not readable: word/document.xml"),
+        ("a.docx", DOCX[:-200], "not readable as an archive"),
+        ("a.xlsx", MANY_ROWS, "100001 rows, allowed are 100000"),
+        ("a.odt", LOCKED_ODT, "encrypted"),
+        ("a.bin", bytes(range(256)) * 10, "no reader for files ending in '.bin'"),
+        ("program", b"\x7fELF" + bytes(2000), "no reader for files without an ending"),
+        ("a.rtf", "{\\rtf1 text}", "no reader for files ending in '.rtf'"),
+        ("a", "%!PS-Adobe", "no reader for this format"),
+        ("a.txt.gz", gzip.compress(b"x" * 2000), "unfolds to more than 1000"),
+        ("a.gz", b"\x1f\x8b broken", "not readable as gzip"),
+        ("a.ipynb", '{"cells": 5}', "not readable as a notebook"),
+        ("a.eml", b"", "holds no text"),
+    ],
+)
+def test_what_cannot_be_taken_is_one_reason(tmp_path, name, data, why):
+    more = {"max_file_bytes": 1000} if name == "a.txt.gz" else {}
+    (found,) = all_of(tmp_path / name, data, **more)
+    assert isinstance(found, Rejection)
+    assert why in found.reason
+    assert found.location == "file"
+
+
+def test_a_deep_document_is_read(tmp_path):
+    assert text_of(tmp_path / "a.docx", DEEP).endswith("deep")
+
+
+def test_a_sheet_keeps_its_place(tmp_path):
+    """A cell that is far to the right has a bounded number of empty ones before it."""
+    sheet = SHEET.replace('r="C2"', 'r="ZZZ2"')
+    text = text_of(tmp_path / "a.xlsx", zipped(xl__worksheets__sheet1_xml=sheet))
+    assert text.count("|") < 1100
+
+
+def test_folders_of_programs_are_left_out_and_told(tmp_path):
+    for name in ("a.md", "node_modules/x/b.md", "__pycache__/c.txt", ".venv/d.txt", "docs/e.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    files = list(source_files(tmp_path, "s"))
+    assert {file.label: file.left_out for file in files} == {
+        "s/.venv": "hidden files and folders",
+        "s/__pycache__": "folders named __pycache__",
+        "s/a.md": None,
+        "s/docs/e.md": None,
+        "s/node_modules": "folders named node_modules",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        ({"include": ["*.md"]}, ["s/a.md", "s/docs/e.md"]),
+        ({"exclude": ["docs"]}, ["s/a.md", "s/b.txt"]),
+        ({"exclude": ["docs/*"]}, ["s/a.md", "s/b.txt"]),
+        ({"include": ["*.md"], "exclude": ["a.*"]}, ["s/docs/e.md"]),
+    ],
+)
+def test_what_to_read_and_what_not(tmp_path, options, read):
+    for name in ("a.md", "b.txt", "docs/e.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    files = source_files(tmp_path, "s", **options)
+    assert [file.label for file in files if file.left_out is None] == read
+
+
+def test_an_archive_with_a_broken_member(tmp_path):
+    data = BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", b"<w:p><w:t>" + b"abc" * 200)
+    broken = bytearray(data.getvalue())
+    broken[45:60] = bytes(15)
+    (found,) = all_of(tmp_path / "a.docx", bytes(broken))
+    assert "not readable" in found.reason

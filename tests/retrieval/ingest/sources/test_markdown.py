@@ -1,0 +1,88 @@
+"""Markdown: what stands around the text is not text."""
+
+import pytest
+
+from tests.retrieval.ingest.sources.reading import all_of
+
+URI = "data:image/png;base64," + "iVBORw0KGgo" * 50
+BADGE = "[![build](https://ci/badge.svg)](https://ci)"
+
+
+@pytest.mark.parametrize(
+    ("written", "title", "text"),
+    [
+        ("# The title #\n\nbody **bold**", "The title", "body **bold**"),
+        (f"{BADGE}\n\n# Name\n\nbody", "Name", f"{BADGE}\n\n\nbody"),
+        (f"# {BADGE} [Name](https://x)\nbody", "Name", "body"),
+        ("Name\n====\n\nbody", "Name", "body"),
+        ('<h1 align="center">\n  <b>Name</b>\n</h1>\n\nbody', "Name", None),
+        ('<p align="center">\n<img src="x">\n</p>\n\n# Name\nbody', "Name", None),
+        ("body\n# later", None, "body\n# later"),
+        ("## Second\nbody", None, "## Second\nbody"),
+        ("#no heading\nbody", None, "#no heading\nbody"),
+        (
+            "a <!-- hidden\n# gone\n--> b\n\n```\n<!-- code -->\n```",
+            None,
+            "a\n b\n\n```\n<!-- code -->\n```",
+        ),
+        ("[//]: # (a comment)\nbody", None, "body"),
+        (f"![plate]({URI}) body\n\n[image1]: <{URI}>", None, "![plate]() body\n\n[image1]: <>"),
+        ("<!-- never closed\nbody", None, None),
+    ],
+)
+def test_title_and_text(tmp_path, written, title, text):
+    (document,) = all_of(tmp_path / "a.md", written)
+    if text is None and title is None:
+        assert document.reason == "holds no text"
+        return
+    assert document.title == title
+    assert text is None or "\n".join(map(str.rstrip, document.text.split("\n"))) == text
+
+
+@pytest.mark.parametrize(
+    ("front", "title", "metadata"),
+    [
+        (
+            "---\ntitle: A plan\ntags: [a, b]\ndate: 2024-05-01\n---\n",
+            "A plan",
+            {"tags": ["a", "b"], "date": "2024-05-01"},
+        ),
+        ('+++\ntitle = "A plan"\nweight = 5\n+++\n', "A plan", {"weight": 5}),
+        ("---\r\ntitle: A plan\r\n---\r\n", "A plan", {}),
+        ("---\nauthor: Ada\n---\n", "Heading", {"author": "Ada"}),
+    ],
+)
+def test_front_matter_is_metadata(tmp_path, front, title, metadata):
+    (document,) = all_of(tmp_path / "a.md", f"{front}\n# Heading\n\nbody")
+    assert (document.title, document.text, document.metadata) == (title, "body", metadata)
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "---\na: &a [x, x]\nb: &b [*a, *a]\n---\n",
+        "---\n" + "[" * 5000 + "\n---\n",
+        "---\nnot a mapping\n---\n",
+        "---\na: [\n---\n",
+        "+++\na = \n+++\n",
+        "---\na: !!python/object/apply:os.system ['true']\n---\n",
+    ],
+)
+def test_front_matter_that_is_none_stays_text_and_is_told(tmp_path, front):
+    (document,) = all_of(tmp_path / "a.md", f"{front}body")
+    assert document.metadata == {}
+    assert "body" in document.text
+    assert "front matter stays text" in document.notes[0]
+
+
+def test_a_data_uri_is_no_text_in_any_format(tmp_path):
+    for name, written in (("a.txt", f"see {URI} here"), ("a.csv", f'text\n"see {URI} here"\n')):
+        (document,) = all_of(tmp_path / name, written)
+        assert document.text == "see  here"
+    (document,) = all_of(tmp_path / "b.txt", "data: one, two")
+    assert document.text == "data: one, two"
+
+
+def test_rules_between_paragraphs_are_no_front_matter(tmp_path):
+    (document,) = all_of(tmp_path / "a.md", "one\n\n---\n\ntwo: x\n\n---\nthree")
+    assert document.text == "one\n\n---\n\ntwo: x\n\n---\nthree"

@@ -1,0 +1,99 @@
+"""PDF files as a reader sees them: their words, pages, forms and notes."""
+
+import pytest
+
+from hybridtei.retrieval.ingest.chunking import Chunk, Rejection
+from hybridtei.retrieval.ingest.prepare import PendingDocument
+from tests.retrieval.ingest.sources.pdfs import DRAWN, LOCKED_AES, OPEN_AES, pdf_of, shown
+from tests.retrieval.ingest.sources.reading import all_of, text_of
+
+FIELD = (
+    "<< /Type /Annot /Subtype /Widget /FT /Tx /T (surname) /TU (Family name) /V (Lovelace) "
+    "/Rect [0 0 100 20] >>"
+)
+EMPTY_FIELD = "<< /Type /Annot /Subtype /Widget /FT /Tx /T (empty) /Rect [0 0 100 20] >>"
+NOTE = "<< /Type /Annot /Subtype /Text /Contents (Check the torque) /Rect [0 0 20 20] >>"
+LINK = "<< /Type /Annot /Subtype /Link /Contents (a link) /Rect [0 0 20 20] >>"
+
+
+def test_words_are_whole_and_lines_stay(tmp_path):
+    page = shown(
+        "the boundary layer sepa-\nrates from a well-known plate,\nas a well-\nknown law says"
+    )
+    expected = "the boundary layer separates from a well-known plate,\nas a well-known law says"
+    assert text_of(tmp_path / "a.pdf", pdf_of(page)) == expected
+
+
+def test_dots_of_a_table_of_contents_are_no_text(tmp_path):
+    page = shown("Install . . . . . . . . . . 7\nRemove ............ 9")
+    assert text_of(tmp_path / "a.pdf", pdf_of(page)) == "Install 7\nRemove 9"
+
+
+def test_a_password_that_is_empty_is_no_lock(tmp_path):
+    assert text_of(tmp_path / "a.pdf", OPEN_AES) == "boundary layer"
+    (locked,) = all_of(tmp_path / "b.pdf", LOCKED_AES)
+    assert isinstance(locked, Rejection)
+    assert "encrypted" in locked.reason
+
+
+def test_forms_and_notes_are_read(tmp_path):
+    data = pdf_of(shown("Application"), annotations=[NOTE, LINK], fields=[FIELD, EMPTY_FIELD])
+    assert text_of(tmp_path / "a.pdf", data) == (
+        "Application\nCheck the torque\nFamily name: Lovelace"
+    )
+
+
+def test_pages_of_pictures_are_counted(tmp_path):
+    (document,) = all_of(tmp_path / "a.pdf", pdf_of(shown("one"), DRAWN, shown("three"), DRAWN))
+    assert document.text == "one\n\nthree"
+    assert document.notes == ["2 of 4 pages hold pictures and no text"]
+    (scan,) = all_of(tmp_path / "b.pdf", pdf_of(DRAWN, DRAWN))
+    assert "holds no text: 2 of its 2 pages hold pictures" in scan.reason
+
+
+def test_a_chunk_says_its_page(tmp_path):
+    data = pdf_of(shown("one"), DRAWN, shown("three"), shown("four"), title="A title")
+    (document,) = all_of(tmp_path / "a.pdf", data)
+    pending = PendingDocument(document, "digest", "settings", None)
+    pages = [
+        pending.payload_of(Chunk(0, word, document.indexed_text.index(word), 1))["page"]
+        for word in ("A title", "one", "three", "our")
+    ]
+    assert pages == [1, 1, 3, 4]
+    (text,) = all_of(tmp_path / "a.txt", "one")
+    assert "page" not in PendingDocument(text, "", "", None).payload_of(Chunk(0, "one", 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [
+        ("Microsoft Word - Document1.doc", None),
+        ("untitled", None),
+        ("Untitled-2", None),
+        ("manual_v3.indd", None),
+        (r"C:\\Users\\me\\My Documents\\plan", None),
+        ("/home/me/plan", None),
+        ("file:///home/me/plan", None),
+        ("scans/2024-11", None),
+        ("---", None),
+        ("TCP/IP in a nutshell", "TCP/IP in a nutshell"),
+        ("Pages of history", "Pages of history"),
+    ],
+)
+def test_what_is_no_title(tmp_path, title, expected):
+    (document,) = all_of(tmp_path / "a.pdf", pdf_of(shown("one"), title=title))
+    assert document.title == expected
+
+
+@pytest.mark.parametrize("data", [b"nonsense", b"", pdf_of(shown("long enough"))[:300]])
+def test_a_broken_file_is_told(tmp_path, data):
+    (found,) = all_of(tmp_path / "a.pdf", data)
+    assert isinstance(found, Rejection)
+    assert "PDF" in found.reason
+
+
+def test_a_text_that_is_too_long_is_not_read(tmp_path):
+    (found,) = all_of(
+        tmp_path / "a.pdf", pdf_of(*[shown("x" * 50)] * 3), max_document_characters=120
+    )
+    assert "longer than allowed" in found.reason
