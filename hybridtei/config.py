@@ -253,6 +253,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     only_tei_routes: Annotated[
         bool, flag("Serve TEI's routes and no others: any other is a 404.", "answers")
     ] = False
+    tei_face: Annotated[
+        bool,
+        flag(
+            "On paths that TEI shares with other APIs answer as TEI, to the byte. With --only-tei-routes, and for "
+            "text-embeddings-router, the default is true.",
+            "answers",
+        ),
+    ] = False
     task: Annotated[
         str | None, flag("'sentence-similarity' makes POST / answer as /similarity.", "answers")
     ] = None
@@ -389,6 +397,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     otlp_service_name: Annotated[str, flag("`service.name` of traces.", "observability")] = (
         "text-embeddings-inference.server"
     )
+
+    @property
+    def as_tei(self) -> bool:
+        """True if paths that TEI shares with other APIs answer as TEI."""
+        return self.tei_face or self.only_tei_routes
 
 
 class StoreConfig(Struct, frozen=True, kw_only=True):

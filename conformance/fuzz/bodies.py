@@ -239,6 +239,7 @@ FORMS: dict[str, Any] = {
     "/api/embed": body({"input": (text, TEXTS)}, truncate=True, dimensions=8),
     "/api/embeddings": body({"prompt": (text, "")}, model="small"),
     "/api/show": some(model="small", verbose=True),
+    "/api/pull": some(model="small", verbose=True),
     "/rerank": RERANK,
     "/v1/rerank": RANK_DOCUMENTS,
     "/v2/rerank": RANK_DOCUMENTS,

@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
         log.warning("%s", warning)
     hostname, why = address(server, is_given=is_set("hostname", arguments), as_tei=arguments.as_tei)
     log.info("address  %s: %s", hostname, why, extra={"facts": {"address": hostname}})
-    server = msgspec.structs.replace(server, hostname=hostname)
+    tei_face = server.tei_face or (arguments.as_tei and not is_set("tei_face", arguments))
+    server = msgspec.structs.replace(server, hostname=hostname, tei_face=tei_face)
     if server.otlp_endpoint is not None:
         tracing.require()  # before the models are loaded, which may take minutes
     fixed_permits = is_set("max_concurrent_requests", arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
@@ -108,7 +108,7 @@ def create_models_app(
     permits = (
         models.default.service.config.max_concurrent_requests
     )  # requests to the store get the same number
-    app = framework(only_tei_routes=server.only_tei_routes) if app is None else app
+    app = framework(server) if app is None else app
     app.state = Shared(  # type: ignore[assignment]
         server=server,
         models=models,
@@ -144,20 +144,21 @@ class _Framework(Litestar):
         return plugins
 
 
-def framework(*, only_tei_routes: bool = False) -> Litestar:
+def framework(server: ServerConfig | None = None) -> Litestar:
     """Make the Litestar application with its paths, before it has models.
 
     Each path of a model is also served below `/m/ALIAS`. Those that manage the process are not:
     they belong to no model, and a proxy can guard them by their single path.
     """
+    server = server or ServerConfig()
     methods: dict[str, set[str]] = {}
     handlers: list[HTTPRouteHandler] = []
     for one in ROUTES:
-        if not _is_served(one, only_tei_routes):
+        if not _is_served(one, server):
             continue
         paths = [*one.paths]
         manages = one.role == "manage" and one.source == "models"
-        if not (only_tei_routes or manages):
+        if not (server.only_tei_routes or manages):
             paths += [f"{BELOW}{path}" for path in one.paths]
         for path in paths:
             methods.setdefault(path, set()).update(one.methods)
@@ -175,10 +176,11 @@ def framework(*, only_tei_routes: bool = False) -> Litestar:
     )
 
 
-def _is_served(one: Route, only_tei_routes: bool) -> bool:
-    if only_tei_routes:
-        return one.is_tei and not isinstance(one.request, Mapping)
-    return not one.only_tei
+def _is_served(route: Route, server: ServerConfig) -> bool:
+    if server.only_tei_routes and not route.is_tei:
+        return False
+    shared = {path for one in ROUTES if one.only_tei for path in one.paths}
+    return route.only_tei == server.as_tei or route.paths[0] not in shared
 
 
 def _handler(

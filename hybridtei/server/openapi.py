@@ -176,7 +176,7 @@ def document(app: Litestar) -> dict[str, Any]:
     _name_fields(components)
     info = INFO
     tags = [tag for tag in EXAMPLES if any(path in paths for path in EXAMPLES[tag])]
-    if any(route.only_tei for _, route in paths_and_routes):
+    if all(route.is_tei for _, route in paths_and_routes):
         info = INFO | {"title": TEI_TITLE}
         tags = [TEI_TITLE]
         for operations in paths.values():

@@ -238,7 +238,7 @@ class Route:
     error: Any = ErrorResponse
     # Served with --only-tei-routes too
     is_tei: bool = False
-    # Served only with that flag, instead of another route of the same path
+    # Served only with TEI's face, instead of another route of the same path
     only_tei: bool = False
     # The body may have any content type, as Ollama's users send it; true wherever `is_peer` is. A
     # page can send JSON only after a preflight, so routes with documents take nothing else
@@ -309,7 +309,7 @@ def _registering(
 # Of rerankers and classifiers in /v1 and /v2, and of embeddings there
 LISTED: Mapping[str, Any] = {"error": ListedErrorResponse}
 FLAT: Mapping[str, Any] = {"error": ClientsErrorResponse}
-# Of a path that TEI shares with OpenAI, where only TEI's routes are served
+# Of a path that TEI shares with OpenAI, where the server answers as TEI
 TEI_ONLY: Mapping[str, Any] = {
     "error": OpenAICompatErrorResponse,
     "is_tei": True,
@@ -324,10 +324,10 @@ PREFLIGHT_METHODS = (b"access-control-allow-methods", b"GET,POST")
 MAX_ALLOWED_HEADERS_BYTES = 2_000
 
 
-def preflight_headers(scope: Any, *, only_tei: bool) -> Headers:
+def preflight_headers(scope: Any, *, as_tei: bool) -> Headers:
     """The fields that allow a page's request: all that it asks for, or TEI's."""
     asked = first_fields(scope).get(b"access-control-request-headers", b"")
-    if only_tei or not asked or len(asked) > MAX_ALLOWED_HEADERS_BYTES:
+    if as_tei or not asked or len(asked) > MAX_ALLOWED_HEADERS_BYTES:
         asked = b"content-type"
     return [PREFLIGHT_METHODS, (b"access-control-allow-headers", asked)]
 
@@ -389,11 +389,11 @@ def _written(route: Route | None, error: Exception, headers: Headers) -> Answer:
 
 
 def framework_error(request: AnyRequest, error: HTTPException) -> Answer:
-    """404, 405 and the like; 405 has the path's methods. Without a body where only TEI's routes are
-    served. A preflight of an unknown path is answered, too."""
-    only_tei = request.app.state.server.only_tei_routes
+    """404, 405 and the like; 405 has the path's methods. Without a body where the server answers as
+    TEI. A preflight of an unknown path is answered, too."""
+    as_tei = request.app.state.server.as_tei
     if request.method == "OPTIONS":
-        return Answer(200, preflight_headers(request.scope, only_tei=only_tei))
+        return Answer(200, preflight_headers(request.scope, as_tei=as_tei))
     headers: Headers = []
     is_wrong_method = isinstance(error, MethodNotAllowedException)
     if is_wrong_method and is_path(request.scope):
@@ -401,7 +401,7 @@ def framework_error(request: AnyRequest, error: HTTPException) -> Answer:
         error = HTTPException(f"{request.method} is not a method of this path", status_code=405)
     elif is_wrong_method or error.status_code == 404:
         error = HTTPException(_unknown_path(request), status_code=404)
-    if only_tei:
+    if as_tei:
         return Answer(error.status_code, headers)
     status, message, error_type = facts_of(error)
     body: Struct = ErrorResponse(message, error_type)

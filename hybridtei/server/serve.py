@@ -142,8 +142,7 @@ async def preflight(request: HttpRequest) -> ASGIApp:
     """Answer OPTIONS of a known path, for any page."""
     if not is_path(request.scope):
         raise NotFoundException
-    only_tei = request.shared.server.only_tei_routes
-    allowed = preflight_headers(request.scope, only_tei=only_tei)
+    allowed = preflight_headers(request.scope, as_tei=request.shared.server.as_tei)
     return Answer(200, [*allowed, (b"allow", request.route_handler.opt[ALLOW])])
 
 

@@ -273,9 +273,7 @@ def _checked(
 def _make_app(server: ServerConfig, made: Future[Litestar]) -> None:
     try:
         import_module("hybridtei.server.run")
-        made.set_result(
-            import_module("hybridtei.server.app").framework(only_tei_routes=server.only_tei_routes)
-        )
+        made.set_result(import_module("hybridtei.server.app").framework(server))
     except BaseException as error:  # the main thread raises it
         made.set_exception(error)
     gc.freeze()  # modules live until the process ends, so the collector need not visit them

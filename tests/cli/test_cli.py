@@ -77,7 +77,7 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         ([], {}, "COMMAND"),
         (["nonsense"], {}, "nonsense"),
         (["serve", "--max-batch-tok", "5"], {}, "--max-batch-tok"),  # no abbreviations
-        (["serve"], {"PROMETHEUS_PORT": "tcp://10.0.0.1:9090"}, "PROMETHEUS_PORT: invalid value"),
+        (["serve"], {"PROMETHEUS_PORT": "tcp"}, "PROMETHEUS_PORT: invalid value"),
         (["serve"], {"DISABLE_SPANS": "1"}, "DISABLE_SPANS: "),
         (["serve", "--default-prompt", "a"], {"DEFAULT_PROMPT_NAME": "b"}, "exclude each other"),
         (["tune", "--default-prompt", "a", "--default-prompt-name", "b"], {}, "exclude each other"),

@@ -7,10 +7,11 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
+from hybridtei.config import ServerConfig
 from hybridtei.server.app import framework
 from hybridtei.server.openapi import EXAMPLES, FIELDS, TEI_RESPONSES, document
 
-WHOLE, OF_TEI = document(framework()), document(framework(only_tei_routes=True))
+WHOLE, OF_TEI = document(framework()), document(framework(ServerConfig(only_tei_routes=True)))
 TEI_PATHS = {
     *(
         "/decode",

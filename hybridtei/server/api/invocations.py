@@ -94,11 +94,11 @@ def _context(models: Models, fields: _Fields) -> Context:
 @get("/", in_schema=False, role=None, is_tei=True)
 async def root(context: Context, request: HttpRequest) -> Reply:
     """The page for browsers; a health check for other clients."""
-    has_page = request.scope["method"] == "GET" and not context.server.only_tei_routes
+    has_page = request.scope["method"] == "GET" and not context.server.as_tei
     if has_page and wants_page(request.scope["headers"]):
         return file_of_page(INDEX)
     await context.service.check_health()
-    if context.server.only_tei_routes:
+    if context.server.as_tei:
         return NOTHING
     # Ollama's clients look for these words
     return Reply(b"Ollama is running", media_type=b"text/plain; charset=utf-8")

@@ -246,7 +246,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
             check_chunks(len(inputs), "input")
             work = EmbedSpans([joined(only_texts(inputs))], task, "input")
         return await embed_spans(context, work, write, check, is_batch=False)
-    field = None if context.server.only_tei_routes else "input"
+    field = None if context.server.as_tei else "input"
     return await context.embed(task, write, is_batch=is_batch, check=check, field=field)
 
 
@@ -275,7 +275,7 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
         return
     size = context.service.tokenizer.vocab_size
     first, last = context.service.tokenizer.edges
-    if context.server.only_tei_routes:
+    if context.server.as_tei:
         first = last = None
     elif first is None and last is None:
         _warn_of_ids(context.served_name)

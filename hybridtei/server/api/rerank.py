@@ -279,9 +279,9 @@ BY_FIELD: dict[str, type[RerankRequest | DocumentsRequest]] = {
 
 
 async def rerank_by_fields(context: Context, body: bytes) -> Reply:
-    """Choose the API: `texts` is TEI's, `documents` the others', unless only TEI's routes are served."""
+    """Choose the API: `texts` is TEI's, `documents` the others', unless the server answers as TEI."""
     request: RerankRequest | DocumentsRequest
-    if context.server.only_tei_routes or kind_of(body, BY_FIELD) is RerankRequest:
+    if context.server.as_tei or kind_of(body, BY_FIELD) is RerankRequest:
         request = decode(body, RerankRequest)
     else:
         request = decode_peers(body, DocumentsRequest)

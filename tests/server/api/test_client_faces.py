@@ -424,3 +424,16 @@ def test_relevance_lies_within_0_and_1(server: Running, path: str) -> None:
         assert 0 <= result["relevance_score"] <= 1
     of_tei = server.post("/rerank", {"query": "one two", "texts": body["documents"]}).json()
     assert [result["score"] for result in of_tei] == [result["relevance_score"] for result in raw]
+
+
+def test_teis_face_beside_the_other_routes() -> None:
+    """As `text-embeddings-router` serves."""
+    with serving(server={"tei_face": True}) as running:
+        assert running.post("/v1/embeddings", {"input": ["a"] * 33}).status_code == 422
+        refused = running.post("/v1/embeddings", {"input": []}).json()
+        assert set(refused) == {"message", "code", "type"}
+        assert running.post("/rerank", {"query": "a", "documents": ["b"]}).status_code == 422
+        assert running.post("/v1/rerank", {"query": "a", "documents": ["b"]}).status_code == 200
+        assert running.post("/embed_hybrid", {"inputs": "a"}).status_code == 200
+        assert running.get("/", headers={"accept": "text/html"}).content == b""
+        assert running.get("/nothing").content == b""
