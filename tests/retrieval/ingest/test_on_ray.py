@@ -174,7 +174,7 @@ class Mortal(on_ray.Worker):
 
 @pytest.mark.slow
 def test_a_text_that_ends_each_process_is_quarantined_alone(cluster, monkeypatch, tmp_path):
-    import cloudpickle
+    from ray import cloudpickle
 
     from tests.retrieval.ingest import test_on_ray
 

@@ -12,6 +12,8 @@ import pytest
 from tests.server.page.browser import OVERFLOWING, Open
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# How long a page may take on a busy machine
+MOST_MS = 60_000
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -23,6 +25,7 @@ def browser() -> Iterator[Any]:
     )
     if CHROMIUM is None:
         pytest.skip(f"no browser on the PATH: {', '.join(NAMES)}")
+    playwright_api.expect.set_options(timeout=MOST_MS)
     with (
         playwright_api.sync_playwright() as playwright,
         playwright.chromium.launch(executable_path=CHROMIUM) as browser,
@@ -60,7 +63,7 @@ def visit(browser: Any, tmp_path: Path) -> Open:
                 complaints.append(f"asked {request.url}")
 
         with browser.new_context(viewport={"width": width, "height": height}, **looks) as context:
-            context.set_default_timeout(20_000)
+            context.set_default_timeout(MOST_MS)
             context.on("console", lambda message: complain(message.text))
             context.on("weberror", lambda error: complain(str(error.error)))
             context.on("request", check_host)
