@@ -259,7 +259,8 @@ class AsyncClient:
 
     async def ask(self, path: str, body: Any = None) -> Any:
         """Send a GET, or a POST of `body`, to any route. Return the decoded answer."""
-        where, retries = self.url + path, Retries(self._patience_s)
+        where = self.url + path
+        retries = Retries(self._patience_s)
         try:
             content = None if body is None else orjson.dumps(body)
         except TypeError as error:

@@ -81,7 +81,7 @@ class JsonFormatter(logging.Formatter):
         entry: dict[str, Any] = {
             "timestamp": _stamp(record),
             "level": _level(record),
-            "message": record.getMessage().encode("utf-8", "backslashreplace").decode(),
+            "message": _valid(record.getMessage()),
             "target": record.name,
             "filename": record.filename,
             "line_number": record.lineno,
@@ -93,7 +93,7 @@ class JsonFormatter(logging.Formatter):
             spans = [{**each.fields(), "name": each.name} for each in span.from_outermost()]
             entry |= {"span": spans[-1], "spans": spans}
         if record.exc_info and record.exc_info[0]:
-            entry["exception"] = self.formatException(record.exc_info)
+            entry["exception"] = _valid(self.formatException(record.exc_info))
         return orjson.dumps(entry).decode()
 
 
@@ -197,7 +197,8 @@ def read_filter(text: str) -> tuple[int, dict[str, int]]:
     As in TEI, unnamed parts are silent if no directive is for all parts. Names are modules (`hybridtei.inference.engine`) or
     TEI's.
     """
-    base, targets = OFF, {}
+    base = OFF
+    targets = {}
     directives = [part.strip() for part in text.split(",") if part.strip()]
     for directive in directives:
         if directive.lower() in LEVELS:
@@ -228,6 +229,11 @@ def _span_text(span: HandlerSpan) -> str:
     return f"{span.name}{{{fields}}}" if fields else span.name
 
 
+def _valid(text: str) -> str:
+    """Lone surrogates, as in names of files, become escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _escaped(text: str) -> str:
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
@@ -247,7 +253,9 @@ def _second(seconds: int) -> str:
 
 
 HIDDEN = "[hidden]"
-LETTERS_MOST, LETTERS_LEAST = 3, 5  # characters shown at each end; shorter values show none
+# Characters shown at each end; values below LETTERS_LEAST show none
+LETTERS_MOST = 3
+LETTERS_LEAST = 5
 
 
 def masked(text: str) -> str:

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from hybridtei.errors import StoreUnavailable
 
 T = TypeVar("T")
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
 
 
 class Retries:

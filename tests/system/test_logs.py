@@ -310,3 +310,11 @@ def test_no_trace_where_a_library_says_so(formatter: logging.Formatter) -> None:
 def test_json_of_half_a_surrogate_pair_is_json() -> None:
     entry = json.loads(logs.JsonFormatter().format(record("cut \ud83d")))
     assert entry["message"] == "cut \\ud83d"
+
+
+def test_a_trace_with_a_lone_surrogate_is_json() -> None:
+    try:
+        raise OSError("\udcff.txt")
+    except OSError:
+        line = logs.JsonFormatter().format(record("failed", exc_info=sys.exc_info()))
+    assert "\\udcff.txt" in json.loads(line)["exception"]

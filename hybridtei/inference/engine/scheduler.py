@@ -170,7 +170,9 @@ def choose(
     by_length: Sequence[int] = order
     if padding is not Padding.NONE:
         by_length = sorted(order, key=[abs(tokens - waiting[0]) for tokens in waiting].__getitem__)
-    chosen, useful, longest = [0], waiting[0], waiting[0]
+    chosen = [0]
+    useful = waiting[0]
+    longest = waiting[0]
     for i in by_length:
         if i == 0:
             continue
@@ -178,7 +180,9 @@ def choose(
             break
         if padding is Padding.NONE and useful >= max_tokens:
             break
-        tall, tokens, sequences = max(longest, waiting[i]), useful + waiting[i], len(chosen) + 1
+        tall = max(longest, waiting[i])
+        tokens = useful + waiting[i]
+        sequences = len(chosen) + 1
         cost = price(tokens, sequences, tall, padding, prefix)
         too_large = (
             tokens > max_tokens or sequences * (prefix + tall) > shared_tokens
@@ -187,7 +191,8 @@ def choose(
         )
         if not (too_large or (padding in ALLOWED and cost > ALLOWED[padding] * tokens + prefix)):
             chosen.append(i)
-            useful, longest = tokens, tall
+            useful = tokens
+            longest = tall
     return sorted(chosen)
 
 

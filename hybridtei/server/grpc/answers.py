@@ -194,10 +194,8 @@ def _check_ranker(context: Context) -> None:
 
 async def _read_all(context: Context, requests: AsyncIterator[Any]) -> list[Any]:
     """Read all messages of a stream. Raises NoInputs; RequestRefused above the bounds of texts or bytes."""
-    max_texts, max_bytes = (
-        context.server.max_rerank_documents,
-        STREAM_PAYLOADS * context.server.payload_limit,
-    )
+    max_texts = context.server.max_rerank_documents
+    max_bytes = STREAM_PAYLOADS * context.server.payload_limit
     given: list[Any] = []
     size = 0
     async for message in requests:

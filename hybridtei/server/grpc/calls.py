@@ -30,10 +30,10 @@ from hybridtei.server.models import Models
 from hybridtei.server.routing import row_of
 from hybridtei.system.tracing import Recorder, arrived, span
 
-MAX_CALLS, MAX_KEYLESS_CALLS = (
-    2048,
-    256,
-)  # open calls of `tei.v1`; of health and reflection, which need no key
+# Open calls of `tei.v1`
+MAX_CALLS = 2048
+# Open calls of health and reflection, which need no key
+MAX_KEYLESS_CALLS = 256
 IDLE_SECONDS = 600.0  # between two messages of a stream; for a whole call without a key
 MAX_UNSENT_BYTES = (
     16_000_000  # of one stream's answers that wait for the client or for an earlier answer
@@ -60,7 +60,9 @@ class OpenCalls:
     """The open calls of some services, and the calls that wait for their clients, the longest wait first."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._open, self._draining = most, 0, False
+        self._most = most
+        self._open = 0
+        self._draining = False
         self._waits: dict[asyncio.Timeout, None] = {}
 
     def enter(self) -> None:
@@ -222,7 +224,8 @@ class Held:
     """Counts the unsent bytes of one call's answers into the total of all calls; subtracts them when the call ends."""
 
     def __init__(self, unsent: Unsent, call: Any) -> None:
-        self._unsent, self.bytes = unsent, 0
+        self._unsent = unsent
+        self.bytes = 0
         call.add_done_callback(lambda _: self.add(-self.bytes))
 
     def add(self, size: int) -> None:
