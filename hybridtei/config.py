@@ -358,7 +358,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     cors_allow_origin: Annotated[
         tuple[str, ...],
         flag(
-            "Origin whose pages may call; repeatable [default: any; without a key no other origin may write].",
+            "Origin whose pages may call; repeatable [default: any; without a key no other origin may use collections].",
+            "security",
+        ),
+    ] = ()
+    allowed_host: Annotated[
+        tuple[str, ...],
+        flag(
+            "Public name by which collections may be used without a key; repeatable [default: addresses and local names].",
             "security",
         ),
     ] = ()

@@ -161,12 +161,22 @@ class RoleNeeded(RequestError):
 
 
 class OtherOrigin(RequestError):
-    """A web page of another origin tried to write, and the server has no API key."""
+    """A web page of another origin tried to read or write a collection, and the server has no API key."""
 
     def __init__(self) -> None:
         super().__init__(
-            "`origin`: pages of other origins may not write while the server has no key: "
+            "`origin`: pages of other origins may not read or write collections while the server has no key: "
             "start it with --api-key, or name the origin with --cors-allow-origin"
+        )
+
+
+class OtherHost(RequestError):
+    """A request for a collection names the server by a name that a stranger may own, and the server has no API key."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"`host`: collections are not read or written by the name {name!r} while the server has no key: "
+            "start it with --api-key, or name the host with --allowed-host"
         )
 
 

@@ -50,7 +50,7 @@ from hybridtei.server.http.body import (
     while_connected,
 )
 from hybridtei.server.http.connection import ConnectionLimits
-from hybridtei.server.http.security import Certificate, Keyring, check_origin
+from hybridtei.server.http.security import Certificate, Keyring, check_host, check_origin
 from hybridtei.server.models import Models, StoreBounds, StoreContext, check_capacity
 from hybridtei.server.routing import ALLOW, ROUTE, Route, preflight_headers
 from hybridtei.system.tracing import Recorder, arrived, span
@@ -147,8 +147,8 @@ async def preflight(request: HttpRequest) -> ASGIApp:
 
 
 def admit(request: HttpRequest, route: Route) -> None:
-    """Check key, role, origin, store and capacity. Raises NoKey, RoleNeeded, OtherOrigin,
-    KeyNeeded, NoStore, AnswersUnsent, Overloaded."""
+    """Check key, role, origin, store and capacity. Raises NoKey, RoleNeeded, OtherHost,
+    OtherOrigin, KeyNeeded, NoStore, AnswersUnsent, Overloaded."""
     scope, shared, role = request.scope, request.shared, route.role
     if role is None:
         return
@@ -159,7 +159,8 @@ def admit(request: HttpRequest, route: Route) -> None:
             shared.limits.unsent.check()
             return
         shared.keyring.check(authorization, None if role == "any" else role)
-    elif role == "write":
+    elif role in ("search", "write"):
+        check_host(scope, (shared.server.hostname, *shared.server.allowed_host))
         check_origin(scope, shared.server.cors_allow_origin)
     elif role == "manage":
         raise KeyNeeded(request.path)

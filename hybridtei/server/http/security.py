@@ -20,11 +20,12 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from hmac import compare_digest
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from hybridtei.config import ServerConfig
-from hybridtei.errors import LoadError, NoKey, OtherOrigin, RoleNeeded
+from hybridtei.errors import LoadError, NoKey, OtherHost, OtherOrigin, RoleNeeded
 from hybridtei.server.http.body import first_fields
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.system.metrics import Registry
@@ -272,7 +273,25 @@ class Handshake(asyncio.Protocol):
             )
 
 
+MAX_SHOWN = 100  # characters of a name
 OWN = (b"same-origin", b"none")  # none: the user's own action, such as a bookmark
+
+
+# Names below these endings belong to no one on the Internet, so no stranger's page is loaded by one
+LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")
+
+
+def check_host(scope: Any, allowed: Collection[str]) -> None:
+    """Raises OtherHost for a name that a stranger may own: his page, loaded by it, would be this server's own page once the
+    name leads here (DNS rebinding). Addresses, names without a dot and `allowed` (`--hostname`, `--allowed-host`) pass."""
+    host = first_fields(scope).get(b"host", b"").decode("latin-1").lower()
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if "." not in name or name in allowed or name.endswith(LOCAL_ENDINGS):
+        return
+    try:
+        ip_address(name)
+    except ValueError:
+        raise OtherHost(name[:MAX_SHOWN]) from None
 
 
 def check_origin(scope: Any, allowed: Collection[str]) -> None:

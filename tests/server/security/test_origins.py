@@ -1,4 +1,4 @@
-"""Pages of other origins do not write to the vector store, unless a key or the settings say that they may."""
+"""Pages of other origins, or of a name that leads here, do not read or write the vector store, unless a key or the settings say that they may."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,13 +57,52 @@ def test_without_a_key_only_its_own_pages_and_clients_write(spec):
         assert running.post("/search", {"collection": "papers", "query": "one"}).status_code == 404
         for headers in OWN:
             assert write(running, headers).status_code == 200
-        reading = {**JSON, **OTHERS[0]}
-        assert (
-            running.post(
-                "/search", {"collection": "papers", "query": "one"}, headers=reading
-            ).status_code
-            == 200
-        )
+        for headers in OTHERS:
+            assert search(running, headers).status_code == 403
+            assert embed(running, headers).status_code == 200
+
+
+def embed(running: Running, headers: dict[str, str]):
+    return running.post("/embed", {"inputs": "one"}, headers={**JSON, **headers})
+
+
+def search(running: Running, headers: dict[str, str]):
+    query = {"collection": "papers", "query": "one"}
+    return running.post("/search", query, headers={**JSON, **headers})
+
+
+@pytest.mark.parametrize("name", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example"])
+def test_a_page_whose_name_was_rebound_reads_and_writes_nothing(spec, name):
+    with stored(spec) as running:
+        host = name.format(port=running.port)
+        headers = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
+        for refused in (
+            write(running, headers),
+            search(running, headers),
+            running.client.get("/collections", headers={"host": host}),
+        ):
+            assert refused.status_code == 403
+            assert "--allowed-host" in refused.json()["error"]
+        assert embed(running, headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:80",
+        "127.0.0.1:8080",
+        "[::1]:80",
+        "[::1]",
+        "192.0.2.7",
+        "hybridtei:80",
+        "search.default.svc",
+        "vectors.example.org",
+    ],
+)
+def test_addresses_local_names_and_allowed_ones_pass(spec, host):
+    with stored(spec, allowed_host=("vectors.example.org",)) as running:
+        assert write(running, {"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("allowed", ["https://evil.example", "*"])
