@@ -289,6 +289,7 @@ GETS = (
         "/models",
         "/v1/models",
         "/api/tags",
+        "/api/ps",
         "/api/version",
         "/docs",
         "/docs/",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -169,8 +169,8 @@ class ClientsErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True)
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
         status, message, error_type = facts_of(error)
-        field = FIELD.search(message) if status in (400, 422) else None
-        cause = OpenAIError(message, error_type, str(status), None if field is None else field[1])
+        name = FIELD.search(message) if status in (400, 422) else None
+        cause = OpenAIError(message, error_type, str(status), None if name is None else name[1])
         detail = cls.detail_of(message, error_type)
         return status, cls(message, status, error_type, error=cause, detail=detail)
 
@@ -252,16 +252,15 @@ class Route:
     # False: answered without a free permit, like every GET
     takes_permits: bool = True
 
-    @property
-    def is_peer(self) -> bool:
-        """True for inference in the API of another server than TEI: null is an absent field, half a
-        surrogate pair is U+FFFD, and the limits of texts and bytes are that API's."""
-        return self.role == "infer" and not self.is_tei
+    # Inference in the API of another server than TEI: null is an absent field, half a surrogate pair
+    # is U+FFFD, and the limits of texts and bytes are that API's
+    is_peer: bool = field(init=False)
+    # A path of TEI's API and of others: the body's fields tell them apart
+    is_shared: bool = field(init=False)
 
-    @property
-    def is_shared(self) -> bool:
-        """True for a path of TEI's API and of others: the body's fields tell them apart."""
-        return isinstance(self.request, Mapping)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_peer", self.role == "infer" and not self.is_tei)
+        object.__setattr__(self, "is_shared", isinstance(self.request, Mapping))
 
     @property
     def requests(self) -> Sequence[Any]:

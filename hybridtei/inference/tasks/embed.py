@@ -122,7 +122,9 @@ class Embed(Task[Embeddings]):
             )
 
     def prepare(self, model: Model) -> list[Encoding]:
-        encodings = self.read(model.limited(self.max_tokens), allow_empty=False)
+        if self.max_tokens is not None:
+            model = model.limited(self.max_tokens)
+        encodings = self.read(model, allow_empty=False)
         if self.dimensions is not None:
             self.check_width(model.spec)
         return sharing(encodings) if model.spec.pooling == ("lasttoken",) else encodings

@@ -147,7 +147,7 @@ def test_models_change_at_one_path_only(client: httpx.Client, alias: str, route:
     answer = client.post(
         f"/m/{alias}/models/{route}", json={"model": "tagger", "model_id": "/nowhere"}
     )
-    assert (answer.status_code, answer.json()["error_type"]) == (404, "NotFound")
+    assert (answer.status_code, "there is no path" in answer.text) == (404, True)
     assert "tagger" in [model["id"] for model in client.get("/m/hybrid/v1/models").json()["data"]]
 
 
