@@ -324,12 +324,12 @@ TOKEN_TYPE_FAMILIES = frozenset(
     }
 )
 # Classes of tokenizers of transformers 5 that give token types to every family, and to none. By
-# other classes the family decides.
+# other classes the family decides; by TokenizersBackend too, whose types TEI reads.
 TYPED_TOKENIZERS = frozenset(
     ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet", "MobileBert", "SqueezeBert")
 )
 UNTYPED_TOKENIZERS = frozenset(
-    ("DistilBert", "GPT2", "Llama", "MPNet", "Qwen2", "Roberta", "TokenizersBackend", "XLMRoberta")
+    ("DistilBert", "GPT2", "Llama", "MPNet", "Qwen2", "Roberta", "XLMRoberta")
 )
 
 
