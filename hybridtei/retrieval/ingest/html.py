@@ -128,7 +128,8 @@ class _Reader:
 
     def _enter(self, node: Any) -> bool:
         """Begin an element, or take a text. Returns whether to read what is below."""
-        tag = node.tag
+        # a doctype has none
+        tag = node.tag or "-doctype"
         if tag == "-text":
             self._inline.append(node.text_content or "")
             return False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from hybridtei.errors import LoadError
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.kinds import (
@@ -61,8 +62,14 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         _check_length(len(text), options)
         if not text and not content.title:
             raise Unfit("holds no text")
-    except ValueError as error:
+    except Unfit as error:
         return Rejection(source, "file", str(error), data, source)
+    except (LoadError, OSError):
+        raise
+    except Exception as error:
+        # a library can raise anything for a broken file, which stops no other file
+        reason = f"not readable: {type(error).__name__}: {error}"[:300]
+        return Rejection(source, "file", reason, data, source)
     title = " ".join(normalised(content.title or "").split()) or None
     starts = _starts(pages) if content.is_paged else ()
     metadata, notes = {}, list(content.notes)
