@@ -44,7 +44,8 @@ Parse = Callable[[bytes, ReadOptions], Content]
 
 
 def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejection:
-    """Read the file as one document with its label as id. Raises LoadError if the library for its kind is missing."""
+    """Read the file as one document with its label as id. Raises LoadError if the library for its
+    kind is missing."""
     data = b""
     try:
         size = path.stat().st_size
@@ -81,7 +82,8 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
 
 
 def _parsed(name: str, data: bytes, options: ReadOptions) -> Content:
-    """The content of a file of this name. Raises Unfit, which for unknown endings names the ending."""
+    """The content of a file of this name. Raises Unfit, which for unknown endings names the
+    ending."""
     ending = Path(name).suffix.lower()
     try:
         return parser_of(name)(data, options)
