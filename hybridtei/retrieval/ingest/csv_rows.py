@@ -1,4 +1,5 @@
-"""CSV and TSV: a row is a document. Separator and header are found in the first lines, and a bad row spoils no other."""
+"""CSV and TSV: a row is a document. Separator and header are found in the first lines, and a bad
+row spoils no other."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def _record(header: Sequence[str], cells: Sequence[str]) -> Mapping[str, str]:
 
 
 class _Rows:
-    """Iterates over (first line, cells, the reason why it is none). `offset`: of the bytes read so far."""
+    """Iterates over (first line, cells, the reason why it is none). `offset`: of the bytes read so
+    far."""
 
     def __init__(self, lines: Iterator[Line], suffix: str, options: ReadOptions) -> None:
         self._lines, self._most = lines, options.max_record_bytes

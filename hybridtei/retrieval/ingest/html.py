@@ -1,6 +1,8 @@
-"""HTML as a reader sees it: a line a block, a line a row of a table, the lines of `pre`, and nothing that is not shown.
+"""HTML as a reader sees it: a line a block, a line a row of a table, the lines of `pre`, and
+nothing that is not shown.
 
-The elements that separate are those with a block, list, table or form box in the HTML Standard's rendering rules.
+The elements that separate are those with a block, list, table or form box in the HTML Standard's
+rendering rules.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ def _names(text: str) -> frozenset[str]:
 
 
 BLOCKS = _names(
-    "address article aside blockquote body br button caption center dd details dialog dir div dl dt fieldset figcaption figure "
-    "footer form frameset h1 h2 h3 h4 h5 h6 header hgroup hr legend li listing main menu nav ol optgroup option p plaintext pre "
+    "address article aside blockquote body br button caption center dd details dialog dir div dl "
+    "dt fieldset figcaption figure "
+    "footer form frameset h1 h2 h3 h4 h5 h6 header hgroup hr legend li listing main menu nav ol "
+    "optgroup option p plaintext pre "
     "search section select summary table tbody td textarea tfoot th thead tr ul xmp"
 )
 # Besides these, what an attribute or a class hides.
@@ -30,7 +34,8 @@ HEADINGS = _names("h1 h2 h3 h4 h5 h6")
 HIDDEN_STYLE = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 HIDDEN_ROLES = ("navigation", "contentinfo")
 HIDDEN_CLASS = re.compile(
-    r"(cookie|consent|gdpr)s?[-_]?(banner|bar|box|consent|dialog|law|message|modal|notice|overlay|popup|warning)|onetrust|"
+    r"(cookie|consent|gdpr)s?[-_]?(banner|bar|box|consent|dialog|law|message|modal|notice|"
+    r"overlay|popup|warning)|onetrust|"
     r"cybotcookiebot|\b(headerlink|lineno|linenos|linenodiv)\b",
     re.IGNORECASE,
 )
@@ -40,11 +45,13 @@ CHARSET = re.compile(
 )
 # A row whose cell has more lines than this is a layout, not a row of values.
 MAX_CELL_LINES = 5
-# The parser's time grows with the square of the depth, and with the number of open formatting elements at each tag.
+# The parser's time grows with the square of the depth, and with the number of open formatting
+# elements at each tag.
 MAX_DEPTH, MAX_FORMATTING, USUAL_FORMATTING, MAX_REOPENED = 256, 8, 2, 100_000
 FORMATTING = _names("a b big code em font i nobr s small strike strong tt u")
 ENDLESS = _names(
-    "area base br col colgroup dd dt embed hr img input li link meta optgroup option p param rp rt source tbody td tfoot th thead "
+    "area base br col colgroup dd dt embed hr img input li link meta optgroup option p param rp "
+    "rt source tbody td tfoot th thead "
     "tr track wbr"
 )
 TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)(?=[\s/>])")
@@ -128,7 +135,8 @@ class _Reader:
 
     def _enter(self, node: Any) -> bool:
         """Begin an element, or take a text. Returns whether to read what is below."""
-        tag = node.tag
+        # a doctype has none
+        tag = node.tag or "-doctype"
         if tag == "-text":
             self._inline.append(node.text_content or "")
             return False

@@ -1,4 +1,5 @@
-"""Other files of text: markup, manual pages, notebooks, mail, calendars, subtitles, and whatever is text without a reader."""
+"""Other files of text: markup, manual pages, notebooks, mail, calendars, subtitles, and whatever
+is text without a reader."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ TITLES = {
 SUBTITLE_MARKS = re.compile(r"\d+|WEBVTT.*|(NOTE|STYLE|REGION)\b.*|[\d:.,]+ --> .*")
 SUBTITLE_TAGS = re.compile(r"<[^<>]{0,200}>|\{\\[^{}]{0,200}\}")
 CALENDAR_LINES = re.compile(
-    r"(SUMMARY|DESCRIPTION|LOCATION|DTSTART|DTEND|DUE|ORGANIZER|ATTENDEE|CATEGORIES|COMMENT|CONTACT)[;:]"
+    r"(SUMMARY|DESCRIPTION|LOCATION|DTSTART|DTEND|DUE|ORGANIZER|ATTENDEE|CATEGORIES|COMMENT|"
+    r"CONTACT)[;:]"
 )
 MAX_PARTS = 1000
 ROFF_FONT = re.compile(r"\\f(?:\[[^\]]{0,20}\]|\(..|.)|\\s[+-]?\d|\\[&/,|^%:c]|\\\".*")
@@ -160,7 +162,8 @@ def read_subtitles(data: bytes, options: ReadOptions) -> Content:
 
 
 def unzipped(data: bytes, options: ReadOptions) -> bytes:
-    """The content of a .gz file. Raises Unfit for one that is broken, or larger than a file may be."""
+    """The content of a .gz file. Raises Unfit for one that is broken, or larger than a file may
+    be."""
     try:
         with gzip.GzipFile(fileobj=BytesIO(data)) as file:
             content = file.read(options.max_file_bytes + 1)

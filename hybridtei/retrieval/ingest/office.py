@@ -1,6 +1,7 @@
 """Office documents, books and XML: their elements are renamed to those of HTML, which is then read.
 
-Sizes are bounded before a file of an archive is unfolded. No entity is expanded, and no macro, link or embedded file is opened.
+Sizes are bounded before a file of an archive is unfolded. No entity is expanded, and no macro,
+link or embedded file is opened.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ BLANKS = ("tab", "s", "cr")
 TAG = re.compile(r"<(/?)(?:[\w.-]{1,40}:)?([\w.-]{1,80})([^<>]{0,5000})>")
 # Deleted text, fields, formulas and readings of characters.
 UNREAD = re.compile(
-    r"<(w:delText|w:instrText|f)\b[^<>]{0,5000}(?<!/)>[^<]*</\1>|<rPh\b[^<>]*>\s*<t>[^<]*</t>\s*</rPh>"
+    r"<(w:delText|w:instrText|f)\b[^<>]{0,5000}(?<!/)>[^<]*</\1>|"
+    r"<rPh\b[^<>]*>\s*<t>[^<]*</t>\s*</rPh>"
 )
 LEVEL = re.compile(r"""(?:w:val="(?:Heading|heading |Title)|outline-level=")([1-6]?)""")
 TITLE = re.compile(r"<dc:title\b[^<>]{0,200}>([^<>]{1,500})</dc:title>")
@@ -51,7 +53,8 @@ ATTRIBUTE = re.compile(r"""([\w-]{1,80})\s*=\s*["']([^"']{0,2000})["']""")
 
 
 class _Archive:
-    """The files of an archive. Raises Unfit for one that is encrypted, broken, or unfolds too far."""
+    """The files of an archive. Raises Unfit for one that is encrypted, broken, or unfolds too
+    far."""
 
     def __init__(self, data: bytes, options: ReadOptions) -> None:
         if data.startswith(OLE):

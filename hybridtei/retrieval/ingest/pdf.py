@@ -1,6 +1,8 @@
-"""PDF files by PDFium: the text of their pages, with the values of forms and the words of annotations.
+"""PDF files by PDFium: the text of their pages, with the values of forms and the words of
+annotations.
 
-The order of words is that of the file, so columns and scripts from right to left come as their program wrote them.
+The order of words is that of the file, so columns and scripts from right to left come as their
+program wrote them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ LINE_HYPHEN = re.compile("[\ufffe\x02](?:\r?\n)?")
 LEADERS = re.compile(r"(?:[ \t]?[.·…]){5,}[ \t]*")
 # What programs write as a title when nobody gave one: their own names, names of files, paths.
 NO_TITLE = re.compile(
-    r"untitled.*|(no )?title|none|document ?\d*|(powerpoint )?presentation|slide \d+|microsoft \w+ - .*|\(anonymous\)|"
-    r".*\.(docx?|pdf|dvi|tex|indd|pptx?|xlsx?|od[tps]|ps|rtf|pages|fm|qxd|pmd|txt|html?)|([a-z]:)?[\\/]\S*.*|(file:|~/).*|"
+    r"untitled.*|(no )?title|none|document ?\d*|(powerpoint )?presentation|slide \d+|microsoft "
+    r"\w+ - .*|\(anonymous\)|"
+    r".*\.(docx?|pdf|dvi|tex|indd|pptx?|xlsx?|od[tps]|ps|rtf|pages|fm|qxd|pmd|txt|html?)|"
+    r"([a-z]:)?[\\/]\S*.*|(file:|~/).*|"
     r"\S*[\\/]\S*|\W*",
     re.IGNORECASE,
 )
@@ -33,7 +37,8 @@ PDFIUM = Lock()
 
 
 def read_pdf(data: bytes, options: ReadOptions) -> Content:
-    """The text of each page. Raises Unfit for a file that PDFium cannot open, and for one without text."""
+    """The text of each page. Raises Unfit for a file that PDFium cannot open, and for one without
+    text."""
     require_extra("qdrant", "pypdfium2")
     import pypdfium2
 

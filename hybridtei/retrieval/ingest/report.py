@@ -1,4 +1,5 @@
-"""What an ingest left out, and what it noted of documents that it took: by reason, with a count and one example each."""
+"""What an ingest left out, and what it noted of documents that it took: by reason, with a count
+and one example each."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ NUMBER = re.compile(r"\d[\d,.]*")
 
 @dataclass(slots=True)
 class Reason:
-    """`what`: files, rows, folders, or documents that were taken. `reason`, `example`: of the first one."""
+    """`what`: files, rows, folders, or documents that were taken. `reason`, `example`: of the
+    first one."""
 
     what: str
     reason: str
@@ -21,7 +23,8 @@ class Reason:
 
 
 class Report:
-    """Counts by reason. Reasons that differ only in numbers are one; those beyond the first 100 are counted together."""
+    """Counts by reason. Reasons that differ only in numbers are one; those beyond the first 100
+    are counted together."""
 
     def __init__(self) -> None:
         self._reasons: dict[tuple[str, str], Reason] = {}

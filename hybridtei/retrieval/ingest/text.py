@@ -1,7 +1,9 @@
-"""Bytes to text, and text to the form that is stored and embedded: once, for every document that is ingested.
+"""Bytes to text, and text to the form that is stored and embedded: once, for every document that
+is ingested.
 
-An encoding is a byte order mark's, else UTF-8, else the one that the file declares, read as browsers read it (the Encoding
-Standard), else a guess from the bytes. Bytes that the encoding lacks become U+FFFD. Queries of a search get the same form.
+An encoding is a byte order mark's, else UTF-8, else the one that the file declares, read as
+browsers read it (the Encoding Standard), else a guess from the bytes. Bytes that the encoding
+lacks become U+FFFD. Queries of a search get the same form.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ MARKS = (
 # Guesses in the order that decides between equals.
 GUESSES = re.findall(
     r"\w+",
-    "cp1252 iso8859_2 cp1250 cp1254 cp1257 cp1255 cp1253 cp1256 cp1251 cp874 koi8_r cp866 cp932 euc_jp iso2022_jp cp949 gb18030 "
+    "cp1252 iso8859_2 cp1250 cp1254 cp1257 cp1255 cp1253 cp1256 cp1251 cp874 koi8_r cp866 cp932 "
+    "euc_jp iso2022_jp cp949 gb18030 "
     "big5hkscs mac_roman mac_cyrillic",
 )
 SAMPLE_BYTES = 65_536
@@ -46,19 +49,22 @@ BINARY = "holds no text: its bytes are binary data"
 
 
 class Unfit(ValueError):
-    """A record is not a document. The message: the reason in the quarantine. `document_id`: the record's id, if it has one."""
+    """A record is not a document. The message: the reason in the quarantine. `document_id`: the
+    record's id, if it has one."""
 
     document_id: str | None = None
 
 
-# Readers mark lines with these: a heading, whose level follows; the header of a table; its end. No text has them.
+# Readers mark lines with these: a heading, whose level follows; the header of a table; its end. No
+# text has them.
 HEADING_MARK, TABLE_MARK, TABLE_END = "\ufdd0", "\ufdd1", "\ufdd2"
 MARKS_OF_LINES = re.compile("\ufdd0[1-6]|[\ufdd0\ufdd1]|\n?\ufdd2")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file holds. `pages`: its text, in parts that are normalised apart. `notes`: what a reader should be told of it."""
+    """What a file holds. `pages`: its text, in parts that are normalised apart. `notes`: what a
+    reader should be told of it."""
 
     title: str | None
     pages: Sequence[str]
@@ -68,8 +74,8 @@ class Content:
 
 
 def decoded(data: bytes, label: str | None = None) -> tuple[str, list[str]]:
-    """(the text, what a reader should be told of it). `label`: the encoding that the file declares. Raises Unfit for data that
-    are no text."""
+    """(the text, what a reader should be told of it). `label`: the encoding that the file
+    declares. Raises Unfit for data that are no text."""
     encoding, mark, notes = encoding_of(data, label)
     text = MARKS_OF_LINES.sub("", data[mark:].decode(encoding, errors="replace"))
     return text, notes + notes_of(text)
@@ -83,8 +89,8 @@ def notes_of(text: str) -> list[str]:
 def encoding_of(
     data: bytes, label: str | None = None, *, is_cut: bool = False
 ) -> tuple[str, int, list[str]]:
-    """(the codec, the length of the mark, notes). `is_cut`: the data are the beginning of a file. Raises Unfit for data that
-    are no text."""
+    """(the codec, the length of the mark, notes). `is_cut`: the data are the beginning of a file.
+    Raises Unfit for data that are no text."""
     for mark, encoding in MARKS:
         if data.startswith(mark):
             return encoding, len(mark), []
@@ -174,7 +180,8 @@ class _AsUtf8(io.RawIOBase):
 
 
 def as_utf8(file: BinaryIO) -> tuple[BinaryIO, list[str]]:
-    """(the file from behind its mark, in UTF-8; notes of its encoding). Raises Unfit for data that are no text."""
+    """(the file from behind its mark, in UTF-8; notes of its encoding). Raises Unfit for data that
+    are no text."""
     sample = file.read(16 * SAMPLE_BYTES)
     encoding, mark, notes = encoding_of(sample, is_cut=len(sample) == 16 * SAMPLE_BYTES)
     file.seek(mark)
@@ -184,16 +191,20 @@ def as_utf8(file: BinaryIO) -> tuple[BinaryIO, list[str]]:
 
 
 LINE_ENDS = re.compile("\r\n?|[\f\v\x1c-\x1e\x85\u2028\u2029]")
-# What a reader does not see: colours of terminals, soft hyphens with the line end behind them, controls, marks of direction, tags.
+# What a reader does not see: colours of terminals, soft hyphens with the line end behind them,
+# controls, marks of direction, tags.
 UNSEEN = re.compile(
-    "\x1b\\[[0-9;?]{0,20}[A-Za-z]|\u00ad[ \t]*\n?[ \t]*|[\0-\x08\x0e-\x1f\x7f-\x9f\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufdd3-\ufdef\ufeff"
+    "\x1b\\[[0-9;?]{0,20}[A-Za-z]|\u00ad[ \t]*\n?[ \t]*|"
+    "[\0-\x08\x0e-\x1f\x7f-\x9f\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufdd3-\ufdef\ufeff"
     "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
 )
 # Bytes of a picture are no text in any kind of file.
 DATA_URI = re.compile(r"data:\w{1,40}/[\w.+-]{1,80}(?:;[\w.=-]{1,80}){0,5},[^\s)\"'<>\]]*")
-# NFKC would make 102 of 10², blanks of accents that stand alone, and two characters of a Thai vowel.
+# NFKC would make 102 of 10², blanks of accents that stand alone, and two characters of a Thai
+# vowel.
 KEPT = "\u00a8\u00aa\u00af\u00b2-\u00b5\u00b8-\u00ba\u00bc-\u00be\u02b0-\u02ff\u2017\u203e\u2070-\u209f\u2120\u2122\u2150-\u215f\u2189\u0e33\u0eb3"
-# At most 500 characters at a time, since the time to order marks grows with the square of their number.
+# At most 500 characters at a time, since the time to order marks grows with the square of their
+# number.
 FOREIGN = re.compile(f"[!-~]?[^\0-\x7f{KEPT}]{{1,500}}")
 WORD = r"[^\W\d_]{1,40}"
 LINE_HYPHEN = re.compile(rf"\b({WORD})[-\u2010]\n[ \t]*(?=({WORD}))")
@@ -206,7 +217,8 @@ def compounds_of(texts: Iterable[str]) -> frozenset[str]:
 
 
 def normalised(text: str, compounds: frozenset[str] | None = None) -> str:
-    """The text with one kind of line end, without what is not seen, in NFKC, and with words whole that a line end cut.
+    """The text with one kind of line end, without what is not seen, in NFKC, and with words whole
+    that a line end cut.
 
     `compounds`: of the whole document, if this is a part of it."""
     text = UNSEEN.sub("", LINE_ENDS.sub("\n", text))

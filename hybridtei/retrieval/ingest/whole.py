@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from hybridtei.errors import LoadError
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.kinds import (
@@ -43,7 +44,8 @@ Parse = Callable[[bytes, ReadOptions], Content]
 
 
 def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejection:
-    """Read the file as one document with its label as id. Raises LoadError if the library for its kind is missing."""
+    """Read the file as one document with its label as id. Raises LoadError if the library for its
+    kind is missing."""
     data = b""
     try:
         size = path.stat().st_size
@@ -61,8 +63,14 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         _check_length(len(text), options)
         if not text and not content.title:
             raise Unfit("holds no text")
-    except ValueError as error:
+    except Unfit as error:
         return Rejection(source, "file", str(error), data, source)
+    except (LoadError, OSError):
+        raise
+    except Exception as error:
+        # a library can raise anything for a broken file, which stops no other file
+        reason = f"not readable: {type(error).__name__}: {error}"[:300]
+        return Rejection(source, "file", reason, data, source)
     title = " ".join(normalised(content.title or "").split()) or None
     starts = _starts(pages) if content.is_paged else ()
     metadata, notes = {}, list(content.notes)
@@ -74,7 +82,8 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
 
 
 def _parsed(name: str, data: bytes, options: ReadOptions) -> Content:
-    """The content of a file of this name. Raises Unfit, which for unknown endings names the ending."""
+    """The content of a file of this name. Raises Unfit, which for unknown endings names the
+    ending."""
     ending = Path(name).suffix.lower()
     try:
         return parser_of(name)(data, options)

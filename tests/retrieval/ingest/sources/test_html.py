@@ -38,6 +38,8 @@ TABLE = """<table><caption>Bolts</caption><thead><tr><th>Size</th><th>Torque<br>
         ("<script>a</script><style>b</style><template>c</template>d", "d"),
         ("<h1>Name<a class=headerlink href=#x>¶</a></h1>a", "Name\na"),
         ("a<!-- b -->c<![CDATA[d]]>", "ac"),
+        ("a<table><!DOCTYPE x><tr><td>b</table>", "a\nb"),
+        ("<pre><!DOCTYPE x [ <!ELEMENT y> ]>c</pre>", "]>c"),
         ("x &amp; y &lt;z&gt; &#xfdd0;", "x & y <z>"),
     ],
 )
