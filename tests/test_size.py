@@ -14,15 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 300_257, "modules": 178}
+SIZE = {"tokens": 301_971, "modules": 179}
 LAWS = {
-    "over_100_columns": 1_867,
+    "over_100_columns": 1_838,
     "nested_conditionals": 15,
-    "conditionals": 1_123,
+    "conditionals": 1_126,
     "literal_splats": 91,
     "no_nouns": 488,
-    "comments_behind": 759,
-    "tokens_per_1000_code_lines": 8_362,
+    "comments_behind": 756,
+    "tokens_per_1000_code_lines": 8_363,
 }
 LONGEST_FILE_LINES = 499
 # What a change may leave between a count and its number, in thousandths of the number.

@@ -222,7 +222,7 @@ def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
     is_peer = route.is_peer
     if route.is_shared:
         kind = kind_of(body, route.request)
-        is_peer = kind is not route.requests[0]
+        is_peer = kind is not next(iter(route.request.values()))
         if not is_peer:
             check_type(first_fields(request.scope))
             check_size(len(body), request.shared.server.payload_limit)

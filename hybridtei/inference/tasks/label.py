@@ -64,7 +64,8 @@ class Classify(Task[Classified]):
             raise UnsupportedHead("Model is not a classifier model")
 
     def prepare(self, model: Model) -> list[Encoding]:
-        model = model.limited(self.max_tokens)
+        if self.max_tokens is not None:
+            model = model.limited(self.max_tokens)
         template, pairs = (
             model.spec.template,
             [item for item in self.inputs if not isinstance(item, str)],

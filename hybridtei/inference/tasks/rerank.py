@@ -126,7 +126,8 @@ class Rerank(_Question):
             )
 
     def prepare(self, model: Model) -> list[Encoding]:
-        model = model.limited(self.max_tokens)
+        if self.max_tokens is not None:
+            model = model.limited(self.max_tokens)
         pairs = [(self.query, document) for document in self.cut_documents(model)]
         if model.spec.template is None:
             return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
@@ -225,7 +226,8 @@ class RerankByVectors(_Question):
             weights.check(self.shares)
 
     def prepare(self, model: Model) -> list[Encoding]:
-        model = model.limited(self.max_tokens)
+        if self.max_tokens is not None:
+            model = model.limited(self.max_tokens)
         texts = self.cut_documents(model)
         if not self.query and not all(texts):
             raise EmptyInput(
