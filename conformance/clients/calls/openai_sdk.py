@@ -55,6 +55,30 @@ def embeddings_of_ids(server: Server) -> None:
 
 
 @call
+def batches_of_openais_limit(server: Server) -> None:
+    """2,048 texts of 1,000 characters, and 1,000 of 4,000."""
+    for count, characters in ((2048, 1000), (1000, 4000)):
+        texts = [f"{number} {'bo ba ' * characters}"[:characters] for number in range(count)]
+        answer = client(server).embeddings.create(model=server.embed, input=texts)
+        assert [item.index for item in answer.data] == [*range(count)]
+        same(answer.data[-1].embedding, server.vectors(texts[-1:])[0])
+    refused(
+        lambda: client(server).embeddings.create(model=server.embed, input=["bo"] * 2049),
+        "2048",
+    )
+
+
+@call
+def ids_of_another_tokenizer_are_refused(server: Server) -> None:
+    """LangChain's `OpenAIEmbeddings` sends cl100k_base's ids by default."""
+    refused(
+        lambda: client(server).embeddings.create(model=server.embed, input=[[526, 656, 12]]),
+        "BadRequestError",
+        "check_embedding_ctx_length",
+    )
+
+
+@call
 def models_are_listed(server: Server) -> None:
     found = [model.id for model in client(server).models.list()]
     assert {server.embed, server.rerank, server.classify, server.tag} <= set(found), found
