@@ -36,7 +36,7 @@ def served(profile: Profile, model_folder: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in profile.env.items():
             patch.setenv(name, value)
-        with commanded("--model-id", str(model_folder), *profile.args) as url:
+        with commanded("--model-id", str(model_folder), *profile.ours, *profile.args) as url:
             yield url
 
 

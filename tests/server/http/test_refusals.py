@@ -17,7 +17,7 @@ from hybridtei.server.api.tei import (
     SimilarityRequest,
     TokenizeRequest,
 )
-from hybridtei.server.http.body import BodyError, decode
+from hybridtei.server.http.body import BodyError, decode, kind_of
 
 DIRECTIONS = "expected one of `Left`, `Right`, `left`, `right`"
 ANYTHING = st.recursive(
@@ -177,7 +177,7 @@ def test_what_is_refused_is_told_in_a_sentence(value, kind):
 
 
 def by_field(body: bytes) -> object:
-    return decode(body, BY_FIELD)
+    return decode(body, kind_of(body, BY_FIELD))
 
 
 @pytest.mark.parametrize(
