@@ -32,6 +32,9 @@ def rerank_v2(server: Server) -> None:
 def rerank_v2_by_vectors(server: Server) -> None:
     answer = v2(server).rerank(model=server.embed, query=QUERY, documents=TEXTS)
     wanted = server.ask("/rerank", {"query": QUERY, "texts": TEXTS}, alias=server.embed)
+    for item in wanted:
+        distance = item["score"] - 0.5
+        item["score"] = 0.5 + 2 * distance / (1 + 4 * abs(distance))
     same(pairs(answer.results, "index", "relevance_score"), pairs(wanted, "index", "score"))
 
 
