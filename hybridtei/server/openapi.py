@@ -174,6 +174,7 @@ def document(app: Litestar) -> dict[str, Any]:
             components[name], content["schema"] = content["schema"], {"$ref": REFERENCE + name}
         paths[path] = {route.methods[0].lower(): operation}
     _name_fields(components)
+    _admit_nulls(components, [route for _, route in paths_and_routes])
     info = INFO
     tags = [tag for tag in EXAMPLES if any(path in paths for path in EXAMPLES[tag])]
     if all(route.is_tei for _, route in paths_and_routes):
@@ -190,6 +191,33 @@ def document(app: Litestar) -> dict[str, Any]:
         "components": {"schemas": components, "securitySchemes": SECURITY},
         "security": [{}, {"key": []}],
     }
+
+
+def _admit_nulls(components: dict[str, Any], routes: Sequence[Route]) -> None:
+    """On routes of other APIs than TEI a null is an absent field: add it to the fields that may be
+    missing, in the structs that only these routes read."""
+    read_by_tei = {kind for route in routes for kind in route.requests[: route.is_tei]}
+    for route in routes:
+        if not (route.is_peer or route.is_shared):
+            continue
+        for kind in route.requests:
+            name = getattr(kind, "__name__", None)
+            if name not in components or kind in read_by_tei:
+                continue
+            fields = components[name]["properties"]
+            for field in fields.keys() - {*components[name].get("required", ())}:
+                fields[field] = _nullable(fields[field])
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    kinds = schema.get("anyOf", ())
+    if schema.get("type") == "null" or {"type": "null"} in kinds:
+        return schema
+    around: dict[str, Any] = {
+        key: schema[key] for key in ("description", "default") if key in schema
+    }
+    inner = {key: value for key, value in schema.items() if key not in around}
+    return {"anyOf": [inner, {"type": "null"}], **around}
 
 
 def _operation(path: str, route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:

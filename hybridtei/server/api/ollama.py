@@ -14,7 +14,7 @@ from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.errors import UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import Embeddings, Usage
-from hybridtei.server.api.tei import Dimensions, OneOrMore, ServedModel, texts_of
+from hybridtei.server.api.tei import Dimensions, FullText, ServedModel, texts_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.models import EMBED, Models
 from hybridtei.server.routing import get, post
@@ -25,7 +25,10 @@ from hybridtei.server.vectors import SPLADE_NORMALIZE
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
     """Request of `/api/embed`."""
 
-    input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")] = ""
+    input: Annotated[
+        str | list[FullText],
+        Meta(description="A text, or a list of texts. Without any, the model is loaded."),
+    ] = ""
     model: ServedModel = None
     truncate: Annotated[
         bool | None, Meta(description="Cut texts that are too long [default, as in Ollama: true].")
