@@ -173,8 +173,8 @@ def admit(request: HttpRequest, route: Route) -> None:
     check_capacity(route, request.alias, shared.models, shared.store_bounds)
 
 
-# Of routes of other servers than TEI: 2,048 texts of 16 kB
-PEER_BODY_BYTES = 32_000_000
+# Of routes of other servers than TEI: 2,048 texts of 16 kB, and at most 16 times `--payload-limit`
+PEER_BODY_BYTES, PEER_PAYLOADS = 32_000_000, 16
 
 
 class _Token(Struct):
@@ -193,7 +193,7 @@ async def read(request: HttpRequest, route: Route) -> bytes:
     limit = shared.server.payload_limit
     is_large = route.is_peer or route.is_shared
     if is_large:
-        limit = max(limit, PEER_BODY_BYTES)
+        limit = max(limit, min(PEER_PAYLOADS * limit, PEER_BODY_BYTES))
     if not (is_large or route.any_type):
         check_type(first_fields(scope))
     try:
