@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 302_256, "modules": 179}
+SIZE = {"tokens": 302_278, "modules": 179}
 LAWS = {
     "over_100_columns": 1_838,
     "nested_conditionals": 15,
@@ -22,9 +22,9 @@ LAWS = {
     "literal_splats": 91,
     "no_nouns": 488,
     "comments_behind": 756,
-    "tokens_per_1000_code_lines": 8_366,
+    "tokens_per_1000_code_lines": 8_365,
 }
-LONGEST_FILE_LINES = 499
+LONGEST_FILE_LINES = 501
 # What a change may leave between a count and its number, in thousandths of the number.
 SLACK = 5
 

@@ -282,6 +282,8 @@ def decode_peers(body: bytes, kind: type[T]) -> T:
     try:
         return decode(body, kind)
     except (SyntaxRefused, SchemaError):
+        if b"null" not in body and b"\\u" not in body:
+            raise
         repaired = _without_nulls(_without_halves(body), kind)
         if repaired == body:
             raise
