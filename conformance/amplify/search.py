@@ -13,7 +13,7 @@ from conformance.amplify.target import Cost
 MAX_BYTES, MAX_SECONDS = 64_000_000, 0.100
 FRESH_SHARE = 0.8  # of the requests; the others are like the worst so far
 ELITE = 8  # of each route, by each measure
-REPEATS = 8
+REPEATS = 3
 TOLD = 6  # requests of different routes by each measure
 
 Measure = Callable[[Request], Cost]

@@ -26,7 +26,7 @@ from hybridtei.server.http.body import REFUSED, Arriving, Keyless
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
-from hybridtei.server.routing import ALLOW, BELOW, HANDLERS, ROUTE, ROUTES, Route, allow_header
+from hybridtei.server.routing import ALLOW, BELOW, HANDLERS, ROUTE, ROUTES, allow_header
 from hybridtei.server.serve import HttpRequest, Shared, preflight, serve
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
@@ -153,8 +153,11 @@ def framework(server: ServerConfig | None = None) -> Litestar:
     server = server or ServerConfig()
     methods: dict[str, set[str]] = {}
     handlers: list[HTTPRouteHandler] = []
+    two_faced = {path for one in ROUTES if one.only_tei for path in one.paths}
     for one in ROUTES:
-        if not _is_served(one, server):
+        if server.only_tei_routes and not one.is_tei:
+            continue
+        if one.only_tei != server.as_tei and one.paths[0] in two_faced:
             continue
         paths = [*one.paths]
         manages = one.role == "manage" and one.source == "models"
@@ -174,13 +177,6 @@ def framework(server: ServerConfig | None = None) -> Litestar:
         openapi_config=None,
         logging_config=None,
     )
-
-
-def _is_served(route: Route, server: ServerConfig) -> bool:
-    if server.only_tei_routes and not route.is_tei:
-        return False
-    shared = {path for one in ROUTES if one.only_tei for path in one.paths}
-    return route.only_tei == server.as_tei or route.paths[0] not in shared
 
 
 def _handler(

@@ -15,7 +15,8 @@ from typing import Any
 MAX_SECONDS = 10
 MAX_BYTES = 1 << 30
 MAX_CHARACTERS = 100_000
-NO_JINJA = 3  # the exit status where the package is missing
+# The exit status where the package is missing
+NO_JINJA = 3
 
 
 class TemplateFailure(Exception):

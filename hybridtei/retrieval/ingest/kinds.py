@@ -1,5 +1,5 @@
-"""Other files of text: markup, manual pages, notebooks, mail, calendars, subtitles, and whatever
-is text without a reader."""
+"""Other files of text: markup, manual pages, notebooks, mail, calendars, subtitles, and any other file
+of text that has no reader of its own."""
 
 from __future__ import annotations
 
@@ -91,11 +91,9 @@ def _manual_lines(text: str) -> Iterator[str]:
 
 def _roff_character(written: re.Match[str]) -> str:
     name = written[1] or written[2]
-    return (
-        ROFF_NAMES.get(name, "")
-        if name
-        else {"e": "\\", "~": " ", "0": " "}.get(written[3], written[3])
-    )
+    if name:
+        return ROFF_NAMES.get(name, "")
+    return {"e": "\\", "~": " ", "0": " "}.get(written[3], written[3])
 
 
 def read_notebook(data: bytes, options: ReadOptions) -> Content:

@@ -53,12 +53,12 @@ def _yaml(text: str) -> dict[str, Any]:
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has aliases")
-        found = yaml.safe_load(text)
+        matter = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(str(error).partition("\n")[0]) from None
-    if not isinstance(found, Mapping):
+    if not isinstance(matter, Mapping):
         raise ValueError("it is no mapping")
-    return dict(found)
+    return dict(matter)
 
 
 def _without_comments(text: str) -> str:

@@ -23,7 +23,7 @@ MAX_ANNOTATIONS, MAX_ANNOTATION_BYTES = 1_000, 100_000
 # PDFium's mark of a hyphen at a line end, and the dots between a heading and its page.
 LINE_HYPHEN = re.compile("[\ufffe\x02](?:\r?\n)?")
 LEADERS = re.compile(r"(?:[ \t]?[.·…]){5,}[ \t]*")
-# What programs write as a title when nobody gave one: their own names, names of files, paths.
+# Titles that programs write if the author has entered none: program names, file names, paths
 NO_TITLE = re.compile(
     r"untitled.*|(no )?title|none|document ?\d*|(powerpoint )?presentation|slide \d+|microsoft "
     r"\w+ - .*|\(anonymous\)|"

@@ -262,13 +262,9 @@ def parse_inputs(raw: Any) -> tuple[list[Input], bool]:
     return (raw if is_batch else [raw]), is_batch
 
 
-MAX_CHECKED_IDS = 100_000
-
-
 def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
     """Parse ids: a list of ids is one sequence, a list of lists is several. Raises SchemaError."""
-    # Longer ones are refused for their number
-    if len(raw) <= MAX_CHECKED_IDS and len(set(map(type, raw))) > 1:
+    if len(set(map(type, raw))) > 1:
         raise SchemaError("ids: got ids beside lists, expected one of these alone")
     return raw if raw and type(raw[0]) is list else [raw]  # type: ignore[list-item, return-value]
 

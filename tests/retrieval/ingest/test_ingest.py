@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -223,6 +225,20 @@ def server_store(qdrant, *, patience: float = 30, timeout: float = 30) -> Server
     )
 
 
+@contextmanager
+def held(command: list[str], texts: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds a pass once it has embedded `texts` texts, until a line comes in."""
+    with subprocess.Popen(
+        [*command, str(texts)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout.readline() == b"standing still\n"
+        yield process
+
+
 async def test_killed_and_resumed_everything_is_there_once(tmp_path):
     """The process is killed while it stores the first version of long documents, and while it replaces them by shorter ones."""
     source = tmp_path / "texts.jsonl"
@@ -234,14 +250,7 @@ async def test_killed_and_resumed_everything_is_there_once(tmp_path):
         }
         write(source, texts)
         for after in (70, 70):
-            with subprocess.Popen(
-                [*command, str(after)],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-            ) as process:
-                assert process.stdout.readline() == b"standing still\n"
+            with held(command, after) as process:
                 process.kill()
             assert process.returncode == -signal.SIGKILL
     subprocess.run(command, cwd=ROOT, check=True, timeout=HANG)
@@ -261,14 +270,7 @@ def test_a_signal_ends_it_in_order(tmp_path):
         tmp_path / "texts.jsonl", {f"d{i}": f"text number {i} of words" for i in range(500)}
     )
     command = [*SMALL_INGEST, str(source), str(tmp_path)]
-    with subprocess.Popen(
-        [*command, "70"],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout.readline() == b"standing still\n"
+    with held(command, 70) as process:
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(b"\n", timeout=HANG)
     assert process.returncode == 0
