@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 302_241, "modules": 179}
+SIZE = {"tokens": 302_259, "modules": 179}
 LAWS = {
     "over_100_columns": 1_839,
     "nested_conditionals": 15,

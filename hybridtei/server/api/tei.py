@@ -126,7 +126,7 @@ class DecodeRequest(Struct, frozen=True):
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        parse_ids(self.ids)
+        check_ids(self.ids)
 
 
 class PredictRequest(Struct, frozen=True, kw_only=True):
@@ -262,10 +262,14 @@ def parse_inputs(raw: Any) -> tuple[list[Input], bool]:
     return (raw if is_batch else [raw]), is_batch
 
 
-def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
-    """Parse ids: a list of ids is one sequence, a list of lists is several. Raises SchemaError."""
+def check_ids(raw: list[int | list[int]]) -> None:
+    """Raises SchemaError for ids beside lists, which `parse_ids` cannot read."""
     if len(set(map(type, raw))) > 1:
         raise SchemaError("ids: got ids beside lists, expected one of these alone")
+
+
+def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
+    """Ids are one sequence, lists of ids are several. Call `check_ids` first."""
     return raw if raw and type(raw[0]) is list else [raw]  # type: ignore[list-item, return-value]
 
 
