@@ -6,8 +6,8 @@
 Starts `hybridtei serve` with its default flags, the embedded model and an embedded vector store that holds a collection; passes
 take rows out of a table (`launch`). Requests are drawn for every route of its OpenAPI document, and over gRPC where that is
 installed. Memory is the growth at the server's peak, less the bytes of the request and of its encoded answer; a
-stall is counted in processor time (`probe`). A request above 64 MB or 100 ms is sent three times, and the smallest cost counts;
-the exit status is 1 if that is above, too. `kept.jsonl`, what was ever found, comes first. The same seed draws the same
+stall is counted in processor time (`probe`). A request above 64 MB or 100 ms (more on a slow processor: `bound_seconds`) is sent three
+times, and the smallest cost counts; the exit status is 1 if that is above, too. `kept.jsonl`, what was ever found, comes first. The same seed draws the same
 requests, as far as the time goes.
 """
 
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from conformance.amplify.request import Request
-from conformance.amplify.search import Case, Found, search
+from conformance.amplify.search import MAX_BYTES, MAX_SECONDS, Case, Found, search
 from conformance.amplify.shapes import Shapes
 from conformance.amplify.target import Target, serving
 from conformance.fuzz.bodies import Draw
@@ -94,7 +94,7 @@ def _report(found: Found, seed: int, findings: Path | None) -> int:
         f"seed {seed}: {sum(found.tried.values())} requests, {tried}\nanswered {dict(sorted(found.statuses.items()))}"
     )
     print("\n".join([HEAD, *map(told, sorted(found.worst, key=lambda case: -case.excess))]))
-    print(f"beyond the bounds: {len(beyond)}")
+    print(f"beyond {MAX_BYTES / 1e6:.0f} MB and {MAX_SECONDS * 1e3:.0f} ms: {len(beyond)}")
     if findings is not None:
         findings.write_text(
             "".join(f"{case.request.told()}\n" for case in beyond), encoding="utf-8"

@@ -213,11 +213,13 @@ class Tokenizer:
                 else "which the vocabulary leaves out"
             )
             raise InvalidInput(f"`inputs` holds the id {unknown}, {why}")
-        return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
+        return self.decode(input_ids, skip_special_tokens=skip_special_tokens)
 
     def decode(self, input_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Decode ids to text. Ids outside the vocabulary are skipped."""
-        return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
+        # The library's `decode` keeps Python's lock: 50 ms for 30,000 ids
+        (text,) = self._raw.decode_batch([list(input_ids)], skip_special_tokens=skip_special_tokens)
+        return text
 
     def pieces(self, input_ids: Iterable[int]) -> list[str]:
         """Return the vocabulary's spelling of each id (`##ing`, `▁the`). Unlike decoded text, it is unique."""

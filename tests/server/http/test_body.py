@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybridtei.server.api.tei import EmbedRequest
+from hybridtei.server.api.tei import EmbedRequest, PredictRequest
 from hybridtei.server.http.body import BodyError, decode
 from tests.inference.engine import small
 from tests.server.live import HANG, JSON, Running
@@ -306,6 +306,27 @@ def test_a_long_body_is_not_read_key_by_key_in_search_of_a_field_given_twice(mon
     body = b'{"inputs":"a","x":[%b{}],%b"y":"\\u0069"}' % (LONG, b'"k":0,' * 100_000)
     assert decoded(body, EmbedRequest).inputs == "a"
     assert not read
+
+
+@pytest.mark.parametrize("value", [b"5,", b'"a",', b'"a, b, c", "', b"[7],"])
+def test_a_peers_body_of_too_many_values_is_refused_before_it_is_decoded(asked, value):
+    body = b'{"input":[%b]}' % (value * 300_001)
+    answered = asked.post("/v1/embeddings", body)
+    assert answered.status_code == 413
+    assert "commas > maximum allowed 300000" in answered.json()["message"]
+
+
+@pytest.mark.parametrize("value", [b'"a"', b'["a"]', b'["a, [", "b"]'])
+def test_a_long_list_is_counted_before_its_items_are_made(asked, value):
+    one = value + b","
+    answered = asked.post("/predict", b'{"inputs":[%b%b]}' % (one * 99_999, value))
+    assert answered.status_code == 422
+    assert answered.text == f"{SHAPE}inputs: expected `array` of length <= 20000, got 100000"
+
+
+def test_a_list_in_a_text_is_no_list():
+    request = decoded(b'{"inputs":"[%b"}' % (b"a, " * 60_000), PredictRequest)
+    assert len(request.inputs) == 180_001
 
 
 def test_a_long_table_with_escapes_has_no_fields_to_be_given_twice():
