@@ -1,7 +1,8 @@
-"""A client of hybridtei's server with an `Encoder`'s verbs: `AsyncClient` is awaited, `Client` blocks.
+"""A client of hybridtei's server with an `Encoder`'s verbs: `AsyncClient` is awaited, `Client`
+blocks.
 
-Each verb is written once, as a coroutine; `Client` runs it in its own event loop. numpy is imported when vectors arrive, and no
-runtime.
+Each verb is written once, as a coroutine; `Client` runs it in its own event loop. numpy is imported
+when vectors arrive, and no runtime.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ URL = re.compile(r"https?://([^/\s@]+@)?(\[[\da-fA-F:.]+\]|[^/\s:@\[\]]+)(:\d{1,
 
 
 class Upserted(Struct, frozen=True):
-    """The outcome of an upsert. `created`: this call created the collection. `ids`: of the stored points, in their order.
+    """The outcome of an upsert. `created`: this call created the collection. `ids`: of the stored
+    points, in their order.
     `failed`: for each other point its `index` among the given points, its `id` and the `error`."""
 
     created: bool
@@ -54,9 +56,10 @@ class Upserted(Struct, frozen=True):
 class AsyncClient:
     """A hybridtei server by its URL. One of several models has the URL `http://host:3000/m/ALIAS`.
 
-    The client splits a call into requests within the server's limits, four at a time. It sends a request again if the server is
-    too busy, the connection breaks, or no answer comes within `timeout_s`, after the pause that the server asks for. It raises
-    NoAnswer, a ConnectionError, after `patience_s`, or if another program answers; if the server refuses, `Encoder`'s errors.
+    The client splits a call into requests within the server's limits, four at a time. It sends a
+    request again if the server is too busy, the connection breaks, or no answer comes within
+    `timeout_s`, after the pause that the server asks for. It raises NoAnswer, a ConnectionError,
+    after `patience_s`, or if another program answers; if the server refuses, `Encoder`'s errors.
     """
 
     def __init__(
@@ -68,7 +71,8 @@ class AsyncClient:
         patience_s: float = 10.0,
         transport: Any = None,
     ) -> None:
-        """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for an invalid URL."""
+        """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput
+        for an invalid URL."""
         self.url = url.rstrip("/")
         if URL.fullmatch(self.url) is None:
             raise InvalidInput(
@@ -93,7 +97,8 @@ class AsyncClient:
         truncation_direction: Direction | None = None,
         spans: Sequence[Spans] | Spans | None = None,
     ) -> Embeddings:
-        """Embed texts, or spans of them, like `Encoder.encode`: "dense", "sparse" and "multivector" from one pass.
+        """Embed texts, or spans of them, like `Encoder.encode`: "dense", "sparse" and "multivector"
+        from one pass.
 
         `multivector`: default: the server's budget. `truncation_direction`: default: "right"."""
         inputs: list[Any] = [texts] if isinstance(texts, str) else list(texts)
@@ -150,7 +155,8 @@ class AsyncClient:
             scores += [float32(one["score"]) for one in sorted(part, key=lambda one: one["index"])]
         from hybridtei.inference.tasks.rerank import Ranked
 
-        best = sorted(range(len(scores)), key=scores.__getitem__)[::-1]  # ties in TEI's order
+        # Ties in TEI's order
+        best = sorted(range(len(scores)), key=scores.__getitem__)[::-1]
         return [Ranked(place, scores[place], documents[place]) for place in best[:top_n]]
 
     async def classify(
@@ -161,7 +167,8 @@ class AsyncClient:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[list[Prediction]]:
-        """Return every label's score for each text, or pair of texts (a tuple), like `Encoder.classify`."""
+        """Return every label's score for each text, or pair of texts (a tuple), like
+        `Encoder.classify`."""
         items = [texts] if isinstance(texts, str | tuple) else texts
         inputs = [[item] if isinstance(item, str) else [*item] for item in items]
         body = {"raw_scores": raw_scores, **_cut(truncate, truncation_direction)}
@@ -204,8 +211,10 @@ class AsyncClient:
         rerank: bool | str = False,
         **options: Any,
     ) -> SearchResult:
-        """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as `limit=3` or `mode="dense"`;
-        `filter`: in Qdrant's format. `rerank`: True: by the server's reranker; or the alias of one."""
+        """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as
+        `limit=3` or `mode="dense"`;
+        `filter`: in Qdrant's format. `rerank`: True: by the server's reranker; or the alias of
+        one."""
         body = {
             "collection": collection,
             "query": query,
@@ -226,8 +235,9 @@ class AsyncClient:
         create: bool = True,
         truncate: bool | None = None,
     ) -> Upserted:
-        """Embed texts and store them. A point is a text, or an object of `text` and, optionally, `id`, `payload`, `metadata`. A
-        point without an id replaces a stored point with the same text. `create`: create the collection if it does not exist."""
+        """Embed texts and store them. A point is a text, or an object of `text` and, optionally,
+        `id`, `payload`, `metadata`. A point without an id replaces a stored point with the same
+        text. `create`: create the collection if it does not exist."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
         path, options = (
             f"/collections/{quote(collection, safe='')}/points",
@@ -249,7 +259,8 @@ class AsyncClient:
         return [*(await self.ask("/collections"))["collections"]]
 
     async def info(self) -> dict[str, Any]:
-        """Return the server's facts (`/info`), read once. Raises InvalidInput if the server is not hybridtei."""
+        """Return the server's facts (`/info`), read once. Raises InvalidInput if the server is not
+        hybridtei."""
         if self._facts is None:
             found = await self.ask("/info")
             if not isinstance(found, dict) or not isinstance(found.get("hybridtei"), dict):
@@ -268,9 +279,8 @@ class AsyncClient:
         while True:
             asked_s = None
             try:
-                async with asyncio.timeout(
-                    self._timeout_s
-                ):  # httpx's own timeout is for each read, not for the whole answer
+                # httpx's own timeout is for each read, not for the whole answer
+                async with asyncio.timeout(self._timeout_s):
                     answer = await self._http.request(
                         "GET" if content is None else "POST", where, content=content
                     )
@@ -312,7 +322,8 @@ class AsyncClient:
         *,
         joined: bool = True,
     ) -> list[Any]:
-        """Send `items` in several requests, and return their answers. `joined`: as one list with an entry an item."""
+        """Send `items` in several requests, and return their answers. `joined`: as one list with an
+        entry an item."""
         if not items:
             return []
         most = (

@@ -1,6 +1,8 @@
-"""Settings, one frozen struct for each part of the program. Flags, variables, help and bounds come from these fields.
+"""Settings, one frozen struct for each part of the program. Flags, variables, help and bounds come
+from these fields.
 
-`cli` reads values once: a flag overrides a variable, a variable overrides the default. A checkpoint's own facts are not
+`cli` reads values once: a flag overrides a variable, a variable overrides the default. A
+checkpoint's own facts are not
 settings: `checkpoint.spec.ModelSpec` has them.
 """
 
@@ -27,12 +29,14 @@ MultivectorDtype = Literal["float", "int8", "binary"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
-META = ("ge", "le", "gt", "lt", "description", "extra")  # in a field's annotation
+# In a field's annotation
+META = ("ge", "le", "gt", "lt", "description", "extra")
 
 
 def flag(description: str, group: str | None = None, **known: Any) -> Meta:
-    """Return a field's metadata for the help. `group`: its heading, default: the struct's. `known`: bounds. `shown`: how much
-    the log may show, "partly" or "never". `alias`: its older name. `metavar`: its placeholder."""
+    """Return a field's metadata for the help. `group`: its heading, default: the struct's. `known`:
+    bounds. `shown`: how much the log may show, "partly" or "never". `alias`: its older name.
+    `metavar`: its placeholder."""
     bounds = {name: value for name, value in known.items() if name in META}
     extra = {
         name: value
@@ -116,7 +120,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
 
 class NamedModel(ModelConfig, frozen=True, kw_only=True):
-    """One of several models in a process. It has no flags: variables ROLE or ALIAS usually belong to other programs."""
+    """One of several models in a process. It has no flags: variables ROLE or ALIAS usually belong
+    to other programs."""
 
     alias: Annotated[str, flag("Name of the model in requests, and under /m/ALIAS/.")]
     role: Annotated[ModelRole | None, flag("Its one task, if it can do several.")] = None
@@ -289,6 +294,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_rerank_documents: Annotated[
         Positive, flag("Most `documents` in one request to rank them.", "limits")
     ] = 10_000
+    # Of 32 queries, 100 each
     max_search_points: Annotated[
         int,
         flag(
@@ -297,7 +303,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             ge=1,
             le=100_000,
         ),
-    ] = 3_200  # of 32 queries, 100 each
+    ] = 3_200
     max_search_bytes: Annotated[
         Positive, flag("Most bytes of the payloads that a /search finds, as JSON.", "limits")
     ] = 16_000_000
@@ -440,8 +446,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
 def check_value(
     name: str, value: Any, hint: Any, error: type[HybridTeiError] = InvalidInput
 ) -> None:
-    """Raises `error`, naming field, value and type, if a Python caller's value does not have the annotated type. NumPy's
-    numbers count as Python's."""
+    """Raises `error`, naming field, value and type, if a Python caller's value does not have the
+    annotated type. NumPy's numbers count as Python's."""
     try:
         msgspec.convert(value.item() if hasattr(value, "item") else value, hint)
     except msgspec.ValidationError as wrong:
@@ -462,7 +468,8 @@ def fields_of(kind: Kind) -> tuple[tuple[msgspec.structs.FieldInfo, Any, Meta], 
 
 
 def unwrapped(hint: Any) -> tuple[Any, Meta]:
-    """A field's annotation -> (type without None, its Meta, bounds of nested annotations merged in)."""
+    """A field's annotation -> (type without None, its Meta, bounds of nested annotations merged
+    in)."""
     known: dict[str, Any] = {}
     while True:
         if get_origin(hint) is typing.Annotated:

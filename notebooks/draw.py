@@ -1,8 +1,9 @@
-"""Draws the pictures of the README: `python notebooks/draw.py`; `--check` fails where one is out of date.
+"""Draws the pictures of the README: `python notebooks/draw.py`; `--check` fails where one is out of
+date.
 
 `one-pass.svg` shows a request's way. `speed.svg` is a chart of `pictures/speed.json`, of figures of
-`python -m conformance.load http_load`: `{"machine": …, "rows": [[name, {traffic: tokens per second}], …]}`.
-The others are divided by the first row, the peer.
+`python -m conformance.load http_load`: `{"machine": …, "rows": [[name, {traffic: tokens per
+second}], …]}`. The others are divided by the first row, the peer.
 """
 
 from __future__ import annotations

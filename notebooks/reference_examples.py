@@ -1,4 +1,5 @@
-"""Examples of reference.md, by the heading that they stand under. tests/notebooks/test_snippets.py runs them in order."""
+"""Examples of reference.md, by the heading that they stand under. tests/notebooks/test_snippets.py
+runs them in order."""
 
 EXAMPLES = {
     "Embed": """

@@ -1,4 +1,5 @@
-"""Writes the table of models.md: what of a repository's files is read, and what a key that is not understood does.
+"""Writes the table of models.md: what of a repository's files is read, and what a key that is not
+understood does.
 
 python notebooks/write_files.py [--check]
 """

@@ -1,4 +1,5 @@
-"""Writes flags.md: every flag of every command, read off the settings structs and the commands' own parsers.
+"""Writes flags.md: every flag of every command, read off the settings structs and the commands' own
+parsers.
 
 python notebooks/write_flags.py [--check]
 """

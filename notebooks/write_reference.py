@@ -1,4 +1,5 @@
-"""Writes reference.md, of all that `hybridtei` exports, from its docstrings, and the server's page on errors from errors.md.
+"""Writes reference.md, of all that `hybridtei` exports, from its docstrings, and the server's page
+on errors from errors.md.
 
 python notebooks/write_reference.py [--check]
 """
@@ -118,7 +119,8 @@ def _fields(kind: type) -> Iterator[str]:
 
 
 def _described(kind: type) -> dict[str, str]:
-    """What the fields of a struct mean, as far as their annotations say it; types of an extra are not looked up."""
+    """What the fields of a struct mean, as far as their annotations say it; types of an extra are
+    not looked up."""
     for base in kind.__mro__:
         if base is not msgspec.Struct and issubclass(base, msgspec.Struct):
             with suppress(NameError):
@@ -132,9 +134,8 @@ def _described(kind: type) -> dict[str, str]:
 
 def _members(kind: type) -> Iterator[str]:
     for name, member in vars(kind).items():
-        if inspect.isfunction(member) and hasattr(
-            member, "__wrapped__"
-        ):  # `Client`'s verbs are `AsyncClient`'s
+        # `Client`'s verbs are `AsyncClient`'s
+        if inspect.isfunction(member) and hasattr(member, "__wrapped__"):
             continue
         function = (
             member.fget if isinstance(member, property) else getattr(member, "__func__", member)
@@ -216,13 +217,11 @@ def _as_html(block: str) -> str:
             else f"<h1>{title}</h1>\n"
         )
     words = html.escape(block, quote=False).replace("\n", " ")
-    words = re.sub(
-        r"(`+)( ?)(.+?)\2\1(?!`)", r"<code>\3</code>", words
-    )  # two backticks enclose code that has one
+    # Two backticks enclose code that has one
+    words = re.sub(r"(`+)( ?)(.+?)\2\1(?!`)", r"<code>\3</code>", words)
     words = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", words)
-    words = re.sub(
-        r"\[([^]]+)\]\([^)]+\)", r"\1", words
-    )  # the pages that links lead to are not served
+    # The pages that links lead to are not served
+    words = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", words)
     return f"<p>{words}</p>\n"
 
 

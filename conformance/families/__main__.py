@@ -1,9 +1,11 @@
-"""Every family of models against transformers, on every engine: `python -m conformance.families [FAMILY ...] [--dtype DTYPE]`
+"""Every family of models against transformers, on every engine: `python -m conformance.families
+[FAMILY ...] [--dtype DTYPE]`
 
-For each family and each setting of it in `variants`, a tiny checkpoint with seeded weights is written, read and computed by
-ONNX Runtime, OpenVINO and torch, as far as they have that precision: five texts in one batch, and each alone. Printed are the
-largest differences from transformers' eager attention: of hidden states relative to the largest, and of mean-pooled unit
-vectors; and that of the engines' vectors. Exit status 1 if one is beyond its tolerance.
+For each family and each setting of it in `variants`, a tiny checkpoint with seeded weights is
+written, read and computed by ONNX Runtime, OpenVINO and torch, as far as they have that precision:
+five texts in one batch, and each alone. Printed are the largest differences from transformers'
+eager attention: of hidden states relative to the largest, and of mean-pooled unit vectors; and that
+of the engines' vectors. Exit status 1 if one is beyond its tolerance.
 """
 
 import argparse
@@ -90,7 +92,8 @@ def columns(dtype: str) -> list[str]:
 
 
 def compare(family: str, settings: Mapping[str, Any], dtype: str) -> tuple[list[float], bool, bool]:
-    """(figures under `columns`, whether each engine is near transformers, whether the engines agree)."""
+    """(figures under `columns`, whether each engine is near transformers, whether the engines
+    agree)."""
     with TemporaryDirectory() as name:
         folder = tiny.write_family(Path(name), family, **settings)
         spec = read_spec(folder, pooling="mean")

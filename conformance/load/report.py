@@ -1,4 +1,5 @@
-"""What scenarios print: the machine, rounds of sides that take turns, tables, and promises with a line of JSON for scripts."""
+"""What scenarios print: the machine, rounds of sides that take turns, tables, and promises with a
+line of JSON for scripts."""
 
 import json
 import os
@@ -103,7 +104,8 @@ class Report:
         self.rows: list[dict[str, str | bool | None]] = []
 
     def add(self, tried: str, times: object, result: str, kept: bool | None = None) -> None:
-        """A row, printed immediately, since a run may take long. `kept`: None if nothing was promised."""
+        """A row, printed immediately, since a run may take long. `kept`: None if nothing was
+        promised."""
         self.rows.append({"tried": tried, "times": str(times), "result": result, "kept": kept})
         print(f"| {tried} | {times} | {result} | {VERDICTS[kept]} |", flush=True)
 

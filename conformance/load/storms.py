@@ -1,15 +1,18 @@
 """Promises under faulty clients, and under too many; exit status 1 if one is broken.
 
-    python -m conformance.load storms [--clients 1000] [--rounds 5] [--in-flight 200]
-    python -m conformance.load overload [--model-id MODEL]... [--permits 64] [--times 10] [--seconds 8] [--rounds 3]
+    python -m conformance.load storms [--clients 1000] [--rounds 5] [--in-flight 200] python -m
+    conformance.load overload [--model-id MODEL]... [--permits 64] [--times 10] [--seconds 8]
+    [--rounds 3]
 
-`storms`: clients disconnect or truncate bodies. No request is left inside (queue gauges at zero; each request that was begun
-is counted as answered, refused or dropped), a plain request then takes no longer than `--most-times` its idle time (inf
-promises no times), and SIGTERM lets every accepted request end with an exit status of 0.
+`storms`: clients disconnect or truncate bodies. No request is left inside (queue gauges at zero;
+each request that was begun is counted as answered, refused or dropped), a plain request then takes
+no longer than `--most-times` its idle time (inf promises no times), and SIGTERM lets every accepted
+request end with an exit status of 0.
 
-`overload`: 32 connections first show what the server can do; then TIMES as many connections as permits ask again as soon as
-they are answered. Every answer is 200 or 429, some are 429, memory grows over the rounds by no more than `--max-growth-mb`, no
-request is left inside; and, unless `--any-times`, the medians are within the bounds below.
+`overload`: 32 connections first show what the server can do; then TIMES as many connections as
+permits ask again as soon as they are answered. Every answer is 200 or 429, some are 429, memory
+grows over the rounds by no more than `--max-growth-mb`, no request is left inside; and, unless
+`--any-times`, the medians are within the bounds below.
 """
 
 import argparse
@@ -48,15 +51,17 @@ FLAGS = {
     },
     "overload": {"--model-id": MODELS, **COUNTS, "--max-growth-mb": 20.0, "--any-times": ANY_TIMES},
 }
-HOLD_SECONDS = 0.010  # how long a client of a storm stays
-AFTER, BATCH = 20, 32  # plain requests after each storm, texts of a large request
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close that sends RST
+# How long a client of a storm stays
+HOLD_SECONDS = 0.010
+# Plain requests after each storm, texts of a large request
+AFTER, BATCH = 20, 32
+# SO_LINGER: a close that sends RST
+RESET = struct.pack("ii", 1, 0)
 ALONE, BODIES, WARM_SECONDS = 32, 512, 1.0
-MIN_SHARE = 0.45  # of what 32 connections get
-MAX_ACCEPTED_SECONDS, MAX_REFUSED_SECONDS = (
-    1.2,
-    0.8,
-)  # the 99th percentile; the last, by the client's clock
+# Of what 32 connections get
+MIN_SHARE = 0.45
+# The 99th percentile; the last, by the client's clock
+MAX_ACCEPTED_SECONDS, MAX_REFUSED_SECONDS = (1.2, 0.8)
 
 
 def plain(server: Server, texts: Texts) -> float:
@@ -72,7 +77,8 @@ def plain(server: Server, texts: Texts) -> float:
 
 
 def drop(server: Server, requests: Sequence[bytes]) -> None:
-    """Concurrent clients with one request each that disconnect after a moment, every second one by a reset."""
+    """Concurrent clients with one request each that disconnect after a moment, every second one by
+    a reset."""
     with ExitStack() as stack:
         for place, data in enumerate(requests):
             with suppress(OSError):

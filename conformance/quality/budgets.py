@@ -1,11 +1,13 @@
-"""What small multi-vectors cost in ranking quality: nDCG@10 of MaxSim at each budget, against all tokens in float32.
+"""What small multi-vectors cost in ranking quality: nDCG@10 of MaxSim at each budget, against all
+tokens in float32.
 
-    python conformance/quality/budgets.py --data ../shared/data [--collections cranfield,xquad] [--time]
+    python conformance/quality/budgets.py --data ../shared/data [--collections cranfield,xquad]
+    [--time]
 
-The 100 best by dense vectors are ranked anew by MaxSim, with documents as `Encoder.encode(..., multivector=...)` makes them;
-bits stand for ±1. Prints for each budget its nDCG@10, its share of what all tokens reach with a 95 % interval (paired bootstrap
-over queries), and bytes a document. `--time`: also milliseconds to merge one document's tokens. Exits 1 if a share is below its
-mark.
+The 100 best by dense vectors are ranked anew by MaxSim, with documents as `Encoder.encode(...,
+multivector=...)` makes them; bits stand for ±1. Prints for each budget its nDCG@10, its share of
+what all tokens reach with a 95 % interval (paired bootstrap over queries), and bytes a document.
+`--time`: also milliseconds to merge one document's tokens. Exits 1 if a share is below its mark.
 """
 
 import argparse

@@ -1,13 +1,16 @@
-"""What `hybridtei search` finds without flags on judged collections, beside dense, BM25 and reciprocal ranks.
+"""What `hybridtei search` finds without flags on judged collections, beside dense, BM25 and
+reciprocal ranks.
 
     python conformance/quality/default_search.py --data ../shared/data --collections cranfield,xquad
 
-Each collection is ingested as `hybridtei ingest` does without flags (in chunks), into the embedded engine in a temporary
-folder, or into `--qdrant-url`. nDCG@10 is of documents, each where its best chunk stands; its gains are linear. Each other
-way's line has the default's lead over it, with the 95 % interval of a paired bootstrap over the queries. BM25 is Lucene's,
-k1 1.5, b 0.75, over whole documents, without English stop words. `--dense-and-sparse` ingests no multi-vectors.
-`--query-encoder table` is about searches whose sparse vector is looked up: they have to be above the same, and to reach 97 % of
-the default. Exits 1 if the default is below one of them, has a document twice, or fewer documents than asked for.
+Each collection is ingested as `hybridtei ingest` does without flags (in chunks), into the embedded
+engine in a temporary folder, or into `--qdrant-url`. nDCG@10 is of documents, each where its best
+chunk stands; its gains are linear. Each other way's line has the default's lead over it, with the
+95 % interval of a paired bootstrap over the queries. BM25 is Lucene's, k1 1.5, b 0.75, over whole
+documents, without English stop words. `--dense-and-sparse` ingests no multi-vectors.
+`--query-encoder table` is about searches whose sparse vector is looked up: they have to be above
+the same, and to reach 97 % of the default. Exits 1 if the default is below one of them, has a
+document twice, or fewer documents than asked for.
 """
 
 import argparse
@@ -77,7 +80,8 @@ def bm25(folder: Path, judged: Judgements, k1: float = 1.5, b: float = 0.75) -> 
 
 
 async def searched(searcher: Searcher, judged: Judgements, options: SearchOptions) -> Run:
-    """One search a query, of `LIMIT` documents. Exits where a document comes twice, or too few come."""
+    """One search a query, of `LIMIT` documents. Exits where a document comes twice, or too few
+    come."""
     run = {}
     there = await searcher.store.count("judged")
     for query, text in judged.queries.items():

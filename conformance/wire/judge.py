@@ -11,8 +11,10 @@ from conformance.wire.asking import Answer, ask
 from conformance.wire.case import Case, Profile, Question, filled
 
 TOLERANCE = 2e-4
-ANYTHING = "*"  # in `has`: any value, if the key exists
-SHOWN = 300  # characters of a body in a complaint
+# In `has`: any value, if the key exists
+ANYTHING = "*"
+# Characters of a body in a complaint
+SHOWN = 300
 
 
 def judged(

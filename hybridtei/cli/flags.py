@@ -1,7 +1,9 @@
-"""Settings structs <-> flags and environment: names, types, bounds, headings and help come from the fields.
+"""Settings structs <-> flags and environment: names, types, bounds, headings and help come from the
+fields.
 
-The rules are TEI's. Every flag has a variable of its name in upper snake case; the flag overrides it. An empty variable is a
-value, which numbers and booleans refuse. A boolean flag may have no value. Only list flags may be repeated.
+The rules are TEI's. Every flag has a variable of its name in upper snake case; the flag overrides
+it. An empty variable is a value, which numbers and booleans refuse. A boolean flag may have no
+value. Only list flags may be repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from hybridtei.errors import UsageError
 
 S = TypeVar("S", bound=msgspec.Struct)
 SETTINGS = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
-Commands = Any  # argparse has no public name for the result of `add_subparsers`
+# Argparse has no public name for the result of `add_subparsers`
+Commands = Any
 BOOLEANS = {"true": True, "false": False}
 # Removed flags and variables -> what to do instead. A command that reads models refuses them.
 MIRROR = "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A B --from access.jsonl`"
@@ -33,7 +36,8 @@ RETIRED: Mapping[str, str] = {
     "cuda_devices": "start a server for each GPU, with CUDA_VISIBLE_DEVICES=N and --reuse-port (notebooks/tuning.md)",
     **dict.fromkeys(("cuda_graphs", "torch_compile"), "leave it out: it made passes slower"),
 }
-SEEN = "flags_seen"  # a namespace's attribute: the flags read so far
+# A namespace's attribute: the flags read so far
+SEEN = "flags_seen"
 
 
 class _Once(argparse.Action):
@@ -56,7 +60,8 @@ class _Once(argparse.Action):
 def add_flags(
     parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeatable: Collection[str] = ()
 ) -> None:
-    """Add a flag for each field under its heading, without defaults, since `from_flags` also reads the environment.
+    """Add a flag for each field under its heading, without defaults, since `from_flags` also reads
+    the environment.
     `repeatable`: fields whose flags may be repeated and make lists."""
     if ModelConfig in kinds:
         for name in RETIRED:
@@ -89,7 +94,8 @@ def add_flags(
 def add_options(
     parser: argparse.ArgumentParser, kind: Kind, *, without: Collection[str] = ()
 ) -> None:
-    """Add a flag for each field of a command's options, with its default and without a variable. Read them by `options_from`.
+    """Add a flag for each field of a command's options, with its default and without a variable.
+    Read them by `options_from`.
 
     The flag of a boolean that is on by default is `--no-NAME`.
     """
@@ -138,8 +144,8 @@ def boolean_flags(*kinds: Kind) -> frozenset[str]:
 
 
 def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str, str]) -> S:
-    """Make a struct from flags, else variables, else defaults. Raises UsageError, naming the flag and its bounds, or what to
-    use instead of a removed flag."""
+    """Make a struct from flags, else variables, else defaults. Raises UsageError, naming the flag
+    and its bounds, or what to use instead of a removed flag."""
     if kind is ModelConfig:
         for name, advice in RETIRED.items():
             text, source = _lookup(name, flags, environment)
@@ -162,8 +168,8 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
 
 
 def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each name in use that is deprecated, and for each variable of a port that
-    Kubernetes has set."""
+    """Return a warning for each name in use that is deprecated, and for each variable of a port
+    that Kubernetes has set."""
     warnings = list[str]()
     for field, _, meta in (row for kind in SETTINGS for row in fields_of(kind)):
         variable = field.name.upper()
@@ -245,7 +251,8 @@ def _shown_default(field: msgspec.structs.FieldInfo) -> str:
 def new_parser(
     commands: Commands, name: str, run: Callable[..., Any], usage: str | None = None
 ) -> argparse.ArgumentParser:
-    """Add a command's parser, without abbreviated flags. The docstring of `run` is its help. `usage`: without the command."""
+    """Add a command's parser, without abbreviated flags. The docstring of `run` is its help.
+    `usage`: without the command."""
     about = " ".join((run.__doc__ or "").split())
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=about, description=about, allow_abbrev=False

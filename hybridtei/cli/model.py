@@ -1,6 +1,7 @@
-"""Commands on a model: `train` makes a sparse and a multi-vector head for a frozen dense encoder, `export` writes ONNX files,
-`tune` measures backends and batch sizes, `pack` stores packed weights for later starts, `compare` compares two servers'
-vectors. `explain` prints the cause and remedy of an error, with the texts of `/page/errors.html`."""
+"""Commands on a model: `train` makes a sparse and a multi-vector head for a frozen dense encoder,
+`export` writes ONNX files, `tune` measures backends and batch sizes, `pack` stores packed weights
+for later starts, `compare` compares two servers' vectors. `explain` prints the cause and remedy of
+an error, with the texts of `/page/errors.html`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import HybridTeiError, UsageError
 from hybridtei.system.machine import require_extra
 
-ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.models`, which imports torch
+# Of `heads.models`, which imports torch
+ACTIVATIONS = ("gelu", "relu", "silu")
 DROPS = ("first", "specials", "none")
 
 
@@ -115,7 +117,8 @@ def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> Non
 
 
 def run_train(arguments: argparse.Namespace) -> None:
-    """Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."""
+    """Train a sparse and a multi-vector head over a frozen dense encoder, without relevance
+    labels."""
     require_extra("torch", "torch", "transformers")
     from hybridtei.models.heads.run import train
 
@@ -194,7 +197,8 @@ def add_pack(commands: Commands) -> None:
 
 
 def run_pack(arguments: argparse.Namespace) -> None:
-    """Pack a model's weights for this processor and ONNX Runtime, so that later starts on this machine take seconds."""
+    """Pack a model's weights for this processor and ONNX Runtime, so that later starts on this
+    machine take seconds."""
     from hybridtei.inference.backends.graph.packed_file import GB, packed_files, prune
     from hybridtei.inference.backends.select import open_backend
     from hybridtei.inference.load import find_model
@@ -237,7 +241,8 @@ def add_compare(commands: Commands) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Compare two servers' vectors by TEI's or OpenAI's API: can server B search an index that server A made?"""
+    """Compare two servers' vectors by TEI's or OpenAI's API: can server B search an index that
+    server A made?"""
     from hybridtei.retrieval.evaluate.compare import Endpoint, compare, replay
 
     a = Endpoint(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)

@@ -1,4 +1,5 @@
-"""The OpenAPI document: the routes, msgspec's schemas of their structs, each route's errors, and TEI's names.
+"""The OpenAPI document: the routes, msgspec's schemas of their structs, each route's errors, and
+TEI's names.
 
 Litestar's own document lacks the bounds of nested types and knows no errors.
 """
@@ -37,7 +38,8 @@ ERRORS = {
     "429": "Overloaded",
     "503": "Timeout, or the vector store is unavailable",
 }
-OF_BODIES = ("400", "413", "415", "422")  # plain text, unless the route's clients expect its struct
+# Plain text, unless the route's clients expect its struct
+OF_BODIES = ("400", "413", "415", "422")
 NO_KEY = {"401": {"description": "No key, or an unknown one"}}
 TEXT = {"type": "string"}
 PLAIN_TEXT = {"text/plain": {"schema": TEXT}}
@@ -60,7 +62,8 @@ FIELDS = {
     ("error_type", "ErrorResponse"): "ErrorType",
     ("truncation_direction", *REQUESTS_WITH_DIRECTION): "TruncationDirection",
 }
-TEI_RESPONSES = {  # TEI's names for answers
+# TEI's names for answers
+TEI_RESPONSES = {
     "/embed": "EmbedResponse",
     "/embed_all": "EmbedAllResponse",
     "/embed_sparse": "EmbedSparseResponse",

@@ -1,4 +1,5 @@
-"""Shared by the dialects that embed: fields, heads, and `output_dtype` with the ranges that int8 and uint8 need."""
+"""Shared by the dialects that embed: fields, heads, and `output_dtype` with the ranges that int8
+and uint8 need."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Quantise = Callable[[Floats], Any]
 
 
 def quantiser(context: Context, precision: Precision | None, head: Head, width: int) -> Quantise:
-    """A function that converts vectors of `width` to `precision`. Raises InvalidInput if the server lacks the ranges."""
+    """A function that converts vectors of `width` to `precision`. Raises InvalidInput if the server
+    lacks the ranges."""
     if precision is None or precision == "float":
         return as_given
     ranges = _ranges(context, precision, head, width) if precision in RANGED else None
@@ -41,8 +43,9 @@ def smaller_vectors(
     *,
     is_small: bool = False,
 ) -> Callable[[Embeddings], Embeddings]:
-    """A function that converts an answer's dense and multi-vectors to `precision`. `is_small`: multi-vectors are left alone,
-    since their own `dtype` converted them. Raises InvalidInput before anything is computed."""
+    """A function that converts an answer's dense and multi-vectors to `precision`. `is_small`:
+    multi-vectors are left alone, since their own `dtype` converted them. Raises InvalidInput before
+    anything is computed."""
     if precision is None or precision == "float":
         return lambda answer: answer
     spec = context.service.model.spec
@@ -97,9 +100,8 @@ def ranges_in(path: str) -> dict[str, Floats]:
     return read_ranges(path)
 
 
-EMBEDDED_RANGES = str(
-    Path(heads.__file__).with_name("minilm_ranges.npz")
-)  # measured by `conformance.quality.ranges`
+# Measured by `conformance.quality.ranges`
+EMBEDDED_RANGES = str(Path(heads.__file__).with_name("minilm_ranges.npz"))
 Output = Literal["dense", "sparse", "multivector"]
 Outputs = Annotated[list[Output], Meta(min_length=1)]
 SparseFormat = Literal["tei", "qdrant", "tokens", "ids"]
@@ -125,7 +127,8 @@ def pooled(answer: Embeddings) -> Floats:
 def check_vectors(
     context: Context, task: Embed | EmbedSpans, heads: frozenset[Head], form: SparseFormat
 ) -> None:
-    """Check the task. Raises UnsupportedHead also if the model cannot give `sparse_format` tokens."""
+    """Check the task. Raises UnsupportedHead also if the model cannot give `sparse_format`
+    tokens."""
     spec = context.service.model.spec
     if form == "tokens" and Head.SPARSE in heads:
         check_spelled(spec)
@@ -175,7 +178,8 @@ async def embed_spanned(
     *,
     is_batch: bool,
 ) -> Reply:
-    """Embed the task's inputs. For texts with spans the answer has one list an input, one item a span."""
+    """Embed the task's inputs. For texts with spans the answer has one list an input, one item a
+    span."""
     items: Sequence[Any] = task.inputs
     spanned = [item for item in items if isinstance(item, SpannedText)]
     if not spanned:

@@ -1,4 +1,5 @@
-"""What a command prints: texts, titles and names of documents may hold commands to a terminal (OSC 52 sets the clipboard)."""
+"""What a command prints: texts, titles and names of documents may hold commands to a terminal (OSC
+52 sets the clipboard)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ CONTROLS_OR_BOLD = re.compile(f"({re.escape(BOLD)}|{re.escape(PLAIN)})|{CONTROLS
 
 
 class TerminalStream:
-    """A text stream that writes control characters as `\\u001b`; a terminal also gets the two sequences for bold text."""
+    """A text stream that writes control characters as `\\u001b`; a terminal also gets the two
+    sequences for bold text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

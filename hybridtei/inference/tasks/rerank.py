@@ -1,7 +1,7 @@
 """Reranking: one query and many documents -> a score for each document.
 
-A reranker reads query and document together. A model with token vectors reads each alone, and the query only once. Ten thousand
-documents run in chunks, which bounds the memory.
+A reranker reads query and document together. A model with token vectors reads each alone, and the
+query only once. Ten thousand documents run in chunks, which bounds the memory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hybridtei.models.text.tokenizer import Direction
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, best_first, refuse_nan
 
 MAX_CHUNK_DOCUMENTS = 256
-MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents, whose token vectors take some 60 MB
-INSTRUCTION_CHARACTERS_MAX = (
-    4_096  # of `instruction`, since it is tokenised again for each document
-)
+# Of a chunk's documents, whose token vectors take some 60 MB
+MAX_CHUNK_CHARACTERS = 65_536
+# Of `instruction`, since it is tokenised again for each document
+INSTRUCTION_CHARACTERS_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class _Question(Task[Scored]):
-    """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this number before any other
-    cut. `max_tokens`: as for `Model.limited`."""
+    """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this
+    number before any other cut. `max_tokens`: as for `Model.limited`."""
 
     splits_itself: ClassVar[bool] = True
     query: str
@@ -86,7 +86,8 @@ class _Question(Task[Scored]):
     max_tokens: int | None = field(default=None, kw_only=True)
 
     def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Sequence[Self]:
-        """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
+        """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS
+        characters."""
         characters = sum(map(len, self.inputs))
         if len(self.inputs) <= max_inputs and characters <= MAX_CHUNK_CHARACTERS:
             return (self,)
@@ -105,7 +106,8 @@ class _Question(Task[Scored]):
 
 @dataclass(frozen=True, slots=True)
 class Rerank(_Question):
-    """Score by a reranker, which reads query and document together. `instruction`: the criterion for a language model."""
+    """Score by a reranker, which reads query and document together. `instruction`: the criterion
+    for a language model."""
 
     instruction: str | None = None
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
@@ -175,8 +177,8 @@ class RankWeights:
 NO_WEIGHTS = "`weights` should be numbers of at least 0, not all of them 0"
 
 
-# Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the query's vectors. `m3`:
-# passages. `m3-long`: long documents. `m3-two`: two kinds of vectors.
+# Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the
+# query's vectors. `m3`: passages. `m3-long`: long documents. `m3-two`: two kinds of vectors.
 PRESETS: Mapping[str, RankWeights] = {
     "m3": RankWeights(1.0, 0.3, 1.0),
     "m3-long": RankWeights(0.15, 0.5, 0.35),
@@ -192,10 +194,12 @@ def preset(name: str) -> RankWeights | None:
 
 @dataclass(frozen=True, slots=True)
 class RerankByVectors(_Question):
-    """Score by vectors of each text alone, from one pass: the mean of the similarities, weighted by `weights`.
+    """Score by vectors of each text alone, from one pass: the mean of the similarities, weighted by
+    `weights`.
 
-    If the model has other kinds besides multi-vectors, MaxSim is divided by the number of the query's vectors, to have the
-    scale of a cosine. These scores are similarities, so raw scores are the same.
+    If the model has other kinds besides multi-vectors, MaxSim is divided by the number of the
+    query's vectors, to have the scale of a cosine. These scores are similarities, so raw scores are
+    the same.
     """
 
     needs_first: ClassVar[bool] = True
@@ -397,7 +401,8 @@ class RerankPairs(Task[Scored]):
         return [chunk for question in self.questions for chunk in question.split(max_inputs)]
 
 
-BLOCK = 4_000_000  # similarities of token vectors in memory at a time
+# Similarities of token vectors in memory at a time
+BLOCK = 4_000_000
 
 
 def sparse_dot(query: SparseVectors, documents: SparseVectors) -> Floats:
@@ -411,9 +416,11 @@ def sparse_dot(query: SparseVectors, documents: SparseVectors) -> Floats:
 
 
 def maxsim(query: Floats, documents: Ragged, *, mean: bool) -> Floats:
-    """The sum of each query row's best match in a document: unit float32[q, d], n × [t_i, d] -> float32[n].
+    """The sum of each query row's best match in a document: unit float32[q, d], n × [t_i, d] ->
+    float32[n].
 
-    `mean`: divide by the number of query rows. A document without vectors gets the lowest score; a query without vectors gives
+    `mean`: divide by the number of query rows. A document without vectors gets the lowest score; a
+    query without vectors gives
     0. Source: ColBERT, Khattab and Zaharia 2020.
     """
     scores = np.zeros(len(documents), dtype=np.float32)

@@ -1,10 +1,11 @@
 """Decoders that rank: the template that asks the model if a document answers a query, and the head.
 
-The template comes from our own file beside the model, else from the chat template that sentence-transformers renders, else from
-the table of known families. config.json never has one, and without a template the model ranks almost at random.
+The template comes from our own file beside the model, else from the chat template that
+sentence-transformers renders, else from the table of known families. config.json never has one, and
+without a template the model ranks almost at random.
 
-Templates may contain special tokens. In queries and documents, which come from users, the tokenizer reads special tokens as
-plain text (`text.reader`).
+Templates may contain special tokens. In queries and documents, which come from users, the tokenizer
+reads special tokens as plain text (`text.reader`).
 """
 
 from __future__ import annotations
@@ -42,19 +43,18 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
 log = logging.getLogger(__name__)
 
 OWN_FILE = "hybridtei_rerank.json"
-MAX_TEMPLATE, MAX_SLOTS = (
-    20_000,
-    16,
-)  # characters; slots, each for one text (known templates: 900, 3)
+# Characters; slots, each for one text (known templates: 900, 3)
+MAX_TEMPLATE, MAX_SLOTS = (20_000, 16)
 SLOT = re.compile(r"\{(instruction|query|document)\}")
 
 
 class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The prompt of a language model that ranks a pair. hybridtei_rerank.json has these fields.
 
-    `body` may be truncated, `prefix` and `suffix` are not. `body` has slots for {query}, {document} and optionally
-    {instruction}, with the default `instruction`. The texts of a list are tokenised one by one. `yes` and `no`: the words whose
-    logits are compared; without `no`, the score is the logit of `yes`.
+    `body` may be truncated, `prefix` and `suffix` are not. `body` has slots for {query}, {document}
+    and optionally {instruction}, with the default `instruction`. The texts of a list are tokenised
+    one by one. `yes` and `no`: the words whose logits are compared; without `no`, the score is the
+    logit of `yes`.
     """
 
     prefix: str
@@ -197,7 +197,8 @@ def _check_slots(file: Path, body: str, size: int) -> None:
 
 
 def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTemplate:
-    """Render a chat template with marks instead of texts, and split it at the special tokens around the marks."""
+    """Render a chat template with marks instead of texts, and split it at the special tokens around
+    the marks."""
     file = folder / "chat_template.jinja"
     settings = tokenizer_config(folder)
     source = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
@@ -269,8 +270,8 @@ def language_ranker(
     config: JsonObject,
     sentence: Mapping[str, Any],
 ) -> tuple[ClassifierHead | None, PairTemplate | None]:
-    """Return (head, template) of a decoder that ranks, by its own classifier or by the logits of words. For any other model
-    return (`classifier`, None)."""
+    """Return (head, template) of a decoder that ranks, by its own classifier or by the logits of
+    words. For any other model return (`classifier`, None)."""
     scored = logit_score(folder, modules)
     causal = any(name.endswith("ForCausalLM") for name in config.get("architectures") or ()) and (
         not modules or scored is not None

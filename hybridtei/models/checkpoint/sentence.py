@@ -1,5 +1,6 @@
-"""sentence-transformers' settings: of the model (config_sentence_transformers.json) and of its Transformer
-(sentence_bert_config.json). A setting that changes vectors is either applied, or refused by name."""
+"""sentence-transformers' settings: of the model (config_sentence_transformers.json) and of its
+Transformer (sentence_bert_config.json). A setting that changes vectors is either applied, or
+refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from hybridtei.models.checkpoint.sizes import Adapters, sentence_config
 
 log = logging.getLogger(__name__)
 MODEL_FILE = "config_sentence_transformers.json"
-MAX_PROMPT = 16_384  # characters; tokenised again with each text of a request
+# Characters; tokenised again with each text of a request
+MAX_PROMPT = 16_384
 # Arguments of the tokenizer that do not change the tokens of a single text.
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "padding": (True, False, "longest", "max_length"),
@@ -89,7 +91,8 @@ def default_prompt(
 ) -> str | None:
     """Return the name of the default prompt. Raises LoadError if `prompts` lacks it.
 
-    sentence-transformers adds empty prompts called query and document. `embeds`: False for a model without a default prompt.
+    sentence-transformers adds empty prompts called query and document. `embeds`: False for a model
+    without a default prompt.
     `ignores`: a model that scores, where the library uses the default prompt and TEI does not.
     """
     name = sentence.get("default_prompt_name")
@@ -110,7 +113,8 @@ def default_prompt(
 
 
 def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:
-    """Return the name of the activation. Versions of sentence-transformers store it in different places."""
+    """Return the name of the activation. Versions of sentence-transformers store it in different
+    places."""
     settings = config.get("sentence_transformers")
     inner = settings.get("activation_fn") if isinstance(settings, dict) else None
     name = (
@@ -120,8 +124,8 @@ def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> 
 
 
 def adds_specials(home: Path, *, scores: bool) -> bool:
-    """Return True if texts get special tokens. `scores`: the model gives logits. Raises UnsupportedArchitecture for other
-    settings of the Transformer that change its output."""
+    """Return True if texts get special tokens. `scores`: the model gives logits. Raises
+    UnsupportedArchitecture for other settings of the Transformer that change its output."""
     settings = sentence_config(home)
     _check_outputs(settings.object("modality_config"), LOGITS + STATES if scores else STATES)
     given = settings.object("processing_kwargs")

@@ -1,8 +1,10 @@
-"""A family's settings from config.json, checked one by one, and the frequencies of rotary positions.
+"""A family's settings from config.json, checked one by one, and the frequencies of rotary
+positions.
 
-A key is an error if transformers' class declares it, the family does not read it, and it is not known to have no effect: it
-could change the computation. transformers ignores a key that its class does not declare; so does this module, with a warning.
-`declared.json` has the keys of each class (`python -m conformance.families.declared`). Source of frequencies: transformers'
+A key is an error if transformers' class declares it, the family does not read it, and it is not
+known to have no effect: it could change the computation. transformers ignores a key that its class
+does not declare; so does this module, with a warning. `declared.json` has the keys of each class
+(`python -m conformance.families.declared`). Source of frequencies: transformers'
 `modeling_rope_utils`.
 """
 
@@ -24,7 +26,8 @@ from hybridtei.errors import LoadError, UnsupportedArchitecture
 log = logging.getLogger(__name__)
 
 DECLARED = Path(__file__).with_name("declared.json")
-FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: without and with a window
+# Kinds of layers: without and with a window
+FULL, SLIDING = "full_attention", "sliding_attention"
 # config.json's names of activations -> `Ops.activate`'s names.
 ACTIVATIONS: Mapping[str, str] = {
     "gelu": "gelu",
@@ -37,7 +40,8 @@ ACTIVATIONS: Mapping[str, str] = {
     "swish": "silu",
     "tanh": "tanh",
 }
-# Keys without effect on states, declared by transformers' classes or written by publishers for their own code.
+# Keys without effect on states, declared by transformers' classes or written by publishers for
+# their own code.
 IRRELEVANT = frozenset(
     {
         *(
@@ -189,7 +193,8 @@ class Settings:
         return ACTIVATIONS[value]
 
     def layer_kinds(self, layers: int, default: Callable[[int], str]) -> list[str]:
-        """The kind of each layer, FULL or SLIDING, from `layer_types` or else `default`. Raises LoadError."""
+        """The kind of each layer, FULL or SLIDING, from `layer_types` or else `default`. Raises
+        LoadError."""
         kinds = self.get("layer_types", [default(layer) for layer in range(layers)])
         if (
             not isinstance(kinds, list)
@@ -202,7 +207,8 @@ class Settings:
         return kinds
 
     def only(self, key: str, *served: object) -> None:
-        """Raises UnsupportedArchitecture unless the key is missing, null, or one of these values."""
+        """Raises UnsupportedArchitecture unless the key is missing, null, or one of these
+        values."""
         value = self.get(key)
         if value is not None and value not in served:
             raise self.unsupported(key, value, served)
@@ -215,7 +221,8 @@ class Settings:
         return UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}; supported: {named}")
 
     def check(self, declared: Collection[str] | None) -> None:
-        """Raises UnsupportedArchitecture for an unread key that could matter; warns of other unread keys.
+        """Raises UnsupportedArchitecture for an unread key that could matter; warns of other unread
+        keys.
 
         `declared`: the keys that could matter; None: all.
         """
@@ -244,14 +251,14 @@ def _warn_once(message: str) -> None:
 
 @cache
 def declared_keys(model_type: str) -> frozenset[str] | None:
-    """The keys of config.json that transformers 5.23 reads for a family; None without a class of that name."""
+    """The keys of config.json that transformers 5.23 reads for a family; None without a class of
+    that name."""
     keys = json.loads(DECLARED.read_text(encoding="utf-8"))
     return frozenset(keys["every"] + keys[model_type]) if model_type in keys else None
 
 
-Frequencies = tuple[
-    NDArray[np.float32], float
-]  # float32[dim / 2], and the factor of cosines and sines
+# float32[dim / 2], and the factor of cosines and sines
+Frequencies = tuple[NDArray[np.float32], float]
 SERVED = ("default", "linear", "llama3", "yarn")
 READ = frozenset(
     {
@@ -282,7 +289,8 @@ def frequencies(
 ) -> Frequencies:
     """The frequencies of the model, or of its layers of one `kind`. `theta`: the family's default.
 
-    Raises UnsupportedArchitecture for an unsupported kind of scaling, such as one that depends on the text's length.
+    Raises UnsupportedArchitecture for an unsupported kind of scaling, such as one that depends on
+    the text's length.
     """
     written = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     nested = (
@@ -302,7 +310,8 @@ def frequencies(
     share = parameters.get("partial_rotary_factor") or settings.get("partial_rotary_factor", 1.0)
     if share != 1 and how != "default":
         raise settings.unsupported("partial_rotary_factor", share, (1.0,))
-    if share != 1:  # the classes of these families rotate whole heads
+    # The classes of these families rotate whole heads
+    if share != 1:
         settings.ignore("partial_rotary_factor")
     dim, base = head_dim, float(parameters["rope_theta"])
     inverse = plain(dim, base)

@@ -20,13 +20,16 @@ from hybridtei.retrieval.store.query import CollectionPlan
 MEGABYTE = 1e6
 INTERRUPTED = 130
 MAX_RECORD_BYTES = 1_000_000
-MAX_DOCUMENT_CHARACTERS = 10_000_000  # bounds the number of a document's chunks
+# Bounds the number of a document's chunks
+MAX_DOCUMENT_CHARACTERS = 10_000_000
 
 
 class ReadOptions(Struct, frozen=True, kw_only=True):
-    """Options of reading files. `text_field`, `id_field`: names in records; None: `text`, and `_id` or `id`.
+    """Options of reading files. `text_field`, `id_field`: names in records; None: `text`, and `_id`
+    or `id`.
 
-    A record is a line of jsonl or a row of csv or parquet. `max_file_bytes` bounds files of one document.
+    A record is a line of jsonl or a row of csv or parquet. `max_file_bytes` bounds files of one
+    document.
     """
 
     text_field: Annotated[
@@ -107,12 +110,15 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
 
 @dataclass
 class IngestStats:
-    """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run. `unchanged`: stored before.
+    """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run. `unchanged`:
+    stored before.
 
-    `files`: files read. `documents_missing`: stored documents that have left the source and stay; `kept`: the reason why they
-    stay despite `delete_missing`. `documents_deleted`: documents that this ingest deleted, or would delete.
-    `of_earlier_reading`: the unchanged ones that an earlier version of this reader read. `documents_unclear`: stored before, but not found in files that could not be read completely. `points`: in the collection at
-    the end. `stopped`: a signal stopped the ingest.
+    `files`: files read. `documents_missing`: stored documents that have left the source and stay;
+    `kept`: the reason why they stay despite `delete_missing`. `documents_deleted`: documents that
+    this ingest deleted, or would delete.
+    `of_earlier_reading`: the unchanged ones that an earlier version of this reader read.
+    `documents_unclear`: stored before, but not found in files that could not be read completely.
+    `points`: in the collection at the end. `stopped`: a signal stopped the ingest.
     """
 
     documents: int = 0
@@ -156,8 +162,8 @@ class IngestStats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of an ingest. `store`: its place. `quarantine`: the file's path, if it has entries. `report`: what was left
-    out or noted, by reason."""
+    """The summary of an ingest. `store`: its place. `quarantine`: the file's path, if it has
+    entries. `report`: what was left out or noted, by reason."""
 
     collection: str
     store: str
@@ -168,7 +174,8 @@ class Summary:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if every readable document is stored, 130 if a signal stopped the ingest, else 1."""
+        """The exit status: 0 if every readable document is stored, 130 if a signal stopped the
+        ingest, else 1."""
         if self.stats.stopped:
             return INTERRUPTED
         nothing = not self.stats.documents and not self.stats.unchanged and self.stats.quarantined

@@ -96,7 +96,8 @@ class EmbedHybridRequest(
 
 
 class PackedVectors(Struct, frozen=True):
-    """Multi-vectors with one bit per number: base64 of uint8[n, ceil(d / 8)], the most significant bit first."""
+    """Multi-vectors with one bit per number: base64 of uint8[n, ceil(d / 8)], the most significant
+    bit first."""
 
     shape: Annotated[
         tuple[int, int], Meta(description="Number of vectors, and of numbers in each.")

@@ -1,4 +1,5 @@
-"""OpenAI's embedding API with Jina's and Voyage's fields; the fields `outputs` and `sparse_format` are hybridtei's own."""
+"""OpenAI's embedding API with Jina's and Voyage's fields; the fields `outputs` and `sparse_format`
+are hybridtei's own."""
 
 from __future__ import annotations
 
@@ -204,9 +205,8 @@ class OpenAICompatResponse(Struct, frozen=True):
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""
     inputs, is_batch = parse_inputs(request.items)
-    heads = heads_of(context, request.outputs or ["dense"]) | (
-        {Head.DENSE} & context.heads
-    )  # the wire needs `embedding`
+    # The wire needs `embedding`
+    heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)
     width, most = request.width, request.truncate_prompt_tokens
     truncate = request.truncate if request.truncation is None else request.truncation
     task = Embed(
@@ -217,7 +217,8 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         normalize=request.normalized is not False,
         dimensions=width,
         input_type=request.side,
-        uses_default_prompt=False,  # TEI has this route
+        # TEI has this route
+        uses_default_prompt=False,
         max_tokens=most,
     )
     smaller = smaller_vectors(context, heads, request.precision, width)
@@ -309,7 +310,8 @@ def _warn_of_ids(name: str) -> None:
 
 
 def check_task(context: Context, task: str | None) -> None:
-    """Raises InvalidInput if a model with adapters lacks this task's. Without adapters a task only selects query or document."""
+    """Raises InvalidInput if a model with adapters lacks this task's. Without adapters a task only
+    selects query or document."""
     adapters = context.service.model.spec.adapters
     if task is not None and adapters is not None and task not in adapters.names:
         raise InvalidInput(

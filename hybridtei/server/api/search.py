@@ -1,4 +1,5 @@
-"""`/search` over the server's vector store. A query is embedded in the express lane, like any short request.
+"""`/search` over the server's vector store. A query is embedded in the express lane, like any short
+request.
 
 qdrant-client is an extra, so functions of this module import it locally.
 """
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 
 
 Text = Annotated[str, Meta(max_length=100_000)]
-Spans = Sequence[Sequence[RelevantSpan]]  # spans of each hit
-TEXT = "text"  # a payload's key, `SearchOptions.text_field`
+# Spans of each hit
+Spans = Sequence[Sequence[RelevantSpan]]
+# A payload's key, `SearchOptions.text_field`
+TEXT = "text"
 
 
 class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,11 +121,12 @@ class SearchesResponse(Struct, frozen=True):
     results: list[SearchResponse]
 
 
-MAX_HIGHLIGHTED = (
-    200  # hits of a request to explain: each has a sparse vector, and a text to tokenise
-)
-MAX_SPANNED = 100  # hits of a request to embed for `relevant_spans`
-MAX_SPANNED_CHARACTERS = 2_000_000  # total characters of these texts
+# Hits of a request to explain: each has a sparse vector, and a text to tokenise
+MAX_HIGHLIGHTED = 200
+# Hits of a request to embed for `relevant_spans`
+MAX_SPANNED = 100
+# Total characters of these texts
+MAX_SPANNED_CHARACTERS = 2_000_000
 
 
 @post("/search", SearchRequest, SearchResponse | SearchesResponse, role="search", source="store")
@@ -241,7 +245,8 @@ def _numbers(results: Sequence[SearchResult], spans: Sequence[Spans]) -> int:
 async def _spans(
     context: Context, request: SearchRequest, found: Sequence[SearchResult], options: RelevantSpans
 ) -> list[Spans]:
-    """The best spans of each query's hits, from a second pass over their texts. Raises InvalidInput if no hit has a text."""
+    """The best spans of each query's hits, from a second pass over their texts. Raises InvalidInput
+    if no hit has a text."""
     texts = [[str(hit.payload.get(TEXT) or "") for hit in one.hits] for one in found]
     count = sum(map(len, texts))
     if count and not any(map(any, texts)):
@@ -313,7 +318,8 @@ def _check_candidates(request: SearchRequest, queries: int, most: int) -> None:
 
 
 def ranker(models: Models, name: bool | str) -> Rank | None:
-    """The reranker of this name, or the first one. Raises InvalidInput if no reranker is loaded, UnknownModel."""
+    """The reranker of this name, or the first one. Raises InvalidInput if no reranker is loaded,
+    UnknownModel."""
     if name is False:
         return None
     rerankers = [
