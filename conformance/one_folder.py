@@ -180,7 +180,8 @@ def main() -> int:
             ).communicate()[0]
             bad = bad or str(DOCUMENTS) not in found
             print(
-                f"{killed:11} {'documents are all there' if str(DOCUMENTS) in found else 'LOST: ' + found}",
+                f"{killed:11} "
+                f"{'documents are all there' if str(DOCUMENTS) in found else 'LOST: ' + found}",
                 flush=True,
             )
         deadline = time.monotonic() + 20

@@ -150,7 +150,8 @@ def inspect(python: Path) -> list[str]:
 def serve(python: Path, cache: Path) -> list[str]:
     """Print how a second start and 200 requests went; what was wrong with the answers."""
     print(
-        f"machine: {platform.machine()}, {len(os.sched_getaffinity(0))} processors, Python {platform.python_version()}"
+        f"machine: {platform.machine()}, {len(os.sched_getaffinity(0))} processors, Python "
+        f"{platform.python_version()}"
     )
     command = [str(python.parent / "hybridtei"), "serve"]
     with serving(command, python.parent, python, cache, HANG) as (post, seconds, server):
@@ -160,7 +161,8 @@ def serve(python: Path, cache: Path) -> list[str]:
         exercise(post)
         used = rss_mb(server)
         print(
-            f"{'RSS after 200 requests':28}{used:8.0f} MB, {'within' if used <= RSS_TARGET_MB else 'ABOVE'} {RSS_TARGET_MB}"
+            f"{'RSS after 200 requests':28}{used:8.0f} MB, "
+            f"{'within' if used <= RSS_TARGET_MB else 'ABOVE'} {RSS_TARGET_MB}"
         )
     return faults
 

@@ -37,7 +37,8 @@ def render(folder: Path, below: Sequence[Manifest] = ()) -> list[Manifest]:
     unknown = settings.keys() - KNOWN
     if unknown:
         raise ValueError(
-            f"{file}: {', '.join(sorted(unknown))}: not read here; read are {', '.join(sorted(KNOWN))}"
+            f"{file}: {', '.join(sorted(unknown))}: not read here; read are "
+            f"{', '.join(sorted(KNOWN))}"
         )
     manifests = [*below]
     for name in settings.get("resources", ()):

@@ -111,7 +111,8 @@ def embeddings_of(
         rows = [row for some in rows for row in some]
     if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
         raise NoAnswer(
-            f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered {rows!r:.300}"
+            f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered "
+            f"{rows!r:.300}"
         )
     import numpy as np
 
@@ -125,7 +126,8 @@ def embeddings_of(
         for row in rows:
             if len(row["indices"]) != len(row["values"]):
                 raise ValueError(
-                    f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse vector"
+                    f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse "
+                    "vector"
                 )
         indices = np.array([i for row in rows for i in row["indices"]], dtype=np.int64)
         values = np.array([value for row in rows for value in row["values"]], dtype=np.float32)

@@ -299,7 +299,8 @@ class AsyncClient:
             if (pause_s := retries.pause_s(asked_s)) is None:
                 tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
                 raise NoAnswer(
-                    f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}"
+                    f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: "
+                    f"{failure}"
                 )
             await asyncio.sleep(pause_s)
 
@@ -338,7 +339,8 @@ class AsyncClient:
                 answer = await self.ask(path, {field: portion, **options})
             if not isinstance(answer, list) or len(answer) != len(portion):
                 raise NoAnswer(
-                    f"{self.url}{path}: should answer a list of {len(portion)}, answered {answer!r:.300}"
+                    f"{self.url}{path}: should answer a list of {len(portion)}, answered "
+                    f"{answer!r:.300}"
                 )
             return answer
 

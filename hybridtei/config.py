@@ -68,7 +68,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     backend: Annotated[
         Literal["auto", "torch", "ort", "openvino"],
         flag(
-            "Backend that runs the model; auto: the first one that can run it. The log gives the reason."
+            "Backend that runs the model; auto: the first one that can run it. The log gives the "
+            "reason."
         ),
     ] = "auto"
     packed_cache_gb: Annotated[
@@ -87,7 +88,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     multivector_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         flag(
-            "Merge the vectors of a document's tokens to at most this number; 0: do not merge [default: 0]."
+            "Merge the vectors of a document's tokens to at most this number; 0: do not merge "
+            "[default: 0]."
         ),
     ] = None
     multivector_dtype: Annotated[
@@ -133,8 +135,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_concurrent_requests: Annotated[
         Positive,
         flag(
-            "Permits: most inputs inside the server at the same time; further inputs are refused with "
-            "429. On a GPU the default is higher: as many 16-token texts as fill all running passes.",
+            "Permits: most inputs inside the server at the same time; further inputs are refused "
+            "with 429. On a GPU the default is higher: as many 16-token texts as fill all running "
+            "passes.",
             "limits",
         ),
     ] = 512
@@ -157,14 +160,16 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     pass_timeout: Annotated[
         Seconds,
         flag(
-            "Longest time of a forward pass; then its requests fail, and /health is 503; 0: no limit.",
+            "Longest time of a forward pass; then its requests fail, and /health is 503; 0: no "
+            "limit.",
             "limits",
         ),
     ] = 300.0
     bulk_niceness: Annotated[
         int,
         flag(
-            "Niceness of the threads for long inputs and large requests, which yield to short ones.",
+            "Niceness of the threads for long inputs and large requests, which yield to short "
+            "ones.",
             ge=0,
             le=19,
         ),
@@ -194,14 +199,16 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     default_prompt_name: Annotated[
         str | None,
         flag(
-            "Name of the model's prompt put before every input, and of its adapter; excludes --default-prompt.",
+            "Name of the model's prompt put before every input, and of its adapter; excludes "
+            "--default-prompt.",
             "inputs",
         ),
     ] = None
     use_default_prompt: Annotated[
         bool,
         flag(
-            "Put the checkpoint's own default prompt before inputs of TEI's routes too; TEI leaves it out.",
+            "Put the checkpoint's own default prompt before inputs of TEI's routes too; TEI "
+            "leaves it out.",
             "inputs",
         ),
     ] = False
@@ -213,8 +220,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     hostname: Annotated[
         str,
         flag(
-            "IP address of all ports. With an API key, and for text-embeddings-router, the default is 0.0.0.0. A "
-            "host name is ignored: containers export theirs as HOSTNAME."
+            "IP address of all ports. With an API key, and for text-embeddings-router, the "
+            "default is 0.0.0.0. A host name is ignored: containers export theirs as HOSTNAME."
         ),
     ] = "127.0.0.1"
     port: Annotated[int, flag("Port to listen on.", ge=0, le=65535)] = 3000
@@ -225,7 +232,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     reuse_port: Annotated[
         bool,
         flag(
-            "Let several servers share --port and --grpc-port; the kernel spreads connections over them."
+            "Let several servers share --port and --grpc-port; the kernel spreads connections over "
+            "them."
         ),
     ] = False
     engine_process: Annotated[
@@ -247,7 +255,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     rerank_documents_as: Annotated[
         Literal["object", "string"],
         flag(
-            "Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or strings, for infinity's.",
+            "Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or strings, "
+            "for infinity's.",
             "answers",
         ),
     ] = "object"
@@ -261,8 +270,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     tei_face: Annotated[
         bool,
         flag(
-            "On paths that TEI shares with other APIs answer as TEI, to the byte. With --only-tei-routes, and for "
-            "text-embeddings-router, the default is true.",
+            "On paths that TEI shares with other APIs answer as TEI, to the byte. With "
+            "--only-tei-routes, and for text-embeddings-router, the default is true.",
             "answers",
         ),
     ] = False
@@ -287,7 +296,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_unsent_bytes: Annotated[
         Positive,
         flag(
-            "Most bytes of all answers that clients have not read yet; then large answers wait, and later get 503.",
+            "Most bytes of all answers that clients have not read yet; then large answers wait, "
+            "and later get 503.",
             "limits",
         ),
     ] = 256_000_000
@@ -298,7 +308,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_search_points: Annotated[
         int,
         flag(
-            "Most candidates of one /search: queries x the largest of `prefetch_limit`, `rerank_limit`, `offset` + `limit`.",
+            "Most candidates of one /search: queries x the largest of `prefetch_limit`, "
+            "`rerank_limit`, `offset` + `limit`.",
             "limits",
             ge=1,
             le=100_000,
@@ -326,7 +337,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     body_timeout: Annotated[
         Seconds,
         flag(
-            "Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; 0: no limit.",
+            "Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; "
+            "0: no limit.",
             "limits",
         ),
     ] = 60.0
@@ -345,8 +357,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         flag(
-            "File of further keys: a line `NAME:KEY` for each, or `NAME roles=infer,search:KEY` for a key that "
-            "may do only that; read again on SIGHUP. Names are counted and logged.",
+            "File of further keys: a line `NAME:KEY` for each, or `NAME roles=infer,search:KEY` "
+            "for a key that may do only that; read again on SIGHUP. Names are counted and logged.",
             "security",
         ),
     ] = None
@@ -364,14 +376,16 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     cors_allow_origin: Annotated[
         tuple[str, ...],
         flag(
-            "Origin whose pages may call; repeatable [default: any; without a key no other origin may use collections].",
+            "Origin whose pages may call; repeatable [default: any; without a key no other origin "
+            "may use collections].",
             "security",
         ),
     ] = ()
     allowed_host: Annotated[
         tuple[str, ...],
         flag(
-            "Public name by which collections may be used without a key; repeatable [default: addresses and local names].",
+            "Public name by which collections may be used without a key; repeatable [default: "
+            "addresses and local names].",
             "security",
         ),
     ] = ()
@@ -379,8 +393,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["text", "json"],
         flag(
-            "Lines of the log: text, or JSON objects, which at start have their `facts` for programs. "
-            "--json-output is TEI's word for json, with all settings in the first line.",
+            "Lines of the log: text, or JSON objects, which at start have their `facts` for "
+            "programs. --json-output is TEI's word for json, with all settings in the first line.",
             "observability",
         ),
     ] = "text"
@@ -388,15 +402,17 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         str,
         flag(
-            "Least severe log lines to print: error, warn, info, debug or off; for a part of the program "
-            "'warn,hybridtei.inference.engine=debug', as in tracing filters. An unreadable value means info.",
+            "Least severe log lines to print: error, warn, info, debug or off; for a part of the "
+            "program 'warn,hybridtei.inference.engine=debug', as in tracing filters. An "
+            "unreadable value means info.",
             "observability",
         ),
     ] = "info"
     prometheus_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         flag(
-            "Port for /metrics alone; the main port serves it too [default: none; TEI's 9000 is not opened].",
+            "Port for /metrics alone; the main port serves it too [default: none; TEI's 9000 is "
+            "not opened].",
             "observability",
         ),
     ] = None
@@ -428,8 +444,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_rest_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         flag(
-            "REST port of servers given as grpc://host:port, to ask for the number of nodes [default: 6333 for "
-            "port 6334, else none]."
+            "REST port of servers given as grpc://host:port, to ask for the number of nodes "
+            "[default: 6333 for port 6334, else none]."
         ),
     ] = None
     qdrant_timeout: Annotated[float, flag("Longest time of one call to Qdrant.", gt=0, le=3600)] = (
@@ -438,7 +454,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_patience: Annotated[
         Seconds,
         flag(
-            "How long `ingest` and other commands repeat a call while Qdrant is away; /search does not."
+            "How long `ingest` and other commands repeat a call while Qdrant is away; /search does "
+            "not."
         ),
     ] = 60.0
 

@@ -183,7 +183,8 @@ class Encoder:
         if spans is not None and inputs:
             if query_encoder != "model":
                 raise InvalidInput(
-                    '`spans` are not for `query_encoder` "table", which reads no text around a token'
+                    '`spans` are not for `query_encoder` "table", which reads no text around a '
+                    "token"
                 )
             lists = [spans] if isinstance(texts, str) else spans
             return self._run(
@@ -385,7 +386,8 @@ def _listed(name: str, values: Any) -> list[Any]:
     type."""
     if not isinstance(values, Iterable):
         raise InvalidInput(
-            f"`{name}` is {values!r}, of type {type(values).__name__}; it should be a string or a list"
+            f"`{name}` is {values!r}, of type {type(values).__name__}; it should be a string or a "
+            "list"
         )
     return [values] if isinstance(values, str) else list(values)
 
@@ -408,7 +410,8 @@ def _check_kinds(inputs: Sequence[object]) -> None:
         for token_id in item if isinstance(item, list) else ():
             if type(token_id) is not int or not 0 <= token_id < LARGEST:
                 raise InvalidInput(
-                    f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to {LARGEST - 1}"
+                    f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to "
+                    f"{LARGEST - 1}"
                 )
 
 

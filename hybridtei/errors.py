@@ -171,8 +171,8 @@ class OtherOrigin(RequestError):
 
     def __init__(self) -> None:
         super().__init__(
-            "`origin`: pages of other origins may not read or write collections while the server has no key: "
-            "start it with --api-key, or name the origin with --cors-allow-origin"
+            "`origin`: pages of other origins may not read or write collections while the server "
+            "has no key: start it with --api-key, or name the origin with --cors-allow-origin"
         )
 
 
@@ -182,8 +182,8 @@ class OtherHost(RequestError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"`host`: collections are not read or written by the name {name!r} while the server has no key: "
-            "start it with --api-key, or name the host with --allowed-host"
+            f"`host`: collections are not read or written by the name {name!r} while the server "
+            "has no key: start it with --api-key, or name the host with --allowed-host"
         )
 
 

@@ -35,11 +35,18 @@ Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d` width 
 [errors, causes and cures](errors.md), or [search from the command line and over HTTP](search.md).
 """
 GROUPS = {
-    "Embed": "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head",
+    "Embed": (
+        "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head"
+    ),
     "A server": "Client AsyncClient Upserted",
-    "Search": "LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model rank_by filter_from",
+    "Search": (
+        "LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model rank_by "
+        "filter_from"
+    ),
     "Ingest": "ingest",
-    "Qdrant by its own client": "open_store schema_for create_arguments check_fits to_points as_lists point_id",
+    "Qdrant by its own client": (
+        "open_store schema_for create_arguments check_fits to_points as_lists point_id"
+    ),
     "Other libraries": "HybridSparseEmbeddings",
     "Settings": "ModelConfig NamedModel EngineConfig ServerConfig StoreConfig",
 }
@@ -98,7 +105,10 @@ def _fields(kind: type) -> Iterator[str]:
     if issubclass(kind, enum.Enum):
         yield f"Members: {', '.join(f'`{one.name} = {one.value!r}`' for one in kind)}.\n"
     elif kind in SETTINGS:
-        yield f"Its fields, each a flag and a variable too: [flags](flags.md#{kind.__name__.lower()}).\n"
+        yield (
+            "Its fields, each a flag and a variable too: "
+            f"[flags](flags.md#{kind.__name__.lower()}).\n"
+        )
     elif issubclass(kind, msgspec.Struct):
         kinds = {
             name: text
@@ -239,7 +249,8 @@ if __name__ == "__main__":
     ]
     if "--check" in sys.argv and old:
         raise SystemExit(
-            f"out of date: {', '.join(path.name for path in old)}: run python notebooks/write_reference.py"
+            f"out of date: {', '.join(path.name for path in old)}: run python "
+            "notebooks/write_reference.py"
         )
     for path in old:
         path.write_text(pages()[path], encoding="utf-8")

@@ -98,7 +98,8 @@ def _report(found: Found, seed: int, findings: Path | None) -> int:
     beyond = [case for case in found.worst if case.excess > 1]
     tried = " ".join(f"{route} {number}" for route, number in sorted(found.tried.items()))
     print(
-        f"seed {seed}: {sum(found.tried.values())} requests, {tried}\nanswered {dict(sorted(found.statuses.items()))}"
+        f"seed {seed}: {sum(found.tried.values())} requests, {tried}\nanswered "
+        f"{dict(sorted(found.statuses.items()))}"
     )
     print("\n".join([HEAD, *map(told, sorted(found.worst, key=lambda case: -case.excess))]))
     print(f"beyond {MAX_BYTES / 1e6:.0f} MB and {MAX_SECONDS * 1e3:.0f} ms: {len(beyond)}")
@@ -112,7 +113,10 @@ def _report(found: Found, seed: int, findings: Path | None) -> int:
 def told(case: Case) -> str:
     """Return a line of the report."""
     cost = case.cost
-    figures = f"{cost.growth_bytes / 1e6:8.1f} {cost.stall_seconds * 1e3:7.1f} {cost.answer_bytes / 1e6:9.1f}"
+    figures = (
+        f"{cost.growth_bytes / 1e6:8.1f} {cost.stall_seconds * 1e3:7.1f} "
+        f"{cost.answer_bytes / 1e6:9.1f}"
+    )
     return f"{figures} {cost.status:>7}  {case.request.told()}"
 
 

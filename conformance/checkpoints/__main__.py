@@ -104,7 +104,8 @@ def faults_of(rows: Iterable[Row], known: Mapping[tuple[str, str], str]) -> list
             faults.append(f"{row['case']} on {row['backend']} is wrong by {row['deviation']}")
         elif place in known and not is_wrong:
             faults.append(
-                f"{row['case']} on {row['backend']} is listed as wrong and is not: remove it from KNOWN"
+                f"{row['case']} on {row['backend']} is listed as wrong and is not: remove it from "
+                "KNOWN"
             )
     return faults
 
@@ -176,7 +177,10 @@ def report(rows: Sequence[Row]) -> Iterable[str]:
     total = max(1, sum(counts.values()))
     yield ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
     yield f"served and wrong: {counts[judge.WRONG]} (expected 0)"
-    yield f"refused without a clear reason: {(counts[judge.UNCLEAR] + counts['crashed']) / total:.1%} (expected < 2 %)"
+    yield (
+        "refused without a clear reason: "
+        f"{(counts[judge.UNCLEAR] + counts['crashed']) / total:.1%} (expected < 2 %)"
+    )
     yield f"served and right: {counts[judge.RIGHT] / total:.1%} (expected >= 70 %)"
 
 

@@ -57,8 +57,9 @@ CURE = (
 )
 DAMAGE = "empty|cannot be read|NaN or infinity|not a tokenizer|is missing"
 FOREIGN = (
-    "PytorchStreamReader|miniz|pip install (?!['\"`]?hybridtei)|optimum|Traceback|mat1 and mat2|is invalid for input|"
-    "has no attribute|must be executed to correctly load|Unrecognized|Errno|KeyError"
+    "PytorchStreamReader|miniz|pip install (?!['\"`]?hybridtei)|optimum|Traceback|mat1 and "
+    "mat2|is invalid for input|has no attribute|must be executed to correctly "
+    "load|Unrecognized|Errno|KeyError"
 )
 
 

@@ -78,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
     print(
-        f"{count} checkpoints, {beyond} beyond {tolerance.hidden:g} (hidden) or {tolerance.vectors:g} (vectors); "
-        f"{len(apart)} families in which engines disagree"
+        f"{count} checkpoints, {beyond} beyond {tolerance.hidden:g} (hidden) or "
+        f"{tolerance.vectors:g} (vectors); {len(apart)} families in which engines disagree"
     )
     return 1 if beyond or apart else 0
 

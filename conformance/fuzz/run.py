@@ -98,7 +98,10 @@ def _against(server: Server, seed: int, wanted: int, arguments: argparse.Namespa
     tally = asyncio.run(Storm(server, str(seed), wanted, findings.add).run())
     for reason in (*flatness(server), *strangers(server, before), *server.alarms()):
         findings.add(Finding(server.plan.name, (reason,), NOTHING))
-    line = f"{server.plan.name:10s} {tally.requests:7d} requests {tally.requests / max(tally.seconds, 0.001):6.0f}/s"
+    line = (
+        f"{server.plan.name:10s} {tally.requests:7d} requests "
+        f"{tally.requests / max(tally.seconds, 0.001):6.0f}/s"
+    )
     valid = f"{tally.valid:6d} valid ({tally.exactly_equal} byte-equal)"
     print(f"{line} {valid} {findings.count} findings", flush=True)
     return Result(server, tally, findings.count)

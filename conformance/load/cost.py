@@ -42,8 +42,13 @@ ROOT = Path(__file__).parents[2]
 UVICORN = "uvicorn --loop uvloop --http httptools --no-access-log --log-level error --port {port}"
 ASGI_SERVERS = {
     "uvicorn": f"{UVICORN} litestar_app:app",
-    "granian": "granian --interface asgi --loop uvloop --workers 1 --log-level error --port {port} litestar_app:app",
-    "hypercorn": "hypercorn --worker-class uvloop --log-level error --bind 127.0.0.1:{port} litestar_app:app",
+    "granian": (
+        "granian --interface asgi --loop uvloop --workers 1 --log-level error --port {port} "
+        "litestar_app:app"
+    ),
+    "hypercorn": (
+        "hypercorn --worker-class uvloop --log-level error --bind 127.0.0.1:{port} litestar_app:app"
+    ),
 }
 NUMBERS = {"type": lambda given: [int(number) for number in given.split(",")], "default": [32, 1]}
 FLAGS = {

@@ -29,7 +29,10 @@ READ_BYTES, POLL_SECONDS = 262_144, 0.05
 def request(path: str, body: object) -> bytes:
     """A whole HTTP request of JSON."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+        f"{len(content)}\r\n\r\n"
+    )
     return head.encode() + content
 
 

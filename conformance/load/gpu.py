@@ -366,7 +366,8 @@ def main() -> None:
         return
     if not options.cpu_smoke and not torch.cuda.is_available():
         sys.exit(
-            "torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the program with tiny models)"
+            "torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the program "
+            "with tiny models)"
         )
     options.out = options.out or tempfile.mkdtemp(prefix="gpu-")
     Path(options.out).mkdir(parents=True, exist_ok=True)

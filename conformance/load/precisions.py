@@ -113,7 +113,8 @@ def precisions(options: argparse.Namespace) -> int:
     for name in options.models:
         is_random = name in checkpoints
         print(
-            f"{name}, {options.texts} x {options.length} tokens a batch, {'random' if is_random else 'real'} weights"
+            f"{name}, {options.texts} x {options.length} tokens a batch, "
+            f"{'random' if is_random else 'real'} weights"
         )
         with tempfile.TemporaryDirectory() as scratch:
             if is_random:

@@ -33,7 +33,10 @@ def machine() -> str:
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
-    return f"{processor()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, {', '.join(found)}"
+    return (
+        f"{processor()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, "
+        f"{', '.join(found)}"
+    )
 
 
 def processor() -> str:

@@ -69,7 +69,8 @@ def stored_size(options: argparse.Namespace) -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="sized-"))
     summary, peak = ingest(options.source, folder, options.flags)
     print(
-        f"{summary['documents']:,} documents, {summary['documents_per_s']:.1f}/s, {summary['tokens_per_s']:,.0f} tokens/s"
+        f"{summary['documents']:,} documents, {summary['documents_per_s']:.1f}/s, "
+        f"{summary['tokens_per_s']:,.0f} tokens/s"
     )
     print(f"peak memory of both processes {peak:,.0f} MB; collection in {folder}", flush=True)
     documents = [
@@ -93,6 +94,7 @@ def stored_size(options: argparse.Namespace) -> int:
     text = sum(len(one.encode()) for one in texts)
     beyond, less = ((taken.total() - text - once) / len(texts) for once in (0, ONCE_BYTES))
     print(
-        f"text {text / 1e6:.2f} MB; beyond it {beyond:,.0f} bytes a document, without 30 MB once {less:,.0f}"
+        f"text {text / 1e6:.2f} MB; beyond it {beyond:,.0f} bytes a document, without 30 MB once "
+        f"{less:,.0f}"
     )
     return 130 if summary["stopped"] else 0

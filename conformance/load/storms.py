@@ -116,7 +116,10 @@ def weather(
     begun = total(values, "te_request_count") - total(before, "te_request_count")
     kinds = [f'te_request_failure{{err="{kind}"}}' for kind in ("dropped", "overloaded")]
     dropped, refused = (values.get(kind, 0) - before.get(kind, 0) for kind in kinds)
-    result = f"{begun:.0f} begun, {dropped:.0f} dropped, {refused:.0f} refused with 429, {inside(values):.0f} unaccounted"
+    result = (
+        f"{begun:.0f} begun, {dropped:.0f} dropped, {refused:.0f} refused with 429, "
+        f"{inside(values):.0f} unaccounted"
+    )
     report.add(
         f"{name}: what is left",
         f"{len(first)} rounds",
@@ -124,7 +127,10 @@ def weather(
         quiet.seconds is not None and inside(values) == 0,
     )
     times = milliseconds(later) / milliseconds(usual)
-    result = f"idle {milliseconds(usual):.1f} ms, the first after {milliseconds(first):.1f} ms, then {times:.2f} times of idle"
+    result = (
+        f"idle {milliseconds(usual):.1f} ms, the first after {milliseconds(first):.1f} ms, then "
+        f"{times:.2f} times of idle"
+    )
     report.add(
         f"{name}: the next requests", len(first) + len(later), result, times <= options.most_times
     )
@@ -147,7 +153,10 @@ def stop(report: Report, server: Server, requests: Sequence[bytes]) -> None:
         with suppress(OSError):
             statuses.append(client.answer())
     status, good = server.end(), statuses.count(200)
-    result = f"{good} answered with 200, {len(statuses) - good} otherwise, {len(requests) - len(statuses)} not at all"
+    result = (
+        f"{good} answered with 200, {len(statuses) - good} otherwise, "
+        f"{len(requests) - len(statuses)} not at all"
+    )
     kept = good == len(requests) and status == 0
     report.add(
         f"SIGTERM with {len(requests)} requests in flight", 1, f"{result}; exit {status}", kept
@@ -244,10 +253,11 @@ def measure(report: Report, name: str, server: Server, options: argparse.Namespa
     report.add(
         f"{name}: {options.permits * options.times} connections for {options.permits} permits",
         f"{len(rounds)} rounds of {options.seconds:g} s, {statuses.total()} answers",
-        f"{found['accepted']:.0f}/s accepted of {found['able']:.0f}/s ({found['share']:.0%}), p99 {found['p99']:.2f} s; "
-        f"{found['refused']:.0f}/s refused, the last after {last:.2f} s; "
-        f"{', '.join(f'{count} × {status}' for status, count in sorted(statuses.items()))}, {missing} without an answer; "
-        f"memory {growth:+.1f} MB; {inside(quiet.values):.0f} left inside, {len(unforeseen)} unforeseen lines of log",
+        f"{found['accepted']:.0f}/s accepted of {found['able']:.0f}/s ({found['share']:.0%}), p99 "
+        f"{found['p99']:.2f} s; {found['refused']:.0f}/s refused, the last after {last:.2f} s; "
+        f"{', '.join(f'{count} × {status}' for status, count in sorted(statuses.items()))}, "
+        f"{missing} without an answer; memory {growth:+.1f} MB; {inside(quiet.values):.0f} left "
+        f"inside, {len(unforeseen)} unforeseen lines of log",
         set(statuses) == {200, 429}
         and leaves_nothing
         and (options.any_times or (in_time and found["share"] >= MIN_SHARE)),

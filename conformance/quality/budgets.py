@@ -89,7 +89,8 @@ def measure(encoder: Encoder, folder: Path, *, timed: bool) -> list[str]:
     top = np.argsort(-(queries.dense @ documents.dense.T), axis=1, kind="stable")[:, :TOP]
     full = gains(rescored(asked, whole, top), collection.relevance)
     print(
-        f"\n{folder.name}: nDCG@10, dense {gains(top, collection.relevance).mean():.4f}; share of all tokens in float32; bytes"
+        f"\n{folder.name}: nDCG@10, dense {gains(top, collection.relevance).mean():.4f}; share of "
+        "all tokens in float32; bytes"
     )
     for tokens in TOKENS:
         merged = (
@@ -110,7 +111,8 @@ def measure(encoder: Encoder, folder: Path, *, timed: bool) -> list[str]:
             )
             size = f"{made.values.nbytes / len(made):>9,.0f}"
             print(
-                f"  {name:12} {found.mean():.4f}  {ratio:8.2%} [{low:.2%}, {high:.2%}] {size}{verdict}",
+                f"  {name:12} {found.mean():.4f}  {ratio:8.2%} [{low:.2%}, {high:.2%}] "
+                f"{size}{verdict}",
                 flush=True,
             )
             missed += (

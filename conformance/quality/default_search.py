@@ -89,7 +89,8 @@ async def searched(searcher: Searcher, judged: Judgements, options: SearchOption
         documents = [str(hit.payload["document_id"]) for hit in hits]
         if len(set(documents)) != len(documents) or len(documents) < min(LIMIT, there):
             sys.exit(
-                f"query {query}: {len(documents)} hits, {len(set(documents))} documents, asked for {LIMIT}"
+                f"query {query}: {len(documents)} hits, {len(set(documents))} documents, asked for "
+                f"{LIMIT}"
             )
         run[query] = scores_by_rank(documents)
     return run
@@ -162,7 +163,8 @@ def main() -> int:
             )
         default = found.pop("hybridtei search")
         print(
-            f"\n{name}, {len(default)} queries, nDCG@10\n  {'hybridtei search':18} {default.mean():.4f}"
+            f"\n{name}, {len(default)} queries, nDCG@10\n  {'hybridtei search':18} "
+            f"{default.mean():.4f}"
         )
         if "by table" in found:
             share = found["by table"].mean() / default.mean()

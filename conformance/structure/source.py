@@ -110,8 +110,12 @@ def measure(package: Path) -> dict[str, object]:
             module.lines < SHORT_MODULE_LINES for module in written
         ),
         "modules with one importer": sum(importers[module.name] == 1 for module in written),
-        "files in the largest folder": f"{folders[largest_folder]} ({largest_folder.relative_to(package.parent)})",
-        "lines of the largest file": f"{largest_file.lines} ({largest_file.path.relative_to(package.parent)})",
+        "files in the largest folder": (
+            f"{folders[largest_folder]} ({largest_folder.relative_to(package.parent)})"
+        ),
+        "lines of the largest file": (
+            f"{largest_file.lines} ({largest_file.path.relative_to(package.parent)})"
+        ),
     }
 
 

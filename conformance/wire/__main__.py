@@ -138,7 +138,8 @@ def _report(
         failed = [one for one in mine if one in failures]
         if mine:
             print(
-                f"{'FAIL' if failed else 'ok  '} {len(mine) - len(failed):3d}/{len(mine):<3d} {name:34s} {clause.title}"
+                f"{'FAIL' if failed else 'ok  '} {len(mine) - len(failed):3d}/{len(mine):<3d} "
+                f"{name:34s} {clause.title}"
             )
         for one in failed:
             for reason in failures[one]:

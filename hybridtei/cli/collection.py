@@ -45,7 +45,10 @@ def add_ingest(commands: Commands) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="file or folder of texts, pages, PDF, office files, tables, mail, code, BEIR; in the image, user 10001 must be able to read it",
+        help=(
+            "file or folder of texts, pages, PDF, office files, tables, mail, code, BEIR; in the "
+            "image, user 10001 must be able to read it"
+        ),
     )
     add_options(parser, IngestOptions, without=NO_INGEST_FLAGS)
     add_options(parser, CollectionPlan, without=OF_THE_MODEL)
@@ -299,7 +302,10 @@ STEPS = {
 
 
 def add_migrate(commands: Commands) -> None:
-    usage = "COLLECTION (--to MODEL | --multivector-tokens N | --rollback | --status | --delete-old) [flags]"
+    usage = (
+        "COLLECTION (--to MODEL | --multivector-tokens N | --rollback | --status | --delete-old) "
+        "[flags]"
+    )
     parser = new_parser(commands, "migrate", run_migrate, usage)
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument(

@@ -85,7 +85,8 @@ async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> No
     for name in names:
         schema, count = await schemas.of(name), await schemas.store.count(name)
         print(
-            f"{name:{width}}  {count:>12,} points  {schema.metadata.get(MODEL_ID, 'of an unnamed model')}",
+            f"{name:{width}}  {count:>12,} points  "
+            f"{schema.metadata.get(MODEL_ID, 'of an unnamed model')}",
             flush=True,
         )
     for alias, collection in sorted(aliases.items()):
@@ -180,7 +181,8 @@ async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
         done = await import_from(schemas, _chunks(file), arguments.name, advance=bar.update)
     made = "made, " if done.created else ""
     print(
-        f"{done.collection}: {made}{done.written:,} points stored, {done.points - done.written:,} were there",
+        f"{done.collection}: {made}{done.written:,} points stored, {done.points - done.written:,} "
+        "were there",
         flush=True,
     )
 

@@ -27,13 +27,24 @@ SETTINGS = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
 Commands = Any
 BOOLEANS = {"true": True, "false": False}
 # Removed flags and variables -> what to do instead. A command that reads models refuses them.
-MIRROR = "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A B --from access.jsonl`"
+MIRROR = (
+    "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A "
+    "B --from access.jsonl`"
+)
 RETIRED: Mapping[str, str] = {
     **dict.fromkeys(("shadow", "shadow_rate", "shadow_api_key"), MIRROR),
-    "http_workers": "one process speaks HTTP; on many cores start several servers, each with --reuse-port (deploy/scale.md)",
-    "table_under_load": 'leave it out; after a 429 a client can send "mode": "sparse" and "query_encoder": "table"',
+    "http_workers": (
+        "one process speaks HTTP; on many cores start several servers, each with --reuse-port "
+        "(deploy/scale.md)"
+    ),
+    "table_under_load": (
+        'leave it out; after a 429 a client can send "mode": "sparse" and "query_encoder": "table"'
+    ),
     "chunking": "leave it out; for late chunks send `spans` to /embed_hybrid and store the vectors",
-    "cuda_devices": "start a server for each GPU, with CUDA_VISIBLE_DEVICES=N and --reuse-port (notebooks/tuning.md)",
+    "cuda_devices": (
+        "start a server for each GPU, with CUDA_VISIBLE_DEVICES=N and --reuse-port "
+        "(notebooks/tuning.md)"
+    ),
     **dict.fromkeys(("cuda_graphs", "torch_compile"), "leave it out: it made passes slower"),
 }
 # A namespace's attribute: the flags read so far
@@ -175,8 +186,8 @@ def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[s
         variable = field.name.upper()
         if flags.get(field.name) is None and is_service_link(field.name, environment):
             warnings.append(
-                f"{variable}={environment[variable]} is ignored: Kubernetes sets it for a Service of "
-                f"that name; {_flag(field.name)} sets the port"
+                f"{variable}={environment[variable]} is ignored: Kubernetes sets it for a Service "
+                f"of that name; {_flag(field.name)} sets the port"
             )
         alias = _alias(meta)
         text, source = (None, "") if alias is None else _lookup(alias, flags, environment)

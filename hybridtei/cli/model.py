@@ -42,7 +42,10 @@ def add_train(commands: Commands) -> None:
         metavar="FOLDER",
         help="model in the Hugging Face layout",
     )
-    output_help = "head file to write; to serve the heads, put it into the model's folder as hybridtei_heads.safetensors"
+    output_help = (
+        "head file to write; to serve the heads, put it into the model's folder as "
+        "hybridtei_heads.safetensors"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output_help)
     cache_help = "folder of token states; a later run with the same model and texts uses them again"
     parser.add_argument("--cache", type=Path, required=True, metavar="FOLDER", help=cache_help)
@@ -214,7 +217,8 @@ def run_pack(arguments: argparse.Namespace) -> None:
     found = [each for each in packed_files() if each.used >= began]
     if not found and not arguments.list:
         raise HybridTeiError(
-            f"{arguments.model}: no weights are kept: too small, or no room for them (see the warning)"
+            f"{arguments.model}: no weights are kept: too small, or no room for them (see the "
+            "warning)"
         )
     print(*found, sep="\n")
 
@@ -236,7 +240,10 @@ def add_compare(commands: Commands) -> None:
             help=f"the model to ask server {side.upper()} for, by OpenAI's API",
         )
     parser.add_argument("--json", action="store_true", help="print the report as a line of JSON")
-    recorded_help = 'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers instead of the sample texts'
+    recorded_help = (
+        'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers instead of the sample '
+        "texts"
+    )
     parser.add_argument("--from", dest="recorded", type=Path, metavar="FILE", help=recorded_help)
 
 
@@ -282,7 +289,8 @@ def run_explain(arguments: argparse.Namespace) -> None:
     found = sections.get(arguments.name.lower())
     if found is None:
         raise UsageError(
-            f"NAME is {arguments.name!r}, which is no error; known: {', '.join(name for name, _ in sections.values())}"
+            f"NAME is {arguments.name!r}, which is no error; known: "
+            f"{', '.join(name for name, _ in sections.values())}"
         )
     name, body = found
     print(name)

@@ -46,7 +46,10 @@ def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) ->
         metavar="FILE",
         help="TOML file of [[model]] tables: several models in one process",
     )
-    parser.epilog = "--model-id may be repeated. Every flag may also be given as the variable shown after it; the flag wins."
+    parser.epilog = (
+        "--model-id may be repeated. Every flag may also be given as the variable shown after it; "
+        "the flag wins."
+    )
     add_flags(
         parser, (ModelConfig, EngineConfig, ServerConfig, StoreConfig), repeatable=("model_id",)
     )
@@ -109,7 +112,8 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
             )
         if server.served_model_name is not None:
             raise UsageError(
-                "--served-model-name names a single model; name several models by the `alias` of each table"
+                "--served-model-name names a single model; name several models by the `alias` of "
+                "each table"
             )
     ports = {
         "--port": server.port,
@@ -134,7 +138,8 @@ def check_key(key: str | None) -> None:
 
     if key is not None and not is_sendable(key):
         raise UsageError(
-            "--api-key: no header can carry this key; it should be printable ASCII without a space at either end"
+            "--api-key: no header can carry this key; it should be printable ASCII without a space "
+            "at either end"
         )
 
 
@@ -156,5 +161,6 @@ def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str,
         return EVERYWHERE, "requests need an API key"
     return (
         THIS_MACHINE,
-        f"no API key is set, so other machines cannot connect; --api-key or --hostname {EVERYWHERE} lets them",
+        "no API key is set, so other machines cannot connect; --api-key or --hostname "
+        f"{EVERYWHERE} lets them",
     )

@@ -106,9 +106,11 @@ class LoadedModel:
             else "late interaction"
         )
         return [
-            f"model    {spec.model_type}, {embeds if spec.kind == 'embedding' else f'{spec.kind}, {len(spec.labels)} labels'}",
+            f"model    {spec.model_type}, "
+            f"{embeds if spec.kind == 'embedding' else f'{spec.kind}, {len(spec.labels)} labels'}",
             f"outputs  {', '.join(sorted(spec.heads))}",
-            f"backend  {backend.name}, {backend.dtype}, {form}, lanes: {', '.join(sorted(backend.lanes, reverse=True))}",
+            f"backend  {backend.name}, {backend.dtype}, {form}, lanes: "
+            f"{', '.join(sorted(backend.lanes, reverse=True))}",
             f"limits   {reader.max_input_length} tokens an input, {self.budget_tokens} a pass",
         ]
 
@@ -191,7 +193,8 @@ def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
     )
     if not spec.pools_prompts and prompts.named(prompts.own):
         raise LoadError(
-            f'{spec.folder}: a prompt goes before every text, and {WITHOUT_PROMPT}: give --default-prompt ""'
+            f"{spec.folder}: a prompt goes before every text, and {WITHOUT_PROMPT}: give "
+            '--default-prompt ""'
         )
     tokenizer = Tokenizer.load(
         spec.folder / "tokenizer.json",
@@ -209,8 +212,8 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
         return spec.max_input_length
     if not engine.auto_truncate:
         raise LoadError(
-            f"the model takes {spec.max_input_length} tokens, more than `max-batch-tokens` ({engine.max_batch_tokens}): "
-            "raise that, or allow `auto-truncate`"
+            f"the model takes {spec.max_input_length} tokens, more than `max-batch-tokens` "
+            f"({engine.max_batch_tokens}): raise that, or allow `auto-truncate`"
         )
     log.warning(
         "inputs are cut to max-batch-tokens (%d); the model takes more", engine.max_batch_tokens
@@ -243,10 +246,12 @@ def _self_test(backend: Backend, longest: int) -> None:
         if spec.model_type not in FAMILIES:
             raise _unserved(
                 spec,
-                f"lets a text see its padding or its neighbours, and changes its states by {worst:.2g}",
+                "lets a text see its padding or its neighbours, and changes its states by "
+                f"{worst:.2g}",
             )
         raise LoadError(
-            f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together"
+            f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone "
+            "and together"
         )
 
 
@@ -319,7 +324,8 @@ def named_model(table: Mapping[str, Any], flags: ModelConfig, where: str) -> Nam
         raise LoadError(f"{where}: {error}") from None
     if not ALIAS.fullmatch(model.alias):
         raise LoadError(
-            f"{where}: alias {model.alias!r} should be 1 to 100 letters, digits, dots, dashes, underscores"
+            f"{where}: alias {model.alias!r} should be 1 to 100 letters, digits, dots, dashes, "
+            "underscores"
         )
     return model
 

@@ -148,7 +148,8 @@ def places(path: Path) -> dict[str, Place]:
             size = storage.count * SIZES[storage.dtype]
             if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size < size:
                 raise LoadError(
-                    f"{path}: storage `{storage.key}` is missing, compressed, or shorter than {size} bytes"
+                    f"{path}: storage `{storage.key}` is missing, compressed, or shorter than "
+                    f"{size} bytes"
                 )
             file.seek(entry.header_offset + 26)
             name_bytes, extra_bytes = (int.from_bytes(file.read(2), "little") for _ in range(2))

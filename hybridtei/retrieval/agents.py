@@ -45,7 +45,10 @@ Limit = Annotated[int, Field(ge=1, le=MAX_HITS, description="How many hits at mo
 Conditions = Annotated[
     dict[str, Any] | None,
     Field(
-        description='Qdrant\'s filter of payloads, as {"must": [{"key": "metadata.year", "match": {"value": 2024}}]}.'
+        description=(
+            'Qdrant\'s filter of payloads, as {"must": [{"key": "metadata.year", "match": '
+            '{"value": 2024}}]}.'
+        )
     ),
 ]
 Ranking = Annotated[

@@ -230,8 +230,8 @@ class Unsent:
 
     def _refusal(self) -> AnswersUnsent:
         return AnswersUnsent(
-            f"{self.bytes} bytes of answers wait for clients that do not read them, {self._limit} are allowed "
-            "(max-unsent-bytes): try again later"
+            f"{self.bytes} bytes of answers wait for clients that do not read them, {self._limit} "
+            "are allowed (max-unsent-bytes): try again later"
         )
 
 

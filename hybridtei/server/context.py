@@ -269,8 +269,8 @@ def check_instruction(instruction: str | None, documents: int) -> None:
     length = len(instruction or "")
     if length * documents > MAX_INSTRUCTION_CHARACTERS:
         raise InvalidInput(
-            f"`instruction` holds {length} characters for each of {documents} documents, {length * documents} in all > "
-            f"maximum allowed {MAX_INSTRUCTION_CHARACTERS}"
+            f"`instruction` holds {length} characters for each of {documents} documents, "
+            f"{length * documents} in all > maximum allowed {MAX_INSTRUCTION_CHARACTERS}"
         )
 
 

@@ -229,7 +229,8 @@ class EngineProcess:
                 found = self._now(self._child or self._spawn(), "load", number, config)
             except (EOFError, OSError) as error:
                 raise LoadError(
-                    f"the engine's process ended ({self._end() or error}) before it had loaded a model"
+                    f"the engine's process ended ({self._end() or error}) before it had loaded a "
+                    "model"
                 ) from None
         engine = self._engines[number] = RemoteEngine(self, number)
         self._configs[number] = config
@@ -318,7 +319,10 @@ class EngineProcess:
                     self._on_loop(self._answered, receive(child.connection))
             except Exception as error:
                 # A message that cannot be read ends the connection, too
-                ended = f"the engine's process ended ({self._end() or error}) and is started again: send the request again"
+                ended = (
+                    f"the engine's process ended ({self._end() or error}) and is started again: "
+                    "send the request again"
+                )
                 if not self._closing.is_set():
                     log.error("%s", error if isinstance(error, HybridTeiError) else ended)
                 self._on_loop(self._switch, ended)

@@ -311,8 +311,8 @@ def _warn_if_open(server: ServerConfig) -> None:
         and not ipaddress.ip_address(server.hostname).is_loopback
     ):
         log.warning(
-            "no --api-key, and the server listens on %s: EVERY client may read and change the vector store, and web pages "
-            "may read it; set a key, or listen on --hostname 127.0.0.1",
+            "no --api-key, and the server listens on %s: EVERY client may read and change the "
+            "vector store, and web pages may read it; set a key, or listen on --hostname 127.0.0.1",
             server.hostname,
         )
 

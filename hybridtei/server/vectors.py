@@ -89,8 +89,9 @@ def _ranges(context: Context, precision: str, head: Head, width: int) -> Floats:
         if name in known and known[name].shape[1] == width:
             return known[name]
     raise InvalidInput(
-        f"`{precision}` needs the range of each of {width} {head.value} dimensions, which this server lacks "
-        "(quantization-ranges); without ranges there are float, float16, binary and ubinary"
+        f"`{precision}` needs the range of each of {width} {head.value} dimensions, which this "
+        "server lacks (quantization-ranges); without ranges there are float, float16, binary and "
+        "ubinary"
     )
 
 
@@ -108,7 +109,10 @@ SparseFormat = Literal["tei", "qdrant", "tokens", "ids"]
 OutputDtype = Annotated[
     Precision | None,
     Meta(
-        description="Type of the numbers in vectors; binary: one bit each, eight bits in an int8; ubinary: in a uint8."
+        description=(
+            "Type of the numbers in vectors; binary: one bit each, eight bits in an int8; ubinary: "
+            "in a uint8."
+        )
     ),
 ]
 SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
@@ -157,7 +161,9 @@ class SpannedText(Struct, frozen=True, forbid_unknown_fields=True):
         list[tuple[Id, Id]],
         Meta(
             min_length=1,
-            description="For each span, the first code point and the one after the last; spans may overlap.",
+            description=(
+                "For each span, the first code point and the one after the last; spans may overlap."
+            ),
         ),
     ]
 
@@ -165,7 +171,10 @@ class SpannedText(Struct, frozen=True, forbid_unknown_fields=True):
 SpannedInputs = Annotated[
     FullText | SpannedText | Annotated[list[FullText | Id | Ids | SpannedText], NOT_EMPTY],
     Meta(
-        description="As for `/embed_all`; or texts with spans: the answer has a list for each text, an item for each span."
+        description=(
+            "As for `/embed_all`; or texts with spans: the answer has a list for each text, an "
+            "item for each span."
+        )
     ),
 ]
 

@@ -63,7 +63,8 @@ class TextFormatter(logging.Formatter):
         spans = "" if span is None else f"{':'.join(map(_span_text, span.from_outermost()))}: "
         message = _escaped(record.getMessage())
         lines = [
-            f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: {record.filename}:{record.lineno}: {message}"
+            f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: "
+            f"{record.filename}:{record.lineno}: {message}"
         ]
         if record.exc_info and record.exc_info[0]:
             # Indented, so that no line of a trace looks like a log line

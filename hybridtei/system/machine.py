@@ -131,7 +131,8 @@ def private_folder(folder: Path) -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise OSError(
-            f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is yours)"
+            f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is "
+            "yours)"
         )
     return folder
 
@@ -347,8 +348,9 @@ def turn_off_telemetry() -> None:
     send reports already."""
     if "onnxruntime" in sys.modules and "ORT_DISABLE_TELEMETRY" not in os.environ:
         warnings.warn(
-            "onnxruntime was imported before hybridtei, so hybridtei cannot turn off onnxruntime's usage reports: import "
-            "hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment",
+            "onnxruntime was imported before hybridtei, so hybridtei cannot turn off "
+            "onnxruntime's usage reports: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 "
+            "in the environment",
             RuntimeWarning,
             stacklevel=3,
         )

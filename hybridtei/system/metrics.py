@@ -23,7 +23,9 @@ HELP = {
     "hybridtei_cache_hits_total": "Inputs answered from the embedding cache.",
     "hybridtei_cache_misses_total": "Inputs that were not in the embedding cache.",
     "hybridtei_departed_requests_total": "Requests whose client left before the answer.",
-    "hybridtei_dropped_requests_total": "Requests whose client left while they waited for a forward pass.",
+    "hybridtei_dropped_requests_total": (
+        "Requests whose client left while they waited for a forward pass."
+    ),
     "hybridtei_forward_passes_total": "Forward passes of a backend.",
     "hybridtei_key_requests_total": "Requests by the name of their API key.",
     "hybridtei_lane_batches_total": "Batches that lanes of a kind took.",
@@ -32,7 +34,9 @@ HELP = {
     "hybridtei_refusals_total": "Requests refused, by the limit that refused them.",
     "hybridtei_running_batches": "Batches in a forward pass now.",
     "hybridtei_shared_inputs_total": "Inputs identical to a waiting input, computed once.",
-    "hybridtei_store_errors_total": "Requests that failed or were refused at the vector store, by kind.",
+    "hybridtei_store_errors_total": (
+        "Requests that failed or were refused at the vector store, by kind."
+    ),
     "hybridtei_unsent_bytes": "Bytes of answers that clients have not read yet.",
 }
 

@@ -67,7 +67,10 @@ async def retry_unavailable(attempt: Callable[[], Awaitable[T]], patience_s: flo
             pause_s = retries.pause_s(error.retry_after_s)
             if pause_s is None:
                 count = "once" if retries.tries == 1 else f"{retries.tries} times"
-                message = f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} s)"
+                message = (
+                    f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} "
+                    "s)"
+                )
                 raise StoreUnavailable(message, error.retry_after_s, is_counted=True) from error
         await asyncio.sleep(pause_s)
 

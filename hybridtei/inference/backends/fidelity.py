@@ -52,7 +52,10 @@ class Fidelity:
         )
 
     def __str__(self) -> str:
-        return f"cosine {self.worst:.4f} at worst, {self.mean:.4f} on average; {self.overlap:.1%} of neighbours kept"
+        return (
+            f"cosine {self.worst:.4f} at worst, {self.mean:.4f} on average; {self.overlap:.1%} of "
+            "neighbours kept"
+        )
 
 
 def compare(exact: Backend, approximate: Backend) -> Fidelity:

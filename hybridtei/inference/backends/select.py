@@ -152,7 +152,10 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
 def _graph_or_reason(spec: ModelSpec) -> Graph | str:
     """The graph of a checkpoint's family, or the reason why its weights cannot run in a graph."""
     if not has_weights(spec.folder):
-        return "its weights (*.bin) were saved by torch before 1.6, or are cut short: save them again, or use torch"
+        return (
+            "its weights (*.bin) were saved by torch before 1.6, or are cut short: save them "
+            "again, or use torch"
+        )
     try:
         return family_graph(spec)
     except LoadError as error:
@@ -202,7 +205,8 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
         assert own is not None
         if spec.tanh_gelu:
             raise LoadError(
-                f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's weights"
+                f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's "
+                "weights"
             )
         return OnnxBackend.from_file(spec, own, dtype=dtype)
     weights = Weights.open(spec.folder)

@@ -71,7 +71,10 @@ def _table(
         for tokens, rate in measure(backend, min(BEYOND * given, engine.max_batch_tokens)):
             rates[tokens] = rate
             yield f"  {tokens:6} tokens a pass  {rate:9.0f} tokens/s"
-        yield f"  {enough(rates)} tokens are enough for {FLAT:.0%} of the best rate; a pass of the server takes up to {given}"
+        yield (
+            f"  {enough(rates)} tokens are enough for {FLAT:.0%} of the best rate; a pass of the "
+            f"server takes up to {given}"
+        )
     return rates
 
 

@@ -73,7 +73,8 @@ def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
     if not tables:
         wanted = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
         raise UnsupportedArchitecture(
-            f"{spec.folder / 'config.json'}: {spec.model_type} has no table of word embeddings with {wanted}"
+            f"{spec.folder / 'config.json'}: {spec.model_type} has no table of word embeddings "
+            f"with {wanted}"
         )
     if len(tables) != 1:
         raise LoadError(
@@ -88,12 +89,14 @@ def check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
     shifts = {_shift(name, key) for name, key in key_of.items() if key is not None}
     if len(shifts) > 1:
         raise WeightMismatch(
-            f"{weights.folder}: the weights of the trunk lie under several prefixes: {sorted(shifts)}"
+            f"{weights.folder}: the weights of the trunk lie under several prefixes: "
+            f"{sorted(shifts)}"
         )
     left = left_over(weights.names() - {key for key in key_of.values() if key is not None})
     if left:
         raise WeightMismatch(
-            f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all"
+            f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, "
+            f"{len(left)} in all"
         )
 
 
@@ -167,8 +170,8 @@ def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
     family = FAMILIES.get(spec.model_type)
     if family is None:
         raise UnsupportedArchitecture(
-            f"{spec.folder / 'config.json'}: the masked-language-model head of {spec.model_type} is not supported for SPLADE; "
-            f"supported: {', '.join(sorted(FAMILIES))}"
+            f"{spec.folder / 'config.json'}: the masked-language-model head of {spec.model_type} "
+            f"is not supported for SPLADE; supported: {', '.join(sorted(FAMILIES))}"
         )
 
     def optional(name: str) -> Floats | None:

@@ -93,8 +93,9 @@ class _InFlightBatch:
         backend, packed = self.instance.backend, self.batch.packed
         seconds = (perf_counter_ns() - self.began_ns) / 1e9
         return (
-            f"a pass of {len(packed)} inputs, {len(packed.input_ids)} tokens, the longest {packed.max_seqlen}, for "
-            f"{', '.join(sorted(packed.heads))}, on {backend.name} in {backend.dtype}, runs for {seconds:.1f} seconds"
+            f"a pass of {len(packed)} inputs, {len(packed.input_ids)} tokens, the longest "
+            f"{packed.max_seqlen}, for {', '.join(sorted(packed.heads))}, on {backend.name} in "
+            f"{backend.dtype}, runs for {seconds:.1f} seconds"
         )
 
 
@@ -195,7 +196,8 @@ class Device:
         try:
             if kind is LaneKind.BULK and self._niceness and not lower_priority(self._niceness):
                 log.warning(
-                    "the operating system refuses a lower priority to bulk work; it runs at the same as the rest"
+                    "the operating system refuses a lower priority to bulk work; it runs at the "
+                    "same as the rest"
                 )
             for instance in [*self._instances]:
                 instance.enter(kind)

@@ -215,7 +215,8 @@ class EngineService:
         size, limit = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes
         if size > limit:
             raise AnswerTooLarge(
-                f"the answer would take about {size} bytes > maximum allowed {limit} (max-answer-bytes): send fewer inputs"
+                f"the answer would take about {size} bytes > maximum allowed {limit} "
+                "(max-answer-bytes): send fewer inputs"
             )
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:

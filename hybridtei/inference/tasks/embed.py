@@ -109,7 +109,8 @@ class Embed(Task[Embeddings]):
             )
         if spec.query is not None and self.route(spec) is None:
             raise InvalidInput(
-                "`input_type` is missing: the model has a router with a query and a document route, and no `default_route`"
+                "`input_type` is missing: the model has a router with a query and a document "
+                "route, and no `default_route`"
             )
         if self.query_encoder == "table" and (
             self.heads != {Head.SPARSE} or self.input_type == "document"
@@ -354,7 +355,8 @@ def check_spelled(spec: ModelSpec) -> None:
     vocabulary."""
     if spec.sparse is not None and spec.sparse.kind == "code":
         raise UnsupportedHead(
-            "Sparse vectors of a SparseAutoEncoder are over latents, which no token of the vocabulary spells"
+            "Sparse vectors of a SparseAutoEncoder are over latents, which no token of the "
+            "vocabulary spells"
         )
 
 

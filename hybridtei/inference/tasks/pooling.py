@@ -37,13 +37,18 @@ class MultivectorBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Merge similar vectors until a document has at most this number [default: all]."
+            description=(
+                "Merge similar vectors until a document has at most this number [default: all]."
+            )
         ),
     ] = None
     dtype: Annotated[
         MultivectorDtype,
         Meta(
-            description="int8: each vector scaled to whole numbers up to 127; binary: the sign of each number, one bit."
+            description=(
+                "int8: each vector scaled to whole numbers up to 127; binary: the sign of each "
+                "number, one bit."
+            )
         ),
     ] = "float"
 
@@ -269,6 +274,7 @@ def read_ranges(path: str | Path) -> dict[str, Floats]:
             or not (array[0] <= array[1]).all()
         ):
             raise LoadError(
-                f"{path}: `{name}` should hold the least and the most of each dimension, as floats [2, d]"
+                f"{path}: `{name}` should hold the least and the most of each dimension, as floats "
+                "[2, d]"
             )
     return {name: array.astype(np.float32) for name, array in arrays.items()}

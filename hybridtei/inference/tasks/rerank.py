@@ -124,7 +124,8 @@ class Rerank(_Question):
         length = len(self.instruction or "")
         if length > INSTRUCTION_CHARACTERS_MAX:
             raise InvalidInput(
-                f"`instruction` holds {length} characters > maximum allowed {INSTRUCTION_CHARACTERS_MAX}"
+                f"`instruction` holds {length} characters > maximum allowed "
+                f"{INSTRUCTION_CHARACTERS_MAX}"
             )
 
     def prepare(self, model: Model) -> list[Encoding]:

@@ -82,8 +82,8 @@ class EmbedSpans(Task[Embeddings]):
         self.task.check(spec)
         if Head.DENSE in self.task.heads and spec.pooling != ("mean",):
             raise UnsupportedHead(
-                f"`spans`: the dense vector of a span is the mean of its tokens' states, but the model pools by "
-                f"{', '.join(spec.pooling)}: leave `dense` out of `outputs`"
+                "`spans`: the dense vector of a span is the mean of its tokens' states, but the "
+                f"model pools by {', '.join(spec.pooling)}: leave `dense` out of `outputs`"
             )
         if (
             Head.SPARSE in self.task.heads
@@ -96,7 +96,8 @@ class EmbedSpans(Task[Embeddings]):
         side = self.task.side(spec)
         if side is not None and side.expansion is not None:
             raise UnsupportedHead(
-                "`spans`: the model expands its queries, which have no spans; send `input_type` document"
+                "`spans`: the model expands its queries, which have no spans; send `input_type` "
+                "document"
             )
 
     def _of(self, begin: int, end: int) -> EmbedSpans:
@@ -193,13 +194,14 @@ class EmbedSpans(Task[Embeddings]):
             begin, end = spans[index].tolist()
             why = "holds no token" if end <= len(item.text) else "ends beyond the text"
             raise InvalidInput(
-                f"`{name}[{index}]` is [{begin}, {end}], which {why}: {len(item.text)} code points, of which {len(own)} tokens "
-                "are read"
+                f"`{name}[{index}]` is [{begin}, {end}], which {why}: {len(item.text)} code "
+                f"points, of which {len(own)} tokens are read"
             )
         total, most = int(counts.sum()), MAX_COVERAGE * len(own)
         if total > most:
             raise InvalidInput(
-                f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x the text's"
+                f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x "
+                "the text's"
             )
         rows = np.arange(row, row + len(spans))
         if len(located) <= longest:
@@ -212,8 +214,9 @@ class EmbedSpans(Task[Embeddings]):
         if (chosen < 0).any():
             index = int(chosen.argmin())
             raise InvalidInput(
-                f"`{name}[{index}]` is {spans[index].tolist()}, which holds {counts[index]} tokens > maximum allowed "
-                f"{room // 2} of a text that is longer than the model reads"
+                f"`{name}[{index}]` is {spans[index].tolist()}, which holds {counts[index]} "
+                f"tokens > maximum allowed {room // 2} of a text that is longer than the model "
+                "reads"
             )
         for window in np.unique(chosen):
             begin, end = windows[window].tolist()

@@ -128,7 +128,8 @@ def _two_layers(name: str, activation: str, last: LinearStep = LAST, key: str = 
 
 def _longformer(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
     raise UnsupportedArchitecture(
-        "config.json: a Longformer that classifies lets all tokens see the first, which its trunk does not; use another model"
+        "config.json: a Longformer that classifies lets all tokens see the first, which its trunk "
+        "does not; use another model"
     )
 
 
@@ -289,7 +290,8 @@ def find_classifier(
     ):
         served = ", ".join(sorted(SEQUENCE))
         raise UnsupportedArchitecture(
-            f"{config.file}: {name} of {model_type!r} is not supported; classifiers supported: {served}"
+            f"{config.file}: {name} of {model_type!r} is not supported; classifiers supported: "
+            f"{served}"
         )
     # Alibaba's name for transformers' gte
     trunk, recipe = SEQUENCE["new" if name.startswith("NewFor") else model_type]
@@ -446,6 +448,7 @@ def _labels(config: JsonObject) -> tuple[str, ...]:
         or not all(isinstance(label, str | int | float) for label in labels.values())
     ):
         raise LoadError(
-            f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}'
+            f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is '
+            f"{labels!r}"
         )
     return tuple(str(labels[key]) for key in keys)

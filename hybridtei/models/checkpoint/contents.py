@@ -95,8 +95,9 @@ def _check_quantised(file: Path) -> None:
             method = isinstance(settings, dict) and settings.get("quant_method")
             named = _shown(method or QUANTISED[key])
             raise LoadError(
-                f"{file}: the weights are quantised (`{key}`, {named}); read are those "
-                "in float32, float16 or bfloat16. Give the model that it was made from; `--dtype int8` quantises here"
+                f"{file}: the weights are quantised (`{key}`, {named}); read are those in "
+                "float32, float16 or bfloat16. Give the model that it was made from; `--dtype "
+                "int8` quantises here"
             )
 
 

@@ -352,7 +352,8 @@ def _assemble(folder: Path) -> None:
         _write(folder / WEIGHTS, _safetensors(source / DATA), SOURCE_SHA256[WEIGHTS])
     except OSError as error:
         raise LoadError(
-            f"{folder}: {error}; set HYBRIDTEI_CACHE to a folder that can be written, with 100 MB free"
+            f"{folder}: {error}; set HYBRIDTEI_CACHE to a folder that can be written, with 100 MB "
+            "free"
         ) from error
 
 
@@ -403,5 +404,6 @@ def _write(path: Path, parts: Iterable[bytes | memoryview], sha256: str | None =
             digest.update(content)
         if sha256 not in (None, digest.hexdigest()):
             raise LoadError(
-                f"{path}: has the sha256 {digest.hexdigest()}, expected {sha256}; reinstall hybridtei"
+                f"{path}: has the sha256 {digest.hexdigest()}, expected {sha256}; reinstall "
+                "hybridtei"
             )

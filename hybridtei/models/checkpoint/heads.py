@@ -105,7 +105,8 @@ def find_heads(
     description = read_description(own)
     if description.hidden_size != hidden_size:
         raise WeightMismatch(
-            f"{own}: made for a hidden size of {description.hidden_size}, the model has {hidden_size}"
+            f"{own}: made for a hidden size of {description.hidden_size}, the model has "
+            f"{hidden_size}"
         )
     sparse, many, found = description.sparse, description.multivector, None
     if sparse is not None:
@@ -174,7 +175,8 @@ def token_projection(
     weights, name = Weights.open(home), "linear.weight"
     if not weights.has(name):
         raise MissingArtifact(
-            f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors"
+            f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token "
+            "vectors"
         )
     return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
 

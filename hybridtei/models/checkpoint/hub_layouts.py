@@ -391,8 +391,9 @@ def check_code(config: Mapping[str, Any], file: Path) -> None:
 def needs_code(file: Path, code: str) -> UnsupportedArchitecture:
     """The error of a model that needs its publisher's code."""
     return UnsupportedArchitecture(
-        f"{file}: `auto_map` names `{code}`, code of the publisher's own, and no family here is known to compute the same. "
-        "--trust-remote-code runs it by torch, with all rights of this process: read it before"
+        f"{file}: `auto_map` names `{code}`, code of the publisher's own, and no family here is "
+        "known to compute the same. --trust-remote-code runs it by torch, with all rights of "
+        "this process: read it before"
     )
 
 
@@ -412,8 +413,9 @@ def check_head_code(config: Mapping[str, Any], file: Path, *, has_head: bool) ->
         code = own_code(config, loader)
         if code is not None:
             raise UnsupportedArchitecture(
-                f"{file}: `auto_map` names `{code}` as {loader}, a head by the publisher's own code; supported: heads of "
-                "transformers' classes, and embedders by such code with --trust-remote-code"
+                f"{file}: `auto_map` names `{code}` as {loader}, a head by the publisher's own "
+                "code; supported: heads of transformers' classes, and embedders by such code "
+                "with --trust-remote-code"
             )
 
 

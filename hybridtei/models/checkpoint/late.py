@@ -145,7 +145,8 @@ def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None,
         raise LoadError(f"{file}: `pool_factor` is {factor!r}, should be a number of at least 1")
     if not isinstance(protected, int) or protected < 0:
         raise LoadError(
-            f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at least 0"
+            f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at "
+            "least 0"
         )
     tasks = settings.get("tasks") or ["document"]
     # sentence-transformers' default
@@ -216,7 +217,8 @@ def _expansion(transformer: JsonObject, words: _Words) -> Expansion | None:
     settings = transformer.object("query_expansion")
     if settings.get("strategy") not in ("fixed", "min"):
         raise UnsupportedArchitecture(
-            f"{settings.file}: `query_expansion` {dict(settings)!r}; supported: strategy 'fixed' or 'min'"
+            f"{settings.file}: `query_expansion` {dict(settings)!r}; supported: strategy 'fixed' "
+            "or 'min'"
         )
     return Expansion(
         settings.count("length"),
@@ -254,7 +256,8 @@ class _Words:
         )
         if token_id is None:
             raise LoadError(
-                f"{file}: queries should be expanded with one of {names}, which the vocabulary lacks"
+                f"{file}: queries should be expanded with one of {names}, which the vocabulary "
+                "lacks"
             )
         return token_id
 

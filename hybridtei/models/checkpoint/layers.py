@@ -268,7 +268,8 @@ def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> t
     )
     if left:
         raise WeightMismatch(
-            f"{folder}: the weights hold what config.json does not describe: {left[:5]}, {len(left)} in all"
+            f"{folder}: the weights hold what config.json does not describe: {left[:5]}, "
+            f"{len(left)} in all"
         )
     return tuple(layers)
 

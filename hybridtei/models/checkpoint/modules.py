@@ -223,8 +223,8 @@ def read_router(folder: Path, modules: Modules) -> Routes:
             "Normalize",
         }:
             raise UnsupportedArchitecture(
-                f"{file}: the {name} route is {names}; supported: a model of dense vectors in each, or a SparseStaticEmbedding "
-                "for queries and SPLADE for documents"
+                f"{file}: the {name} route is {names}; supported: a model of dense vectors in "
+                "each, or a SparseStaticEmbedding for queries and SPLADE for documents"
             )
         _check_order(file, names, ORDER, orphans=False)
     return Routes(
@@ -237,7 +237,8 @@ def read_router(folder: Path, modules: Modules) -> Routes:
 def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
     if parameters.get("route_mappings"):
         raise UnsupportedArchitecture(
-            f"{parameters.file}: `route_mappings` are not supported; name the routes query and document"
+            f"{parameters.file}: `route_mappings` are not supported; name the routes query and "
+            "document"
         )
     default = parameters.get("default_route")
     if default is None:
@@ -266,12 +267,14 @@ def splade_function(
         )
         if strategy != "max" or activation not in ("relu", "log1p_relu"):
             raise UnsupportedArchitecture(
-                f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: 'max' of relu or log1p_relu"
+                f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: "
+                "'max' of relu or log1p_relu"
             )
         return str(activation)
     if override == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
         raise UnsupportedArchitecture(
-            f"{folder}: splade pooling needs an architecture ending in MaskedLM, config.json names {list(architectures)}"
+            f"{folder}: splade pooling needs an architecture ending in MaskedLM, config.json names "
+            f"{list(architectures)}"
         )
     return None if override is None else "relu"
 
@@ -306,13 +309,18 @@ def read_pooling(
         if can_rank and name.endswith("ForCausalLM"):
             more = "; of one that ranks, describe the template in hybridtei_rerank.json"
         if own_code(config) is not None:
-            more = "; --trust-remote-code is needed too, since only the publisher's own code computes this model"
+            more = (
+                "; --trust-remote-code is needed too, since only the publisher's own code computes "
+                "this model"
+            )
         raise MissingArtifact(
-            f"{file}: missing, so nothing says how states of {name} become one vector; give --pooling mean, which "
-            f"sentence-transformers takes then, or last-token, which most language models that embed are trained with{more}"
+            f"{file}: missing, so nothing says how states of {name} become one vector; give "
+            "--pooling mean, which sentence-transformers takes then, or last-token, which most "
+            f"language models that embed are trained with{more}"
         )
     log.warning(
-        "%s: missing; taking the first token (cls), as TEI does: set --pooling if the model needs another",
+        "%s: missing; taking the first token (cls), as TEI does: set --pooling if the model needs "
+        "another",
         file,
     )
     return ("cls",)
@@ -458,6 +466,7 @@ def _width_of(settings: JsonObject, key: str, width: int) -> int:
     declared = settings.count(key)
     if declared != width:
         raise WeightMismatch(
-            f"{settings.file}: `{key}` is {declared}, but what comes before it has a width of {width}"
+            f"{settings.file}: `{key}` is {declared}, but what comes before it has a width of "
+            f"{width}"
         )
     return declared

@@ -72,7 +72,8 @@ class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 QWEN3 = PairTemplate(
     prefix=(
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
+        "and the Instruct provided. "
         'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     ),
     body="<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
@@ -82,13 +83,17 @@ QWEN3 = PairTemplate(
 # Source: `MxbaiRerankV2` of Mixedbread's package mxbai-rerank 0.1.6.
 MXBAI = PairTemplate(
     prefix=(
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+        "assistant.<|im_end|>\n<|im_start|>user\n"
     ),
     body=("query: {query}", "\n", "document: {document}"),
     suffix=(
-        "\nYou are a search relevance expert who evaluates how well documents match search queries. For each query-document "
-        "pair, carefully analyze the semantic relationship between them, then provide your binary relevance judgment (0 for "
-        "not relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n"
+        "\n"
+        "You are a search relevance expert who evaluates how well documents match search queries. "
+        "For each query-document pair, carefully analyze the semantic relationship between them, "
+        "then provide your binary relevance judgment (0 for not relevant, 1 for relevant).\n"
+        "Relevance:<|im_end|>\n"
+        "<|im_start|>assistant\n"
     ),
     yes="1",
     no="0",
@@ -98,8 +103,9 @@ BGE_GEMMA = PairTemplate(
     prefix="<bos>",
     body=("A: {query}", "\n", "B: {document}"),
     suffix=(
-        "\nGiven a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
-        "prediction of either 'Yes' or 'No'."
+        "\n"
+        "Given a query A and a passage B, determine whether the passage contains an answer to the "
+        "query by providing a prediction of either 'Yes' or 'No'."
     ),
     yes="Yes",
     no=None,
@@ -189,7 +195,8 @@ def _own(file: Path) -> PairTemplate:
 def _check_slots(file: Path, body: str, size: int) -> None:
     if size > MAX_TEMPLATE or len(SLOT.findall(body)) > MAX_SLOTS:
         raise LoadError(
-            f"{file}: a template of {size} characters; allowed are {MAX_TEMPLATE}, with {MAX_SLOTS} places of texts"
+            f"{file}: a template of {size} characters; allowed are {MAX_TEMPLATE}, with "
+            f"{MAX_SLOTS} places of texts"
         )
     lacking = {"query", "document"} - set(SLOT.findall(body))
     if lacking:
@@ -240,7 +247,8 @@ def _rendered(
     except TemplateFailure as failure:
         if failure.is_missing:
             raise UnsupportedArchitecture(
-                f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template in {OWN_FILE}"
+                f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template "
+                f"in {OWN_FILE}"
             ) from failure
         raise LoadError(
             f"{file}: cannot be rendered for a query and a document: {failure}"
@@ -283,7 +291,8 @@ def language_ranker(
             return classifier, None
         served = ", ".join(sorted(LANGUAGE_MODELS))
         raise UnsupportedArchitecture(
-            f"{config.file}: {model_type!r} as a language model that ranks is not supported; supported: {served}"
+            f"{config.file}: {model_type!r} as a language model that ranks is not supported; "
+            f"supported: {served}"
         )
     if not (causal or (ranks and model_type in DECODERS)):
         return classifier, None
@@ -291,9 +300,9 @@ def language_ranker(
     template = _template(home, config, default, modules=modules, scores=classifier is not None)
     if classifier is not None and template is None and classifier.kind == "reranker":
         log.warning(
-            "%s: no file names the template that this language model was trained to rank with: the "
-            "document follows the query as the tokenizer joins two texts. If the model's card has a "
-            "template, describe it in %s",
+            "%s: no file names the template that this language model was trained to rank with: "
+            "the document follows the query as the tokenizer joins two texts. If the model's card "
+            "has a template, describe it in %s",
             home,
             OWN_FILE,
         )
@@ -311,6 +320,7 @@ def _token_id(folder: Path, word: str) -> int:
     token_id = read_vocabulary(folder).get(word)
     if token_id is None:
         raise LoadError(
-            f"{folder / 'tokenizer.json'}: the word {word!r}, whose logit is the score, is not a token"
+            f"{folder / 'tokenizer.json'}: the word {word!r}, whose logit is the score, is not a "
+            "token"
         )
     return token_id

@@ -76,7 +76,8 @@ def read_prompts(
         isinstance(text, str) and len(text) <= MAX_PROMPT for text in prompts.values()
     ):
         raise LoadError(
-            f"{folder / MODEL_FILE}: `prompts` should map names to texts of at most {MAX_PROMPT} characters"
+            f"{folder / MODEL_FILE}: `prompts` should map names to texts of at most {MAX_PROMPT} "
+            "characters"
         )
     return prompts if adapters is None else {**adapters.prompts, **prompts}
 
@@ -108,7 +109,8 @@ def default_prompt(
         return None
     known = ", ".join(prompts or {}) or "none"
     raise LoadError(
-        f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: {known}"
+        f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: "
+        f"{known}"
     )
 
 

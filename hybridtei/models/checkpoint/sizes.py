@@ -86,8 +86,8 @@ def read_hidden_size(config: JsonObject) -> int:
     if config.get("hidden_size") is None and elsewhere is not None:
         model_type = config.get("model_type")
         raise UnsupportedArchitecture(
-            f"{config.file}: the family {model_type!r} is not supported: it has `{elsewhere}`, no `hidden_size`; "
-            f"supported: {', '.join(SERVED)}"
+            f"{config.file}: the family {model_type!r} is not supported: it has `{elsewhere}`, no "
+            f"`hidden_size`; supported: {', '.join(SERVED)}"
         )
     return config.count("hidden_size")
 
@@ -105,7 +105,8 @@ def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bo
     weights = min_weights(config, has_position_table=has_position_table)
     if size and weights > size:
         raise WeightMismatch(
-            f"{file}: describes at least {weights} weights, but the files of weights hold {size} bytes"
+            f"{file}: describes at least {weights} weights, but the files of weights hold {size} "
+            "bytes"
         )
 
 
@@ -173,7 +174,8 @@ def max_input_length(
         known = [length for length in (told, table) if length is not None]
     if not known:
         raise LoadError(
-            f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a length"
+            f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a "
+            "length"
         )
     return min(known)
 
@@ -441,7 +443,8 @@ def read_adapters(config: JsonObject) -> Adapters | None:
     rank = config.count("lora_rank", 4)
     if rank * len(names) > MAX_RANKS:
         raise LoadError(
-            f"{config.file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than {MAX_RANKS} ranks"
+            f"{config.file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than "
+            f"{MAX_RANKS} ranks"
         )
     return Adapters(
         tuple(names), rank, alpha / rank, {name: instructions.get(name, "") for name in names}

@@ -437,12 +437,14 @@ def _model_type(config: JsonObject) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise LoadError(
-            f"{config.file}: lacks `model_type`, which should name the model's family, such as 'bert'"
+            f"{config.file}: lacks `model_type`, which should name the model's family, such as "
+            "'bert'"
         )
     form = config.get("position_embedding_type")
     if model_type in ABSOLUTE_FAMILIES and form not in (None, "absolute"):
         raise UnsupportedArchitecture(
-            f"{config.file}: `position_embedding_type` {form!r} of {model_type}; supported: 'absolute'"
+            f"{config.file}: `position_embedding_type` {form!r} of {model_type}; supported: "
+            "'absolute'"
         )
     return model_type
 

@@ -385,7 +385,8 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         weight = found[f"{name}.weight"] = found.pop(original)
         if not all(key in found for key in keys):
             raise LoadError(
-                f"{weight.file}: `{original}` lacks {' and '.join(f'`{key}`' for key in keys if key not in found)}"
+                f"{weight.file}: `{original}` lacks "
+                f"{' and '.join(f'`{key}`' for key in keys if key not in found)}"
             )
         pair = _pair(weight, found.pop(keys[0]), found.pop(keys[1]))
         found |= {

@@ -202,7 +202,8 @@ class Settings:
             or not all(kind in (FULL, SLIDING) for kind in kinds)
         ):
             raise LoadError(
-                f"{self._file}: `layer_types` should hold {FULL!r} or {SLIDING!r} for each of {layers} layers"
+                f"{self._file}: `layer_types` should hold {FULL!r} or {SLIDING!r} for each of "
+                f"{layers} layers"
             )
         return kinds
 
@@ -239,7 +240,8 @@ class Settings:
             unknown.add(f"`{key}`")
         if unknown:
             _warn_once(
-                f"{self._file}: ignored, as transformers ignores them in this family: {', '.join(sorted(unknown))}"
+                f"{self._file}: ignored, as transformers ignores them in this family: "
+                f"{', '.join(sorted(unknown))}"
             )
 
 

@@ -333,7 +333,8 @@ class TextReader:
         # An unknown id would fail the whole batch
         if input_ids.max() >= self.vocab_size:
             raise InvalidInput(
-                f"`inputs` becomes the token id {input_ids.max()}, but the model knows ids below {self.vocab_size}"
+                f"`inputs` becomes the token id {input_ids.max()}, but the model knows ids below "
+                f"{self.vocab_size}"
             )
         if self.skipped is not None and input_ids[-1] == self.skipped:
             encoding = self._ended(encoding)

@@ -367,6 +367,7 @@ class Prompts:
         if name not in self.table:
             known = json.dumps(list(self.table), ensure_ascii=False)
             raise InvalidInput(
-                f"{set_to} it was not found in the Sentence Transformers prompts. Available prompts: {known}"
+                f"{set_to} it was not found in the Sentence Transformers prompts. Available "
+                f"prompts: {known}"
             )
         return self.table[name]

@@ -134,14 +134,15 @@ def as_table(evaluation: Evaluation) -> str:
         lines.append(f"{result.name:{width}}{cells}{result.p50_ms:10.1f}{result.p95_ms:9.1f}")
     p50, p95 = np.percentile(evaluation.embed_ms, [50, 95])
     lines.append(
-        f"\n{evaluation.queries:,} queries in {evaluation.collection}; times without the query's embedding, which takes "
-        f"{p50:.1f} ms (p95 {p95:.1f}); * best"
+        "\n"
+        f"{evaluation.queries:,} queries in {evaluation.collection}; times without the query's "
+        f"embedding, which takes {p50:.1f} ms (p95 {p95:.1f}); * best"
     )
     if (choice := evaluation.choice) is not None:
         kind = ", the default" if choice.is_default else ", instead of the default"
         lines.append(
-            f"choose {choice.name}{kind}: {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % interval {choice.low:+.4f} to "
-            f"{choice.high:+.4f}, paired bootstrap over queries)"
+            f"choose {choice.name}{kind}: {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % "
+            f"interval {choice.low:+.4f} to {choice.high:+.4f}, paired bootstrap over queries)"
         )
     return "\n".join(lines)
 

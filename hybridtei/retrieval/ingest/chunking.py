@@ -146,7 +146,8 @@ def settings_for(
     room = tokens - around
     if not whole and (tokens > longest or room < MIN_TOKENS):
         raise InvalidInput(
-            f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {longest}, what the model reads"
+            f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {longest}, "
+            "what the model reads"
         )
     if overlap is None:
         overlap = room // OVERLAP_SHARE

@@ -83,9 +83,9 @@ async def stored_documents(store: Store, name: str, source: Source) -> StoredDoc
             if DIGEST in record.payload and is_below(label, labels):
                 if SETTINGS not in record.payload:
                     raise CollectionMismatch(
-                        f"collection {name!r}: hybridtei 0.1 stored {label}, without the settings that this version compares. "
-                        "Ingest the sources into a new collection, then delete this one with "
-                        f"`hybridtei collections delete {name}`"
+                        f"collection {name!r}: hybridtei 0.1 stored {label}, without the settings "
+                        "that this version compares. Ingest the sources into a new collection, "
+                        f"then delete this one with `hybridtei collections delete {name}`"
                     )
                 versions = documents.setdefault(label, {}).setdefault(
                     str(record.payload.get(DOCUMENT_ID)), []
@@ -150,8 +150,9 @@ class Source:
         other = next((path for path, taken in known.items() if taken == name), None)
         if chosen is None and other is not None:
             raise InvalidInput(
-                f"{place}: the collection has a source {name!r}, which is {other}. Name this source with --source-name "
-                f"NAME; if it is the same source at a new path, use --source-name {name}"
+                f"{place}: the collection has a source {name!r}, which is {other}. Name this "
+                "source with --source-name NAME; if it is the same source at a new path, use "
+                f"--source-name {name}"
             )
         return cls(place, name, known, is_new=True)
 

@@ -193,31 +193,35 @@ class Summary:
     def in_words(self) -> str:
         stats = self.stats
         lines = [
-            f"{stats.documents:,} documents in {stats.chunks:,} chunks stored in {stats.seconds:,.1f} s "
-            f"({stats.documents_per_s:,.1f} documents/s, {stats.tokens_per_s:,.0f} tokens/s), {stats.unchanged:,} unchanged"
+            f"{stats.documents:,} documents in {stats.chunks:,} chunks stored in "
+            f"{stats.seconds:,.1f} s ({stats.documents_per_s:,.1f} documents/s, "
+            f"{stats.tokens_per_s:,.0f} tokens/s), {stats.unchanged:,} unchanged"
         ]
         if self.dry_run:
             lines = [
-                f"nothing was changed: {stats.documents:,} documents would be stored, {stats.unchanged:,} are unchanged"
+                f"nothing was changed: {stats.documents:,} documents would be stored, "
+                f"{stats.unchanged:,} are unchanged"
             ]
         if stats.quarantined:
             lines.append(f"{stats.quarantined:,} could not be taken: {self.quarantine} says why")
         lines.append(f"collection {self.collection}, {self.store}: {stats.points:,} points")
         if earlier := stats.of_earlier_reading:
             lines.append(
-                f"{earlier:,} documents stay as an earlier version read them: --reread reads them anew, with --dry-run it "
-                "only counts them"
+                f"{earlier:,} documents stay as an earlier version read them: --reread reads them "
+                "anew, with --dry-run it only counts them"
             )
         if deleted := stats.documents_deleted:
             lines.append(
-                f"{deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted"
+                f"{deleted:,} documents that left the source "
+                f"{'would be' if self.dry_run else 'were'} deleted"
             )
         if missing := stats.documents_missing:
             why = stats.kept or "--delete-missing deletes them"
             lines.append(f"{missing:,} documents left the source and stay searchable: {why}")
         if unclear := stats.documents_unclear:
             lines.append(
-                f"{unclear:,} documents may also have left the source: their files could not be read completely, so they stay"
+                f"{unclear:,} documents may also have left the source: their files could not be "
+                "read completely, so they stay"
             )
         if stats.stopped:
             lines.append("stopped before the end: run the same command again to continue")

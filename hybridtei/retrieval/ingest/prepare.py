@@ -202,7 +202,8 @@ class Preparation:
             if seen.get(found.document_id):
                 self._reject(
                     found,
-                    f"the id {found.document_id!r} was there before: the first of that name is kept",
+                    f"the id {found.document_id!r} was there before: the first of that name is "
+                    "kept",
                 )
                 continue
             seen[found.document_id] = True

@@ -132,7 +132,8 @@ class _Ingest:
         if options.engine == "ray":
             if options.url is not None:
                 raise InvalidInput(
-                    "--url and --engine ray exclude each other: either a server or the cluster embeds"
+                    "--url and --engine ray exclude each other: either a server or the cluster "
+                    "embeds"
                 )
             from hybridtei.retrieval.ray import check
 
@@ -209,7 +210,10 @@ class _Ingest:
                 if writer is not None and not stats.stopped:
                     await self._index(store)
             except (StoreUnavailable, ConnectionError, BackendError, NoKey) as error:
-                done = f"{stats.documents:,} documents were stored; run the same command again to continue from there"
+                done = (
+                    f"{stats.documents:,} documents were stored; run the same command again to "
+                    "continue from there"
+                )
                 error.args = (f"{error}\n{done}",)
                 raise
         rejected = str(preparation.quarantine.path) if len(preparation.quarantine) else None
@@ -320,7 +324,8 @@ async def _nodes(store: Any, tell: Tell) -> int:
         nodes: int = await store.peers() if store.kind == "server" else 1
     except StoreError as error:
         tell(
-            f"cluster   unknown, so shards and copies are the server's defaults, or --shards and --replicas: {error}"
+            "cluster   unknown, so shards and copies are the server's defaults, or --shards and "
+            f"--replicas: {error}"
         )
         return 1
     return nodes
@@ -356,7 +361,8 @@ def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
         if served is None:
             raise
         raise LoadError(
-            f"{error}\nthe server's model is needed here too, for its tokenizer: name its folder or hub id with --model-id"
+            f"{error}\nthe server's model is needed here too, for its tokenizer: name its folder "
+            "or hub id with --model-id"
         ) from error
     if spec.kind != "embedding":
         raise InvalidInput(f"{model.model_id}: is a {spec.kind}, which makes no vectors")
@@ -364,8 +370,8 @@ def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
         offered = frozenset(map(Head, served["hybridtei"]["outputs"])) & frozenset(VECTORS)
         if offered != vector_heads(spec.heads, None):
             raise InvalidInput(
-                f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives {', '.join(sorted(offered))}: "
-                "name the server's model with --model-id"
+                f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives "
+                f"{', '.join(sorted(offered))}: name the server's model with --model-id"
             )
     return spec
 

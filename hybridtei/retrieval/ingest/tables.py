@@ -122,7 +122,8 @@ def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple
     document_id = str(value)
     if not 1 <= len(document_id) <= options.max_id_characters:
         raise Unfit(
-            f"`{name}` has {len(document_id)} characters, should have 1 to {options.max_id_characters}"
+            f"`{name}` has {len(document_id)} characters, should have 1 to "
+            f"{options.max_id_characters}"
         )
     return name, document_id
 
@@ -310,15 +311,17 @@ def _check_group(file: Any, group: int, options: ReadOptions) -> None:
         width = WIDTHS.get(column.physical_type, declared.length)
         if width > options.max_record_bytes:
             raise Unfit(
-                f"`{column.path_in_schema}`: a cell has {width} bytes, allowed are {options.max_record_bytes}"
+                f"`{column.path_in_schema}`: a cell has {width} bytes, allowed are "
+                f"{options.max_record_bytes}"
             )
         unfolded = column.total_uncompressed_size + (
             column.num_values * width if declared.max_repetition_level else 0
         )
         if unfolded > max(MAX_COLUMN_BYTES, MAX_EXPANSION * column.total_compressed_size):
             raise Unfit(
-                f"row group {group}, `{column.path_in_schema}`: {column.total_compressed_size} bytes would become {unfolded}, "
-                f"allowed are {MAX_COLUMN_BYTES}, or {MAX_EXPANSION} times as many"
+                f"row group {group}, `{column.path_in_schema}`: {column.total_compressed_size} "
+                f"bytes would become {unfolded}, allowed are {MAX_COLUMN_BYTES}, or "
+                f"{MAX_EXPANSION} times as many"
             )
 
 

@@ -215,7 +215,8 @@ async def wait_indexed(
                 last, since_s = indexed, clock()
             if stop.is_set() or clock() - since_s > STALLED_S:
                 tell(
-                    f"the server continues indexing: {indexed:,} vectors so far, the collection is {info.status.value}"
+                    f"the server continues indexing: {indexed:,} vectors so far, the collection is "
+                    f"{info.status.value}"
                 )
                 return
             try:

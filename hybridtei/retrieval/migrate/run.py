@@ -183,19 +183,24 @@ class MigrationRun:
         schema = await self._store.describe(collection)
         if schema is None:
             return f"{collection}, which is gone,"
-        return f"{collection} ({await self._store.count(collection):,} points of {schema.metadata.get(MODEL_ID)})"
+        return (
+            f"{collection} ({await self._store.count(collection):,} points of "
+            f"{schema.metadata.get(MODEL_ID)})"
+        )
 
     async def _migrate(self, old: CollectionSchema) -> None:
         source = str(old.stored_as)
         is_plain, options = source == self._name, self._options
         if is_plain and not (options.no_switch or options.yes):
             raise InvalidInput(
-                f"{source!r} is a collection, and an alias will take its name: for a moment other clients of the store may "
-                "find neither. --yes accepts this; --no-switch fills the copy only"
+                f"{source!r} is a collection, and an alias will take its name: for a moment other "
+                "clients of the store may find neither. --yes accepts this; --no-switch fills "
+                "the copy only"
             )
         if strange := {*old.vectors, *old.sparse} - set(NAMES):
             raise InvalidInput(
-                f"collection {source!r} has vectors that no model here makes: {', '.join(sorted(strange))}"
+                f"collection {source!r} has vectors that no model here makes: "
+                f"{', '.join(sorted(strange))}"
             )
         for record in (await self._store.scroll(source, limit=10))[0]:
             text_of(record)
@@ -280,7 +285,8 @@ class MigrationRun:
         old = None if previous is None else await self._store.describe(previous)
         if previous is None or old is None:
             raise InvalidInput(
-                f"collection {self._name!r}: the previous one was deleted; migrate --to the old model"
+                f"collection {self._name!r}: the previous one was deleted; migrate --to the old "
+                "model"
             )
         convert = self._embedding(replace(old, stored_as=previous))
         await self._catch_up(source, previous, convert)
@@ -306,7 +312,8 @@ class MigrationRun:
                 return there
             if not _has_vectors_of(there, old):
                 self._tell(
-                    f"{there.stored_as} is a copy by another model or plan: `hybridtei collections delete` deletes it"
+                    f"{there.stored_as} is a copy by another model or plan: `hybridtei collections "
+                    "delete` deletes it"
                 )
         taken = await self._store.collections()
         name = next(
@@ -335,8 +342,8 @@ class MigrationRun:
         agreed = set((options.drop_outputs or "").split(",")) | set(old.metadata.get(DROPPED, ()))
         if unnamed := [head for head in lacking if head not in agreed]:
             raise InvalidInput(
-                f"{model_id} makes no {' and no '.join(unnamed)} vectors, which collection {self._name!r} has: "
-                f"--drop-outputs {','.join(lacking)} continues without them"
+                f"{model_id} makes no {' and no '.join(unnamed)} vectors, which collection "
+                f"{self._name!r} has: --drop-outputs {','.join(lacking)} continues without them"
             )
         before = plan_of(old)
         plan = msgspec.structs.replace(
@@ -465,6 +472,7 @@ def text_of(record: Stored) -> str:
     text = record.payload.get(TEXT)
     if not isinstance(text, str) or not text.strip():
         raise InvalidInput(
-            f"point {record.id} has no text in its payload (`{TEXT}`): only stored texts can be embedded anew"
+            f"point {record.id} has no text in its payload (`{TEXT}`): only stored texts can be "
+            "embedded anew"
         )
     return text

@@ -386,7 +386,8 @@ def _key_of(group_by: str) -> str:
     differently."""
     if re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
         raise InvalidInput(
-            f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots between them"
+            f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots "
+            "between them"
         )
     return GROUPS.get(group_by, group_by)
 

@@ -24,8 +24,9 @@ ZSCORE_WEIGHTS = {DENSE: 1.0, SPARSE: 0.5}
 ZSCORE_WEIGHTS_WITH_MAXSIM = {DENSE: 1.0, SPARSE: 0.7, MULTIVECTOR: 1.0}
 MAX_K = 1_000_000
 PACKED_ALONE = (
-    "the collection has multi-vectors as bytes in the payload, which can score candidates but not find them, as `mode` "
-    "multivector and rrf need; search in mode zscore or weighted, or with `rescore`"
+    "the collection has multi-vectors as bytes in the payload, which can score candidates but not "
+    "find them, as `mode` multivector and rrf need; search in mode zscore or weighted, or with "
+    "`rescore`"
 )
 
 # Its 61 is the literature's 60

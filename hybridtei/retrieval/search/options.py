@@ -35,7 +35,10 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     mode: Annotated[
         Mode | None,
         Meta(
-            description="How points are found and scored [default: zscore of all kinds of vectors; rrf with `k`]."
+            description=(
+                "How points are found and scored [default: zscore of all kinds of vectors; rrf "
+                "with `k`]."
+            )
         ),
     ] = None
     limit: Annotated[Count, Meta(description="Number of hits.")] = 10
@@ -51,7 +54,10 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         | Annotated[str, Meta(max_length=100)]
         | None,
         Meta(
-            description="Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."
+            description=(
+                "Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, "
+                "m3-two."
+            )
         ),
     ] = None
     legs: Annotated[
@@ -65,7 +71,10 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     group_by: Annotated[
         Annotated[str, Meta(min_length=1, max_length=200)] | None,
         Meta(
-            description="One hit for each value of this payload field; `more` counts its other matches; null: every chunk."
+            description=(
+                "One hit for each value of this payload field; `more` counts its other matches; "
+                "null: every chunk."
+            )
         ),
     ] = "document"
     query_encoder: Annotated[
@@ -122,7 +131,8 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         last = self.offset + self.limit
         if last > MAX_RERANKED:
             raise InvalidInput(
-                f"`offset` and `limit` reach to place {last}; with a reranker {MAX_RERANKED} is the last"
+                f"`offset` and `limit` reach to place {last}; with a reranker {MAX_RERANKED} is "
+                "the last"
             )
 
 

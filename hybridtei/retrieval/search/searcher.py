@@ -95,7 +95,8 @@ class Searcher:
     ) -> None:
         if not hasattr(store, "query"):
             raise InvalidInput(
-                f"`store` is {store!r}: should be `open_store(StoreConfig(qdrant_path=…))`, or of a `qdrant_url`"
+                f"`store` is {store!r}: should be `open_store(StoreConfig(qdrant_path=…))`, or of "
+                "a `qdrant_url`"
             )
         self.store = store
         self.model = model
@@ -135,7 +136,8 @@ class Searcher:
             return fit.fitted(await self.model.embed(queries, heads))
         if Head.SPARSE not in heads or self.model.look_up is None:
             raise InvalidInput(
-                f"`query_encoder` {options.query_encoder!r}: the collection or the model has no sparse vectors"
+                f"`query_encoder` {options.query_encoder!r}: the collection or the model has no "
+                "sparse vectors"
             )
         sparse = (await self.model.look_up(queries)).sparse
         others = heads - {Head.SPARSE}

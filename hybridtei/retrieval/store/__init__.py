@@ -59,13 +59,15 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
     """
     if not isinstance(config, StoreConfig):
         raise StoreError(
-            f"the store is {config!r}: should be `StoreConfig(qdrant_path=…)`, or with a `qdrant_url`"
+            f"the store is {config!r}: should be `StoreConfig(qdrant_path=…)`, or with a "
+            "`qdrant_url`"
         )
     if config.qdrant_url is None and config.qdrant_path is None:
         return None
     if config.qdrant_url is not None and config.qdrant_path is not None:
         raise StoreError(
-            "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a folder here, not both"
+            "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a "
+            "folder here, not both"
         )
     require_extra(
         "qdrant", "qdrant_client", *(["qdrant_edge"] if config.qdrant_url is None else [])

@@ -209,8 +209,9 @@ class PayloadBudget:
                 self._left -= len(orjson.dumps(point.payload, default=str))
         if self._left < 0:
             raise PayloadsTooLarge(
-                f"the payloads of the points take more than {self._max_bytes} bytes (max-search-bytes): ask for fewer points "
-                "(`limit`, `rerank_limit`), or for some keys of each (`with_payload`)"
+                f"the payloads of the points take more than {self._max_bytes} bytes "
+                "(max-search-bytes): ask for fewer points (`limit`, `rerank_limit`), or for some "
+                "keys of each (`with_payload`)"
             )
 
 

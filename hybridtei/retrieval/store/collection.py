@@ -102,8 +102,9 @@ def check_fits(
         title = f"collection {name!r}" if name else "the collection"
         if [line.split()[1] for line in lines] == [f"{FINGERPRINT}:"]:
             lines.append(
-                "the model's files have changed, or this version reads texts otherwise (tokenizer settings, longest input, "
-                f"default prompt); `hybridtei migrate {name or 'NAME'}` makes the vectors anew"
+                "the model's files have changed, or this version reads texts otherwise "
+                "(tokenizer settings, longest input, default prompt); `hybridtei migrate "
+                f"{name or 'NAME'}` makes the vectors anew"
             )
         raise CollectionMismatch("\n".join([f"{title} is laid out for something else:", *lines]))
 
@@ -362,7 +363,8 @@ def check_searchable(
     if not heads:
         there = ", ".join([*schema.vectors, *schema.sparse]) or "none"
         raise CollectionMismatch(
-            f"collection {name!r} has the vectors {there}; {model_id} makes {', '.join(sorted(spec.heads)) or 'none'}"
+            f"collection {name!r} has the vectors {there}; {model_id} makes "
+            f"{', '.join(sorted(spec.heads)) or 'none'}"
         )
     wanted = schema_for(spec, model_id, plan_of(schema), heads=heads, is_there=True)
     vectors = {

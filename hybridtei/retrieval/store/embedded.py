@@ -229,8 +229,9 @@ class EmbeddedStore:
             expected_s += self._mean_s.get(name, 0.0)
         if waiting >= MAX_WAITING or expected_s > self._timeout_s:
             raise StoreAtCapacity(
-                f"{self._path}: {waiting} calls wait for the embedded Qdrant engine, about {expected_s:.1f} s of work; one "
-                f"more would not be answered within {self._timeout_s:g} s (qdrant-timeout): try again later"
+                f"{self._path}: {waiting} calls wait for the embedded Qdrant engine, about "
+                f"{expected_s:.1f} s of work; one more would not be answered within "
+                f"{self._timeout_s:g} s (qdrant-timeout): try again later"
             )
 
     async def _ask(
@@ -254,7 +255,8 @@ class EmbeddedStore:
             if identity(self._lock) != self._identity:
                 raise self._replaced("") from error
             raise StoreUnavailable(
-                f"{self._path}: the process of the embedded Qdrant engine has ended; the next call starts it again"
+                f"{self._path}: the process of the embedded Qdrant engine has ended; the next call "
+                "starts it again"
             ) from error
         finally:
             self._waiting.remove(call)
@@ -328,7 +330,8 @@ class EmbeddedStore:
                 raise StoreError(message)
             if word == "dead" or waited_s > START_S:
                 raise StoreUnavailable(
-                    f"{self._path}: the process of the embedded Qdrant engine does not start: {message}"
+                    f"{self._path}: the process of the embedded Qdrant engine does not start: "
+                    f"{message}"
                 )
             if word == "taken":
                 await asyncio.sleep(RETRY_S)
@@ -351,8 +354,9 @@ class EmbeddedStore:
                 raise self._silent(START_S) from error
             if theirs != release():
                 raise StoreError(
-                    f"{self._path}: the folder is in use by {theirs}, and this is {release()}: use one release of both, or "
-                    "wait until the other release's commands have ended"
+                    f"{self._path}: the folder is in use by {theirs}, and this is {release()}: "
+                    "use one release of both, or wait until the other release's commands have "
+                    "ended"
                 )
         except BaseException:
             writer.close()
@@ -391,8 +395,8 @@ class EmbeddedStore:
         """The error of a process that does not answer: during a call the engine also greets no
         client."""
         return StoreUnavailable(
-            f"{self._path}: the embedded Qdrant engine has not answered for {seconds:g} s: it may be building an index; try "
-            f"later{hint}"
+            f"{self._path}: the embedded Qdrant engine has not answered for {seconds:g} s: it may "
+            f"be building an index; try later{hint}"
         )
 
     def _replaced(self, reason: str) -> FolderReplaced:

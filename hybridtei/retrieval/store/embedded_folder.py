@@ -338,7 +338,8 @@ class Folder:
             machine.check_own_tree(self.path / name)
             path = self.path / name / SHARD
             with _panics(
-                f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its folder, or drop it"
+                f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its "
+                "folder, or drop it"
             ):
                 shard = edge.EdgeShard.load(str(path))
             folder = os.open(path, os.O_RDONLY)
@@ -382,8 +383,9 @@ class Folder:
                 call(collection.shard)
         except StoreError as error:
             collection.broken = (
-                f"collection {name!r} in {self.path} is read-only: the engine failed internally at a write ({error}). Its "
-                "points can still be read and copied; to write again, delete and refill it"
+                f"collection {name!r} in {self.path} is read-only: the engine failed internally "
+                f"at a write ({error}). Its points can still be read and copied; to write again, "
+                "delete and refill it"
             )
             raise StoreError(collection.broken) from error
 
@@ -397,8 +399,9 @@ def _bounded(points: Sequence[Any]) -> list[Any]:
         size += len(answer[-1])
         if size > MAX_ANSWER_BYTES:
             raise StoreError(
-                f"the answer's {len(points)} points are too large: {place} of them take {size} bytes, allowed are "
-                f"{MAX_ANSWER_BYTES}; ask for fewer at once (`limit`), or without vectors or payloads"
+                f"the answer's {len(points)} points are too large: {place} of them take {size} "
+                f"bytes, allowed are {MAX_ANSWER_BYTES}; ask for fewer at once (`limit`), or "
+                "without vectors or payloads"
             )
     return answer
 

@@ -83,7 +83,8 @@ def socket_path(folder: Path) -> Path:
             except OSError as error:
                 refused = f": {error}"
     raise StoreError(
-        f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to a private one"
+        f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to "
+        "a private one"
     )
 
 
@@ -294,8 +295,9 @@ def take(folder: Path) -> Any:
     kind = _network_type(folder)
     if kind is not None:
         raise StoreError(
-            f"{folder}: on a network file system ({kind}), whose locks and mapped files are unreliable for the embedded "
-            "Qdrant engine: choose a folder on a local disk, or run a Qdrant server"
+            f"{folder}: on a network file system ({kind}), whose locks and mapped files are "
+            "unreliable for the embedded Qdrant engine: choose a folder on a local disk, or run "
+            "a Qdrant server"
         )
     try:
         descriptor = machine.open_own(folder, LOCK, os.O_RDWR | os.O_CREAT)
@@ -311,8 +313,9 @@ def take(folder: Path) -> Any:
     except OSError as error:
         file.close()
         raise FolderTaken(
-            f"{folder}: another process has this folder of the embedded Qdrant engine open and does not answer: it belongs to "
-            "another user, container or machine, or to hybridtei 0.1; stop it, choose another folder, or run a Qdrant server"
+            f"{folder}: another process has this folder of the embedded Qdrant engine open and "
+            "does not answer: it belongs to another user, container or machine, or to hybridtei "
+            "0.1; stop it, choose another folder, or run a Qdrant server"
         ) from error
     return file
 

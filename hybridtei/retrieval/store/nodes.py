@@ -129,7 +129,8 @@ def _of_transport(error: BaseException, where: str) -> StoreError:
         return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}")
     if isinstance(error, ResponseHandlingException):
         return StoreError(
-            f"{where}: its answer is not Qdrant's: another service, or an incompatible version? ({source})"
+            f"{where}: its answer is not Qdrant's: another service, or an incompatible version? "
+            f"({source})"
         )
     return StoreError(f"{where}: {type(source).__name__}: {source}")
 
@@ -174,7 +175,8 @@ def address_of(url: str, rest_port: int | None = None) -> Address:
         raise StoreError(f"`qdrant_url` {url!r}: {error}") from error
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname:
         raise StoreError(
-            f"`qdrant_url` {url!r}: should look like http://host:6334, https://host or grpc://host:port"
+            f"`qdrant_url` {url!r}: should look like http://host:6334, https://host or "
+            "grpc://host:port"
         )
     if parts.username or parts.password or parts.query:
         raise StoreError(
@@ -312,7 +314,8 @@ class Nodes:
         except TimeoutError:
             waited_s = (self._check_after_s or 0.0) + self._check_s
             failure = StoreAway(
-                f"Qdrant at {node.url}: has not answered for {waited_s:g} s: is it running, or overloaded?"
+                f"Qdrant at {node.url}: has not answered for {waited_s:g} s: is it running, or "
+                "overloaded?"
             )
         except CLIENT_ERRORS as error:
             failure = store_error(error, node.url)

@@ -93,7 +93,8 @@ def settled(
         dtype = chosen.multivector_dtype or ("float" if is_alone else small)
         if is_alone and dtype != "float":
             raise InvalidInput(
-                f"`multivector_dtype` is {dtype}: multi-vectors have to be float if they are the only vectors"
+                f"`multivector_dtype` is {dtype}: multi-vectors have to be float if they are the "
+                "only vectors"
             )
         return structs.replace(chosen, multivector_tokens=tokens, multivector_dtype=dtype)
     there = plan_of(existing)

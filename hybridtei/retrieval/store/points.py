@@ -85,7 +85,8 @@ def to_points(
         embeddings = replace(embeddings, multivector=None)
     if not len(embeddings) == len(ids) == len(payloads):
         raise ValueError(
-            f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be as many of each"
+            f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be "
+            "as many of each"
         )
     points = [
         Stored(identity, dict(payload), vectors_of(embeddings, row))
@@ -136,7 +137,8 @@ def _checked(point: Stored, schema: CollectionSchema) -> Stored:
     where = f"point {identity}"
     if not isinstance(point.vector, Mapping):
         raise InvalidPoint(
-            f"{where}: `vector` should map names ({_names(schema)}) to vectors, not be one {type(point.vector).__name__}"
+            f"{where}: `vector` should map names ({_names(schema)}) to vectors, not be one "
+            f"{type(point.vector).__name__}"
         )
     vectors: dict[str, Any] = {}
     for name, vector in point.vector.items():
@@ -169,7 +171,10 @@ def _identity(value: Any) -> PointId:
     try:
         return str(uuid.UUID(str(value)))
     except ValueError as error:
-        message = f"point {value!r}: `id` is neither an integer nor a UUID; `point_id` makes one of any text"
+        message = (
+            f"point {value!r}: `id` is neither an integer nor a UUID; `point_id` makes one of any "
+            "text"
+        )
         raise InvalidPoint(message) from error
 
 
@@ -188,8 +193,9 @@ def _dense(vector: Any, params: VectorParams, where: str) -> NDArray[np.float32]
     if dimensions == 2 and array.size >= MAX_MULTIVECTOR_FLOATS:
         most = (MAX_MULTIVECTOR_FLOATS - 1) // params.size
         raise InvalidPoint(
-            f"{where}: {len(array)} rows of {params.size} are {array.size} floats, allowed are {most} rows (fewer than "
-            f"{MAX_MULTIVECTOR_FLOATS} floats): cut the text into shorter chunks"
+            f"{where}: {len(array)} rows of {params.size} are {array.size} floats, allowed are "
+            f"{most} rows (fewer than {MAX_MULTIVECTOR_FLOATS} floats): cut the text into shorter "
+            "chunks"
         )
     return array
 
@@ -198,7 +204,8 @@ def _check_packed(text: Any, packed: PackedFormat, where: str) -> None:
     """Check the bound of `_dense` before decoding."""
     if not isinstance(text, str):
         raise InvalidPoint(
-            f"{where} is {type(text).__name__}, should be a multi-vector's bytes in base64: rename other values"
+            f"{where} is {type(text).__name__}, should be a multi-vector's bytes in base64: rename "
+            "other values"
         )
     count = len(text) * 3 // 4 // packed.row_bytes
     if count * packed.width >= MAX_MULTIVECTOR_FLOATS:
@@ -240,13 +247,15 @@ def _sparse(vector: Any, where: str) -> dict[str, NDArray[Any]]:
         vector = {"indices": vector.indices, "values": vector.values}
     if not isinstance(vector, Mapping):
         raise InvalidPoint(
-            f"{where}: should be a sparse vector of `indices` and `values`, not {type(vector).__name__}"
+            f"{where}: should be a sparse vector of `indices` and `values`, not "
+            f"{type(vector).__name__}"
         )
     values = _floats(vector.get("values", ()), f"{where}, `values`")
     indices = np.asarray(vector.get("indices", ()))
     if values.ndim != 1 or indices.ndim != 1 or len(indices) != len(values):
         raise InvalidPoint(
-            f"{where}: {indices.size} indices and {values.size} values: should be as many, in one row each"
+            f"{where}: {indices.size} indices and {values.size} values: should be as many, in one "
+            "row each"
         )
     if len(indices) and (
         indices.dtype.kind not in "iu" or int(indices.min()) < 0 or int(indices.max()) > MAX_INDEX

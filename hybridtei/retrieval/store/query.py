@@ -43,7 +43,10 @@ _PART = r'(?:[\w-]+|"[^"]*")(?:\[\d*\])*'
 KEY, TIME = rf"^{_PART}(?:\.{_PART})*$", r"^\d{4}-\d\d-\d\d"
 ID = r"^[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}$"
 IN_WORDS = {
-    KEY: "should be names of letters, digits, _ and -, others in double quotes, with dots between them, [] or [0] behind lists",
+    KEY: (
+        "should be names of letters, digits, _ and -, others in double quotes, with dots between "
+        "them, [] or [0] behind lists"
+    ),
     TIME: "should be a number, or a time such as 2024-12-31T23:59:59Z",
     ID: "should be an integer or a UUID",
 }
@@ -261,7 +264,8 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
         raise InvalidInput(_message(str(error), field)) from None
     if not found.is_group:
         raise InvalidInput(
-            f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of these"
+            f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of "
+            "these"
         )
     return found
 
@@ -374,13 +378,17 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
     datatype: Annotated[
         Datatype | None,
         Meta(
-            description="type of numbers in Qdrant's vectors, also in sparse vectors [default: float32]"
+            description=(
+                "type of numbers in Qdrant's vectors, also in sparse vectors [default: float32]"
+            )
         ),
     ] = None
     quantization: Annotated[
         Quantization | None,
         Meta(
-            description="keep a compressed copy of dense vectors in memory, in addition to the originals"
+            description=(
+                "keep a compressed copy of dense vectors in memory, in addition to the originals"
+            )
         ),
     ] = None
     on_disk: Annotated[
@@ -389,7 +397,9 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
     on_disk_payload: Annotated[
         bool,
         Meta(
-            description="keep texts on disk instead of in memory; default on a server: its own setting"
+            description=(
+                "keep texts on disk instead of in memory; default on a server: its own setting"
+            )
         ),
     ] = False
     shards: Annotated[

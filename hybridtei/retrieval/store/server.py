@@ -88,7 +88,8 @@ class ServerStore:
         protocols = {address.grpc_port is not None for address in addresses.values()}
         if len(protocols) > 1:
             raise StoreError(
-                f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of REST"
+                f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of "
+                "REST"
             )
         self._grpc = protocols.pop()
         clients = {url: client_of(url, address, config) for url, address in addresses.items()}
@@ -278,7 +279,8 @@ class ServerStore:
         StoreError."""
         if not self._with_rest:
             raise StoreError(
-                f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as `qdrant_rest_port`"
+                f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as "
+                "`qdrant_rest_port`"
             )
 
         async def ask(client: AsyncQdrantClient) -> Any:

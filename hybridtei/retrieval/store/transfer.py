@@ -119,7 +119,8 @@ def _resumed(file: BinaryIO, path: Path, header: bytes) -> tuple[int, PointId | 
         return 0, None
     if first != header:
         raise InvalidInput(
-            f"{path} is not an export of this collection's current schema: delete it, or name another file"
+            f"{path} is not an export of this collection's current schema: delete it, or name "
+            "another file"
         )
     count, end, last = 0, len(header), b""
     for line in file:
@@ -193,7 +194,8 @@ async def import_from(
     assert schema is not None
     if end != END + b"%d}" % (number - 1):
         raise InvalidInput(
-            f'line {number + 1}: should be {{"points":{number - 1}}} as the last one: the export was cut off'
+            f'line {number + 1}: should be {{"points":{number - 1}}} as the last one: the export '
+            "was cut off"
         )
     if written:
         await schemas.store.optimize(str(schema.stored_as))

@@ -51,7 +51,9 @@ ModelName = Annotated[
 Side = Annotated[
     Literal["query", "document"] | None,
     Meta(
-        description="Kind of the inputs, for models that treat queries differently [default: document]."
+        description=(
+            "Kind of the inputs, for models that treat queries differently [default: document]."
+        )
     ),
 ]
 Budget = Annotated[
@@ -90,7 +92,10 @@ class EmbedHybridRequest(
     sparse_format: Annotated[
         SparseFormat,
         Meta(
-            description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."
+            description=(
+                "tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary "
+                "piece: weight}."
+            )
         ),
     ] = "tei"
 

@@ -92,7 +92,10 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     task: Annotated[
         str | None,
         Meta(
-            description="Jina's `input_type`: retrieval.query, retrieval.passage; or an adapter of the model."
+            description=(
+                "Jina's `input_type`: retrieval.query, retrieval.passage; or an adapter of the "
+                "model."
+            )
         ),
     ] = None
     embedding_type: Annotated[
@@ -107,7 +110,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     late_chunking: Annotated[
         bool | None,
         Meta(
-            description="From Jina's clients; true: read the texts as the chunks of one text, in order."
+            description=(
+                "From Jina's clients; true: read the texts as the chunks of one text, in order."
+            )
         ),
     ] = None
     outputs: Annotated[
@@ -287,7 +292,8 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
         largest = max(item)
         if largest >= size:
             raise InvalidInput(
-                f"`{name}` holds the id {largest}, but the vocabulary ends at {size - 1}. {OPENAI_IDS}"
+                f"`{name}` holds the id {largest}, but the vocabulary ends at {size - 1}. "
+                f"{OPENAI_IDS}"
             )
         if first not in (None, item[0]) or last not in (None, item[-1]):
             raise InvalidInput(
@@ -296,8 +302,8 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
 
 
 OPENAI_IDS = (
-    "LangChain's OpenAIEmbeddings sends ids of OpenAI's vocabulary, which mean nothing here: create "
-    "it with `check_embedding_ctx_length=False`"
+    "LangChain's OpenAIEmbeddings sends ids of OpenAI's vocabulary, which mean nothing here: "
+    "create it with `check_embedding_ctx_length=False`"
 )
 
 
@@ -385,7 +391,8 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
     with context.counting_failures():
         if request.enable_auto_chunking:
             raise InvalidInput(
-                "`enable_auto_chunking` is true: this server takes each document as a list of chunks"
+                "`enable_auto_chunking` is true: this server takes each document as a list of "
+                "chunks"
             )
         check_chunks(sum(map(len, request.inputs)), "inputs")
     texts = [joined(chunks) for chunks in request.inputs]

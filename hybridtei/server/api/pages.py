@@ -25,7 +25,10 @@ TYPES = {
     "svg": b"image/svg+xml",
     "png": b"image/png",
 }
-POLICY = b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+POLICY = (
+    b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src "
+    b"'none'; "
+)
 PAGE_POLICY = POLICY + b"require-trusted-types-for 'script'"
 # Swagger UI inserts inline styles, and its style sheet contains images
 DOCS_POLICY = POLICY + b"img-src 'self' data:"

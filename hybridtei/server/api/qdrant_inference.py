@@ -59,7 +59,9 @@ class InferenceInput(Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         Meta(
-            description="ALIAS/dense, ALIAS/sparse, ALIAS/multivector; ALIAS: its only or its dense vector."
+            description=(
+                "ALIAS/dense, ALIAS/sparse, ALIAS/multivector; ALIAS: its only or its dense vector."
+            )
         ),
     ] = ""
     options: InferenceOptions | None = None
@@ -211,7 +213,8 @@ def _target(
         )
         if not 1 <= options.dimensions <= width:
             raise InvalidDimensions(
-                f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and {width}"
+                f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and "
+                f"{width}"
             )
     reading = (context, options.input_type or side, options.prompt_name)
     return _Target(reading, one.model, head, options.dimensions)

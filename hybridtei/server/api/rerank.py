@@ -54,7 +54,10 @@ MAX_RANK_FIELDS = 32
 GivenWeights = Annotated[
     str | RankWeights | None,
     Meta(
-        description="For models that rank by vectors: m3, m3-long, m3-two, or a weight for each kind of vector."
+        description=(
+            "For models that rank by vectors: m3, m3-long, m3-two, or a weight for each kind of "
+            "vector."
+        )
     ),
 ]
 
@@ -100,7 +103,10 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     rank_fields: Annotated[
         Annotated[list[str], Meta(max_length=MAX_RANK_FIELDS)] | None,
         Meta(
-            description="For documents that are objects: up to 32 fields to read, in this order [default: text]."
+            description=(
+                "For documents that are objects: up to 32 fields to read, in this order [default: "
+                "text]."
+            )
         ),
     ] = None
     max_tokens_per_doc: Annotated[
@@ -109,7 +115,10 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     raw_scores: Annotated[
         bool | UnsetType | None,
         Meta(
-            description="Give logits instead of probabilities, and a model's similarities as they are instead of within 0 and 1."
+            description=(
+                "Give logits instead of probabilities, and a model's similarities as they are "
+                "instead of within 0 and 1."
+            )
         ),
     ] = UNSET
     truncate: Truncate = None
@@ -121,7 +130,9 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     relevant_spans: Annotated[
         RelevantSpans | None,
         Meta(
-            description="List the sentences behind each score, by the best matches of multi-vectors."
+            description=(
+                "List the sentences behind each score, by the best matches of multi-vectors."
+            )
         ),
     ] = None
     by_property: Annotated[
@@ -175,7 +186,8 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
         text = document.get("text")
         if not isinstance(text, str):
             raise InvalidInput(
-                f"`documents[{place}]` should be a text, or an object with a `text`; or name `rank_fields`"
+                f"`documents[{place}]` should be a text, or an object with a `text`; or name "
+                "`rank_fields`"
             )
         return text
     values = [value for field in fields if (value := document.get(field)) is not None]
@@ -235,7 +247,8 @@ async def rerank_documents(
         limit = context.server.max_rerank_documents
         if len(raw) > limit:
             raise TooManyDocuments(
-                f"`documents` holds {len(raw)} documents > maximum allowed {limit} (max-rerank-documents)"
+                f"`documents` holds {len(raw)} documents > maximum allowed {limit} "
+                "(max-rerank-documents)"
             )
         fields = list(dict.fromkeys(request.rank_fields or ()))
         documents = [text_of(document, place, fields) for place, document in enumerate(raw)]

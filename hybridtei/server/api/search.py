@@ -58,7 +58,9 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
     rerank: Annotated[
         bool | str,
         Meta(
-            description="Rerank the best hits: true: by the first loaded reranker; or the name of one."
+            description=(
+                "Rerank the best hits: true: by the first loaded reranker; or the name of one."
+            )
         ),
     ] = False
     # Not decoded here, since its bytes are bounded first.
@@ -72,7 +74,10 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
     relevant_spans: Annotated[
         RelevantSpans | None,
         Meta(
-            description="List the sentences of each hit that match the query best; a second pass embeds the hits' texts."
+            description=(
+                "List the sentences of each hit that match the query best; a second pass embeds "
+                "the hits' texts."
+            )
         ),
     ] = None
 
@@ -151,7 +156,8 @@ async def _searched(
     context, spans, texts = stores.embedder(schema), request.spans, request.texts
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput(
-            f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does not give"
+            f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does "
+            "not give"
         )
     usages: list[Usage] = []
     searcher, budget = _searcher(stores, context, request, usages)
@@ -251,7 +257,8 @@ async def _spans(
     count = sum(map(len, texts))
     if count and not any(map(any, texts)):
         raise InvalidInput(
-            f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{TEXT}` in its payload"
+            f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{TEXT}` in "
+            "its payload"
         )
     most = MAX_SPANNED_CHARACTERS // max(count, 1)
 

@@ -41,7 +41,10 @@ TruncationSide = Annotated[TruncationDirection, Meta(description="The side that 
 PromptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,
     Meta(
-        description="vLLM's: cut each input to this many tokens, special tokens included; -1: to the model's length."
+        description=(
+            "vLLM's: cut each input to this many tokens, special tokens included; -1: to the "
+            "model's length."
+        )
     ),
 ]
 ServedModel = Annotated[str | None, Meta(description="Which of several models answers.")]
@@ -139,7 +142,10 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     inputs: Annotated[
         FullText | Annotated[list[str | OneOrTwo], Meta(min_length=1, max_length=MAX_TEXTS)],
         Meta(
-            description="A text, [text], a pair [text, text], or a batch: a list of lists of one or two texts."
+            description=(
+                "A text, [text], a pair [text, text], or a batch: a list of lists of one or two "
+                "texts."
+            )
         ),
     ]
     truncate: Truncate = None
@@ -148,7 +154,10 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     parameters: Annotated[
         Any,
         Meta(
-            description="Hugging Face's `top_k`, `function_to_apply`; with it the answer is a list of lists."
+            description=(
+                "Hugging Face's `top_k`, `function_to_apply`; with it the answer is a list of "
+                "lists."
+            )
         ),
     ] = None
 

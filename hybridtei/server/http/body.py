@@ -258,7 +258,10 @@ class Keyless:
                 held += len(event["body"])
                 self.bytes += len(event["body"])
                 if self.bytes > KEYLESS_BYTES:
-                    crowded = f"{BUFFER}too many bytes arrive without a key in a header; send a key, or try again later: "
+                    crowded = (
+                        f"{BUFFER}too many bytes arrive without a key in a header; send a key, or "
+                        "try again later: "
+                    )
                     raise BodyError(f"{crowded}{KEYLESS_BYTES} bytes of all", 503)
             return event
 

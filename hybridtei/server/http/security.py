@@ -167,7 +167,8 @@ def _entry(line: str, where: str) -> Key:
         )
     if not is_sendable(key):
         raise LoadError(
-            f"{where}: no header can carry this key; it should be printable ASCII without a space at either end"
+            f"{where}: no header can carry this key; it should be printable ASCII without a space "
+            "at either end"
         )
     return Key(matched[1], _digest(key.encode()), roles)
 

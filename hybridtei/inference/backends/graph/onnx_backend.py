@@ -420,7 +420,8 @@ class OnnxBackend(HostBackend):
             or not np.isfinite(tokens.values).all()
         ):
             raise UnsupportedArchitecture(
-                f"{path}: gives states of shape {list(tokens.values.shape)} for {sum(map(len, texts))} tokens"
+                f"{path}: gives states of shape {list(tokens.values.shape)} for "
+                f"{sum(map(len, texts))} tokens"
             )
 
     def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:

@@ -317,7 +317,8 @@ def _check_processor(core: ov.Core, precision: ov.Type) -> None:
     able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if precision == ov.Type.bf16 and "BF16" not in able:
         raise LoadError(
-            f"this processor does not compute in bfloat16, float32 runs everywhere (it has {', '.join(able)})"
+            "this processor does not compute in bfloat16, float32 runs everywhere (it has "
+            f"{', '.join(able)})"
         )
 
 

@@ -86,7 +86,8 @@ def open_int8(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenV
     """Open a model in int8 that passed the guard. Raises LoadError."""
     if group_of(_instructions()) == BY_TOKEN:
         log.warning(
-            "this processor has AMX: --dtype bfloat16 is about as fast as int8, and nearer to float32"
+            "this processor has AMX: --dtype bfloat16 is about as fast as int8, and nearer to "
+            "float32"
         )
     form = int8_form(spec, weights)
     return OpenVinoBackend(

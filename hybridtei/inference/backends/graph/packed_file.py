@@ -295,7 +295,8 @@ def discard_damaged(path: Path) -> bool:
         # Another process removed it
         return False
     log.error(
-        "packed weights: %s is damaged, and was removed: vectors made since this start may be wrong; start again",
+        "packed weights: %s is damaged, and was removed: vectors made since this start may be "
+        "wrong; start again",
         path,
     )
     shutil.rmtree(path, ignore_errors=True)

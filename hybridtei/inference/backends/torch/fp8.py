@@ -121,7 +121,8 @@ def open_fp8(
     on = torch.device(device)
     if on.type != "cuda" or torch.cuda.get_device_capability(on) < CAPABILITY:
         raise LoadError(
-            f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not {device}"
+            f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not "
+            f"{device}"
         )
     backend = TorchBackend(
         spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code
@@ -140,7 +141,8 @@ def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
     )
     if not layers:
         raise LoadError(
-            f"{backend.spec.folder}: fp8: no matrix of a known family has sides of a multiple of {STEP}"
+            f"{backend.spec.folder}: fp8: no matrix of a known family has sides of a multiple of "
+            f"{STEP}"
         )
     backend.catch_up()
     found = fidelity(sample_vectors(backend), exact)

@@ -68,7 +68,8 @@ def _load_trunk(
     try:
         if not has_weights(spec.folder):
             raise UnsupportedArchitecture(
-                f"{spec.folder}: its weights are neither safetensors nor as torch 1.6 and later save them"
+                f"{spec.folder}: its weights are neither safetensors nor as torch 1.6 and later "
+                "save them"
             )
         return load_family(spec, dtype, device)
     except UnsupportedArchitecture as refused:
@@ -245,7 +246,8 @@ def _check(report: dict[str, Any], folder: Path) -> None:
     for what, names in faults.items():
         if names:
             raise WeightMismatch(
-                f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made up"
+                f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made "
+                "up"
             )
 
 

@@ -105,7 +105,8 @@ def max_tokens(peak: Callable[[int], int | None], *, limit: int, longest: int, a
     while (taken := peak(size)) is None or taken > allowed:
         if size <= longest:
             raise LoadError(
-                f"an input of {longest} tokens does not fit into the memory that is free: lower `max-batch-tokens`"
+                f"an input of {longest} tokens does not fit into the memory that is free: lower "
+                "`max-batch-tokens`"
             )
         size = max(longest, 3 * size // 4)
     return size

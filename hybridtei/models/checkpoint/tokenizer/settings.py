@@ -253,8 +253,8 @@ def _processor(
     ]
     if wrong:
         raise LoadError(
-            f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: it should "
-            "be in the vocabulary, not begin with $, and hold no space and no colon"
+            f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: it "
+            "should be in the vocabulary, not begin with $, and hold no space and no colon"
         )
 
     def side(name: str, type_id: int) -> str:

@@ -120,7 +120,8 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     except (KeyError, TypeError, IndexError, ValueError) as error:
         file = folder / TOKENIZER
         raise LoadError(
-            f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each"
+            f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` "
+            "each"
         ) from error
     return {**words, **added}
 
@@ -179,7 +180,8 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
     found = [name for name in FILES if (folder / name).is_file()]
     if not found:
         raise MissingArtifact(
-            f"{folder / TOKENIZER}: missing, and so is each file to build it from: {', '.join(FILES)}"
+            f"{folder / TOKENIZER}: missing, and so is each file to build it from: "
+            f"{', '.join(FILES)}"
         )
     settings = tokenizer_config(folder)
     name = _class_name(folder, settings)
@@ -261,7 +263,8 @@ def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTok
     for i, token in declared.items():
         if raw.token_to_id(token.content) != i:
             raise ValueError(
-                f"the token {token.content!r} has the id {raw.token_to_id(token.content)}, stated is {i}"
+                f"the token {token.content!r} has the id {raw.token_to_id(token.content)}, stated "
+                f"is {i}"
             )
     contents = {key.removesuffix("_token"): token.content for key, token in specials.items()}
     first, second = kind.form or _flagged(settings, contents, starts=kind.starts)
