@@ -1,8 +1,10 @@
 """From a laptop to a billion documents, on paper: sizes, hours, machines and prices from a few
 measured numbers.
 
-    python deploy/scale.py --core-tokens-per-s 5423 --gpu-tokens-per-s 250000     # tables for your own rates
-    python deploy/scale.py --write                                                # the tables in scale.md, from the defaults
+    # tables for your own rates
+    python deploy/scale.py --core-tokens-per-s 5423 --gpu-tokens-per-s 250000
+    # the tables in scale.md, from the defaults
+    python deploy/scale.py --write
 
 Pure functions of what they are given; knows no model and no store. Sizes follow from the shapes of
 vectors; rates are measured or they are not there (no default for a GPU); prices and machines are

@@ -357,7 +357,8 @@ def _blocking(
     verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
     def blocking(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return self._loop.run(verb(self._body, *arguments, **options))  # type: ignore[no-any-return]
+        answer: T = self._loop.run(verb(self._body, *arguments, **options))
+        return answer
 
     update_wrapper(blocking, verb)
     return blocking

@@ -192,7 +192,9 @@ class NoStore(RequestError):
 
     def __init__(
         self,
-        message: str = "this server has no vector store: start it with --qdrant-url or --qdrant-path",
+        message: str = (
+            "this server has no vector store: start it with --qdrant-url or --qdrant-path"
+        ),
     ) -> None:
         super().__init__(message)
 

@@ -15,8 +15,9 @@ from xml.sax.saxutils import escape
 
 FOLDER = Path(__file__).parent / "pictures"
 STYLE = (
-    "<style>text{font-family:system-ui,sans-serif;font-size:14px;fill:#1f2933}.small{font-size:12px;fill:#52606d}"
-    ".bold{font-weight:600}.box{fill:#fff;stroke:#9aa5b1}.pass{fill:#e6f0ff;stroke:#3366cc}.line{stroke:#52606d;fill:none;"
+    "<style>text{font-family:system-ui,sans-serif;font-size:14px;fill:#1f2933}"
+    ".small{font-size:12px;fill:#52606d}.bold{font-weight:600}.box{fill:#fff;stroke:#9aa5b1}"
+    ".pass{fill:#e6f0ff;stroke:#3366cc}.line{stroke:#52606d;fill:none;"
     "marker-end:url(#arrow)}</style>"
     '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
     'orient="auto">'

@@ -67,6 +67,9 @@ def keys_read(name: str, *sources: ModuleType | Callable[..., object]) -> list[s
 def rows() -> list[Row]:
     """In the order in which a folder is read."""
     families = _listed(sorted(TEMPLATE_CLASSES))
+    of_modules = keys_read(
+        "settings", modules.splade_function, heads.read_coder, late._token_pooling
+    )
     return [
         Row(
             ["config.json"],
@@ -117,7 +120,7 @@ def rows() -> list[Row]:
             "`include_prompt`; of a Dense its sizes, `bias` and `activation_function` (a class "
             "that is not torch's is Tanh, "
             "with a warning, unless `--trust-remote-code` is given); of the other modules "
-            f"{_listed(keys_read('settings', modules.splade_function, heads.read_coder, late._token_pooling))}, "
+            f"{_listed(of_modules)}, "
             f"{_listed(keys_read('mask', late))}, and those of LogitScore",
             "Loading fails for another pooling mode or activation, for `use_residual`, and for "
             "`include_prompt` false with a prompt. Other keys are ignored.",

@@ -23,8 +23,9 @@ from hybridtei.config import fields_of
 PAGE = Path(__file__).parent / "flags.md"
 HEAD = """# Every flag
 
-Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag wins over its variable, and
-that over the default. A boolean flag needs no value. `--hf-api-token` is an older `--hf-token`. No default means off.
+Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag
+wins over its variable, and that over the default. A boolean flag needs no value. `--hf-api-token`
+is an older `--hf-token`. No default means off.
 """
 DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 
@@ -57,7 +58,8 @@ def page() -> str:
             parts.append(_table(("flag", "default", "meaning"), map(_own_row, own)))
     return (
         "\n".join(parts)
-        + "\nNext: [choose values](tuning.md), or see [what a client gets beyond a limit](limits.md).\n"
+        + "\nNext: [choose values](tuning.md), or see [what a client gets beyond a "
+        + "limit](limits.md).\n"
     )
 
 

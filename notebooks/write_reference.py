@@ -30,9 +30,10 @@ FOLDER = Path(__file__).parent
 ERRORS = FOLDER / "errors.md"
 HEAD = """# The Python interface
 
-Use this page to look up a name that `hybridtei` exports; `python notebooks/write_reference.py` writes it from docstrings.
-Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d` width of a vector, `h` hidden width. Next:
-[errors, causes and cures](errors.md), or [search from the command line and over HTTP](search.md).
+Use this page to look up a name that `hybridtei` exports; `python notebooks/write_reference.py`
+writes it from docstrings. Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d`
+width of a vector, `h` hidden width. Next: [errors, causes and cures](errors.md), or
+[search from the command line and over HTTP](search.md).
 """
 GROUPS = {
     "Embed": (
@@ -123,9 +124,11 @@ def _fields(kind: type) -> Iterator[str]:
             ]
             yield "\n".join(["| field | meaning |", "| --- | --- |", *rows]) + "\n"
         else:
-            yield f"Fields: {', '.join(f'`{name}: {_plain(kinds[name])}`' for name in kind.__struct_fields__)}.\n"
+            names = [f"`{name}: {_plain(kinds[name])}`" for name in kind.__struct_fields__]
+            yield f"Fields: {', '.join(names)}.\n"
     elif is_dataclass(kind):
-        yield f"Fields: {', '.join(f'`{field.name}: {_plain(field.type)}`' for field in fields(kind) if field.repr)}.\n"
+        names = [f"`{field.name}: {_plain(field.type)}`" for field in fields(kind) if field.repr]
+        yield f"Fields: {', '.join(names)}.\n"
 
 
 def _described(kind: type) -> dict[str, str]:

@@ -113,9 +113,10 @@ def add_options(
     for field, plain, meta in fields_of(kind):
         if field.name in without:
             continue
-        text = f"{(meta.description or '').rstrip('.')}{'' if plain is bool else _shown_default(field)}".replace(
-            "%", "%%"
-        )
+        text = (meta.description or "").rstrip(".")
+        if plain is not bool:
+            text += _shown_default(field)
+        text = text.replace("%", "%%")
         options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": text}
         if plain is bool:
             flag = _flag(f"no_{field.name}" if field.default else field.name)

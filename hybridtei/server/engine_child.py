@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -117,9 +118,12 @@ class EngineChild:
                 task = self._running[number] = asyncio.create_task(
                     self._run(number, getattr(self, method)(*arguments))
                 )
-                task.add_done_callback(lambda _, number=number: self._running.pop(number, None))  # type: ignore[misc]
+                task.add_done_callback(partial(self._forget, number))
             elif number in self._running:
                 self._running[number].cancel()
+
+    def _forget(self, number: int, _: asyncio.Task[Any]) -> None:
+        self._running.pop(number, None)
 
     async def _run(self, number: int, work: Coroutine[Any, Any, Any]) -> None:
         try:

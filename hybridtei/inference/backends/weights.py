@@ -25,7 +25,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 # unused.
 OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
 UNUSED = re.compile(
-    r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|^decoder\.|^encoder\.embed_tokens\."
+    r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|"
+    r"^decoder\.|^encoder\.embed_tokens\."
 )
 
 

@@ -1,7 +1,7 @@
 """Judged queries, and quality and speed of each search mode on a server.
 
     corpus.jsonl                 {"_id" or "id", "title", "text"} a line; `ingest` reads it
-    queries.jsonl                {"_id" or "id", "text"} a line; the queries of all splits, but only judged ones count
+    queries.jsonl                {"_id" or "id", "text"} a line; only judged queries count
     qrels/test.tsv or qrels.tsv  query, document, grade; with a header or without
 
 Every way uses `/search`, one query at a time, so the times are a single user's. ir-measures

@@ -7,7 +7,7 @@ the name. The collections' metadata describe the copies:
 
     migration_of     of a copy, and of `NAME.0`: the collection with the same texts
     previous         of a copy that answers: the collection that answered before, for --rollback
-    switching_until  of the old collection: writers wait until this time, or until the name is switched
+    switching_until  of the old collection: writers wait until then, or until the name is switched
     stand_in         of a collection that moves: the collection that answers instead
 
 Run a killed command again: it copies points that differ, and continues.

@@ -80,8 +80,8 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     query_encoder: Annotated[
         Literal["model", "table"],
         Meta(
-            description="table: the query's sparse vector is looked up by token, without the model; with mode sparse, nothing "
-            "waits for it."
+            description="table: the query's sparse vector is looked up by token, without the "
+            "model; with mode sparse, nothing waits for it."
         ),
     ] = "model"
     rerank_limit: Annotated[Count, Meta(description="Number of the best hits to rerank.")] = 50

@@ -2,7 +2,7 @@
 point, the number of points.
 
     {"hybridtei":"0.2.0","collection":"notes","schema":{"vectors":{…},"sparse":{…},"metadata":{…}}}
-    {"id":7,"payload":{…},"vectors":{"dense":[0.25,…],"multivector":[[…],…],"sparse":{"indices":[3,…],"values":[1.5,…]}}}
+    {"id":7,"payload":{…},"vectors":{"dense":[0.25,…],"sparse":{"indices":[3,…],"values":[1.5,…]}}}
     {"points":1}
 
 Numbers are the shortest decimals that are read as the same float32, so vectors keep all bits. (Also

@@ -123,10 +123,8 @@ def int8_form(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> 
     """
     graph, group = family_graph(spec), group_of(_instructions())
     what = f"int8 on OpenVINO in {'whole tokens' if group == BY_TOKEN else f'groups of {group}'}"
-    path = (
-        graphs_folder()
-        / f"int8-openvino-{digest(graph, spec.folder, f'{group} {ov.__version__}'.encode())}.msgpack"
-    )
+    name = digest(graph, spec.folder, f"{group} {ov.__version__}".encode())
+    path = graphs_folder() / f"int8-openvino-{name}.msgpack"
 
     def make() -> _Kept:
         form = Int8Form(

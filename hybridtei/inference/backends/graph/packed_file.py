@@ -420,8 +420,9 @@ def _declared(
 def _digest(graph: Graph, weights: Weights) -> str:
     import onnxruntime as ort
 
-    facts = f"{ort.__version__} {SLOWER} {SAVING} {LEAST_TENSOR_BYTES} {ALIGNMENT} {_processor()}".encode()
-    return hashlib.sha256(b"\0".join((graph.onnx, facts, weights.identity()))).hexdigest()[:32]
+    facts = f"{ort.__version__} {SLOWER} {SAVING} {LEAST_TENSOR_BYTES} {ALIGNMENT} {_processor()}"
+    hashed = b"\0".join((graph.onnx, facts.encode(), weights.identity()))
+    return hashlib.sha256(hashed).hexdigest()[:32]
 
 
 def _processor() -> str:

@@ -102,8 +102,10 @@ class TorchBackend(Backend):
         self._trunk, self._heads = loaded
         self.shares_prefixes = self._trunk.causal
         self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
-        self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._side = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._stream = self._side = None
+        if on_gpu:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.catch_up()
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:

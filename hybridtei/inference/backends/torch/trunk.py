@@ -141,7 +141,8 @@ class PaddedTrunk:
             with self._blocks:
                 self.model.set_attention_type(BLOCKS)
                 hidden = self.model(**inputs).last_hidden_state
-        return hidden.flatten(0, 1)[self._tensor(np.flatnonzero(mask))]  # type: ignore[no-any-return]
+        states: Tensor = hidden.flatten(0, 1)[self._tensor(np.flatnonzero(mask))]
+        return states
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.as_tensor(array, device=self._device)

@@ -307,8 +307,10 @@ def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
             if key in ROBERTA and value is not None
         }
         legacy = read_object(folder / "added_tokens.json", optional=True)
-        added = {i: {"content": text, "special": text in specials, "normalized": text not in specials}
-                 for text, i in legacy.items()}  # fmt: skip
+        added = {
+            i: {"content": text, "special": text in specials, "normalized": text not in specials}
+            for text, i in legacy.items()
+        }
     return {i: _token(value) for i, value in sorted((int(i), value) for i, value in added.items())}
 
 
@@ -389,7 +391,10 @@ T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
 GPT2 = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 QWEN2 = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
-QWEN2_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 TYPED, PLAIN = ("{cls} $A {sep}", "$B:1 {sep}:1"), ("{cls} $A {sep}", "{sep} $B {sep}")
 
 
