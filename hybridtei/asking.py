@@ -148,11 +148,9 @@ def embeddings_of(
             return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(
                 count, (bits + 7) // 8
             )
-        return (
-            np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32)
-            if row
-            else dense([], width)
-        )
+        if not row:
+            return dense([], width)
+        return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32)
 
     made = {"dense": dense, "sparse": sparse, "multivector": multivector}
     try:

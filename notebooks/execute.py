@@ -117,15 +117,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{path.name}: {error}", file=sys.stderr)
             bad = 1
             continue
-        found = list(differences(stored, fresh)) if arguments.check else []
         if not arguments.check:
             nbformat.write(fresh, path)
-        for line in found:
+            print(f"{path.name}: written")
+            continue
+        lines = list(differences(stored, fresh))
+        for line in lines:
             print(f"{path.name}: {line}", file=sys.stderr)
-        bad |= bool(found)
-        print(
-            f"{path.name}: {'differs' if found else 'as stored' if arguments.check else 'written'}"
-        )
+        bad |= bool(lines)
+        print(f"{path.name}: {'differs' if lines else 'as stored'}")
     return bad
 
 

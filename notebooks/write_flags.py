@@ -91,13 +91,11 @@ def _settings_rows(kind: Any) -> Iterator[tuple[str, ...]]:
     for field, plain, meta in fields_of(kind):
         text = meta.description or ""
         told = DEFAULT.search(text.rstrip("."))
-        default = (
-            _code(field.default)
-            if field.default not in (None, (), msgspec.NODEFAULT)
-            else told[1]
-            if told
-            else ""
-        )
+        default = ""
+        if field.default not in (None, (), msgspec.NODEFAULT):
+            default = _code(field.default)
+        elif told:
+            default = told[1]
         meaning = DEFAULT.sub("", text.rstrip(".")).rstrip(".") + "."
         flag = f"`--{field.name.replace('_', '-')}`"
         row = (flag, f"`{field.name.upper()}`", _values(plain, meta), default, meaning)
@@ -112,13 +110,11 @@ def _values(plain: Any, meta: msgspec.Meta) -> str:
     if get_origin(plain) is tuple:
         return "text, repeatable"
     low = meta.ge if meta.ge is not None else meta.gt
-    bounds = (
-        ""
-        if low is None
-        else f" from {low:,}"
-        if meta.le is None
-        else f" {'above ' * (meta.gt is not None)}{low:,} to {meta.le:,}"
-    )
+    bounds = ""
+    if low is not None and meta.le is None:
+        bounds = f" from {low:,}"
+    elif low is not None:
+        bounds = f" {'above ' * (meta.gt is not None)}{low:,} to {meta.le:,}"
     return {bool: "`true` `false`", int: "number", float: "number", str: "text"}[plain] + bounds
 
 

@@ -33,8 +33,13 @@ from hybridtei.system.machine import require_extra
 from hybridtei.system.own_loop import OwnLoop
 
 NO_INGEST_FLAGS = (
-    *("source", "outputs", "plan"),
-    *("max_file_bytes", "max_document_characters", "max_metadata_bytes", "max_id_characters"),
+    "source",
+    "outputs",
+    "plan",
+    "max_file_bytes",
+    "max_document_characters",
+    "max_metadata_bytes",
+    "max_id_characters",
 )
 # A plan's flags
 OF_THE_MODEL = ("multivector_tokens", "multivector_dtype")

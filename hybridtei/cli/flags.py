@@ -237,9 +237,11 @@ def _value(text: str | list[str], plain: Any, meta: Meta, source: str) -> Any:
     try:
         if plain is bool and text not in BOOLEANS:
             raise ValueError("should be true or false")
-        value: Any = (
-            BOOLEANS[text] if plain is bool else plain(text) if plain in (int, float) else text
-        )
+        value: Any = text
+        if plain is bool:
+            value = BOOLEANS[text]
+        elif plain in (int, float):
+            value = plain(text)
         return msgspec.convert(value, typing.Annotated[plain, meta], strict=False)
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{source}: invalid value {text!r}: {error}") from None

@@ -289,7 +289,11 @@ def described(settings: Sequence[msgspec.Struct], **beside: Any) -> str:
 
 def _shown(value: Any, how: str | None) -> str:
     if isinstance(value, str):
-        text = HIDDEN if how == "never" else masked(value) if how == "partly" else value
+        text = value
+        if how == "never":
+            text = HIDDEN
+        elif how == "partly":
+            text = masked(value)
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_shown(item, how) for item in value)}]"

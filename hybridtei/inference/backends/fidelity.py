@@ -85,9 +85,11 @@ def sample_vectors(backend: Backend, *, with_long: bool = False) -> Floats:
     vectors, such as a reranker, the means of token states. `with_long`: also of one text of
     `LONG_TOKENS`."""
     spec = backend.spec
-    head = (
-        Head.SPARSE if spec.is_splade else Head.DENSE if Head.DENSE in spec.heads else Head.TOKENS
-    )
+    head = Head.TOKENS
+    if spec.is_splade:
+        head = Head.SPARSE
+    elif Head.DENSE in spec.heads:
+        head = Head.DENSE
     encodings = sample_encodings(spec)
     if with_long:
         ids = np.concatenate([encoding.input_ids for encoding in encodings])

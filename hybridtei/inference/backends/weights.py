@@ -154,7 +154,10 @@ FAMILIES: Mapping[str, _Family] = {
         ("", 1e-12),
     ),
     "modernbert": _Family(
-        *("head.dense", "head.norm", "decoder", "decoder.bias"),
+        "head.dense",
+        "head.norm",
+        "decoder",
+        "decoder.bias",
         ("classifier_activation", "gelu"),
         ("norm_eps", 1e-5),
         ("decoder_bias", True),

@@ -32,8 +32,14 @@ from hybridtei.system.machine import cache_folder, is_own_alone, whole
 log = logging.getLogger(__name__)
 
 CONFIGURATION = (
-    *("*.json", "*/*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"),
-    *("*/*.safetensors", "*/pytorch_model.bin"),
+    "*.json",
+    "*/*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "artifact.metadata",
+    "*/*.safetensors",
+    "*/pytorch_model.bin",
 )
 HEAD_FILES = ("sparse_linear.*", "colbert_linear.*")
 POINTER = b"version https://git-lfs"

@@ -29,9 +29,12 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 
 OTHER_NAMES = {
-    **{"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"},
+    "gelu_new": "gelu_pytorch_tanh",
+    "gelu_fast": "gelu_pytorch_tanh",
+    "swish": "silu",
     # transformers' classes
-    **{"geluactivation": "gelu", "newgeluactivation": "gelu_pytorch_tanh"},
+    "geluactivation": "gelu",
+    "newgeluactivation": "gelu_pytorch_tanh",
 }
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
@@ -227,18 +230,18 @@ def _idf(file: Path, spec: ModelSpec) -> Floats:
 # stay unused.
 OF_HEADS = frozenset(
     {
-        *(
-            "classification_head",
-            "classifier",
-            "dense",
-            "head",
-            "linear",
-            "out_proj",
-            "pooler",
-            "pre_classifier",
-            "score",
-        ),
-        *("regressor", "sequence_summary", "v_head"),
+        "classification_head",
+        "classifier",
+        "dense",
+        "head",
+        "linear",
+        "out_proj",
+        "pooler",
+        "pre_classifier",
+        "score",
+        "regressor",
+        "sequence_summary",
+        "v_head",
     }
 )
 

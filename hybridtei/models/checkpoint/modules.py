@@ -103,13 +103,11 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
     modules = _with_effect(
         [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
     )
-    order = (
-        LATE_ORDER
-        if late
-        else ("Router", *ORDER)
-        if modules[:1] and modules[0][0] == "Router"
-        else ORDER
-    )
+    order: Sequence[str] = ORDER
+    if late:
+        order = LATE_ORDER
+    elif modules and modules[0][0] == "Router":
+        order = ("Router", *ORDER)
     unknown = [name for name, _ in modules if name not in order]
     if unknown:
         raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not supported")

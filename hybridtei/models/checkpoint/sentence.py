@@ -27,21 +27,17 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 # Arguments of transformers' apply_chat_template that the template itself does not get.
 OF_RENDERING = frozenset(
     {
-        *(
-            "chat_template",
-            "continue_final_message",
-            "max_length",
-            "padding",
-            "processor_kwargs",
-            "return_dict",
-        ),
-        *(
-            "return_assistant_tokens_mask",
-            "return_tensors",
-            "tokenize",
-            "tokenizer_kwargs",
-            "truncation",
-        ),
+        "chat_template",
+        "continue_final_message",
+        "max_length",
+        "padding",
+        "processor_kwargs",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
     }
 )
 STATES = ("last_hidden_state", ["last_hidden_state"], ["hidden_states", -1])

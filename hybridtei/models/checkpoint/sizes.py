@@ -35,32 +35,29 @@ SHARED_LAYERS = frozenset({"albert"})
 
 # The model types of `families.FAMILIES`, which every backend computes.
 SERVED = (
-    *(
-        "bert",
-        "camembert",
-        "deberta-v2",
-        "distilbert",
-        "electra",
-        "eurobert",
-        "gemma",
-        "gemma3_text",
-        "gte",
-        "jina_bert",
-    ),
-    *(
-        "jina_embeddings_v3",
-        "llama",
-        "mistral",
-        "modernbert",
-        "mpnet",
-        "mt5",
-        "nomic_bert",
-        "qwen2",
-        "qwen3",
-        "roberta",
-        "t5",
-    ),
-    *("xlm-roberta", "xlm-roberta-flash"),
+    "bert",
+    "camembert",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "eurobert",
+    "gemma",
+    "gemma3_text",
+    "gte",
+    "jina_bert",
+    "jina_embeddings_v3",
+    "llama",
+    "mistral",
+    "modernbert",
+    "mpnet",
+    "mt5",
+    "nomic_bert",
+    "qwen2",
+    "qwen3",
+    "roberta",
+    "t5",
+    "xlm-roberta",
+    "xlm-roberta-flash",
 )
 # The key of the width in families that are not supported.
 OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")
@@ -385,14 +382,13 @@ def read_padding_id(model_type: str, config: JsonObject) -> int:
 # config.json's keys of adapters, which families do not read.
 KEYS = frozenset(
     {
-        *(
-            "load_trained_adapters",
-            "lora_adaptations",
-            "lora_alpha",
-            "lora_dropout_p",
-            "lora_main_params_trainable",
-        ),
-        *("lora_rank", "task_instructions"),
+        "load_trained_adapters",
+        "lora_adaptations",
+        "lora_alpha",
+        "lora_dropout_p",
+        "lora_main_params_trainable",
+        "lora_rank",
+        "task_instructions",
     }
 )
 # Bounds above any model's; ranks are those of all adapters together

@@ -51,7 +51,11 @@ DEBERTA = _Names(
 DISTILBERT = _Names(
     "transformer.layer.",
     [f"attention.{name}_lin" for name in "qkv"],
-    *("attention.out_lin", "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    "attention.out_lin",
+    "sa_layer_norm",
+    "ffn.lin1",
+    "ffn.lin2",
+    "output_layer_norm",
 )
 MPNET = _Names(
     "encoder.layer.",

@@ -87,7 +87,11 @@ def write_chart(evaluation: Evaluation, path: Path) -> None:
 
 def as_dict(evaluation: Evaluation) -> dict[str, Any]:
     """All figures, rounded. Times are in milliseconds."""
-    choice = evaluation.choice
+    choice = None if evaluation.choice is None else asdict(evaluation.choice)
+    if choice is not None:
+        for name, value in choice.items():
+            if type(value) is float:
+                choice[name] = round(value, 4)
     return {
         "collection": evaluation.collection,
         "queries": evaluation.queries,
@@ -102,9 +106,7 @@ def as_dict(evaluation: Evaluation) -> dict[str, Any]:
             }
             for result in evaluation.results
         ],
-        "choice": None
-        if choice is None
-        else {name: round(v, 4) if type(v) is float else v for name, v in asdict(choice).items()},
+        "choice": choice,
     }
 
 

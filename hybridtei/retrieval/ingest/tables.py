@@ -185,8 +185,10 @@ def _kind(value: Any) -> str:
 
 
 def _names(record: Mapping[str, Any]) -> str:
+    if not record:
+        return "no fields"
     names = [f"`{str(name)[:40]}`" for name in record]
-    return ", ".join(names[:20]) + ("…" if len(names) > 20 else "") if names else "no fields"
+    return ", ".join(names[:20]) + ("…" if len(names) > 20 else "")
 
 
 # Bytes of a line that is too long: kept, and read at a time

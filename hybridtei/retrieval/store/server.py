@@ -93,9 +93,11 @@ class ServerStore:
             )
         self._grpc = protocols.pop()
         clients = {url: client_of(url, address, config) for url, address in addresses.items()}
-        checks_s = (
-            CHECKS_OF_A_CLUSTER_S if len(clients) > 1 else (None, 0.0) if patient else CHECKS_S
-        )
+        checks_s: tuple[float | None, float] = CHECKS_S
+        if len(clients) > 1:
+            checks_s = CHECKS_OF_A_CLUSTER_S
+        elif patient:
+            checks_s = (None, 0.0)
         self._nodes = Nodes(clients, lambda client: client.collection_exists("-"), *checks_s)
         self._is_patient = patient
 

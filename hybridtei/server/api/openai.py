@@ -136,13 +136,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         """query or document; None for any other task."""
         if self.input_type is None:
             return TASK_SIDES.get(self.task or "")
-        return (
-            "query"
-            if self.input_type == "query"
-            else "document"
-            if self.input_type == "document"
-            else None
-        )
+        if self.input_type == "query":
+            return "query"
+        return "document" if self.input_type == "document" else None
 
     @property
     def items(self) -> Any:
@@ -163,7 +159,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def _jina_type(self) -> JinaType | None:
         form = self.embedding_type
-        return (form[0] if form else None) if isinstance(form, list) else form
+        if not isinstance(form, list):
+            return form
+        return form[0] if form else None
 
 
 class OpenAICompatEmbedding(Struct, frozen=True):
@@ -396,9 +394,9 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
             )
         check_chunks(sum(map(len, request.inputs)), "inputs")
     texts = [joined(chunks) for chunks in request.inputs]
-    side: InputType | None = (
-        "query" if request.input_type == "query" else "document" if request.input_type else None
-    )
+    side: InputType | None = None
+    if request.input_type is not None:
+        side = "query" if request.input_type == "query" else "document"
     heads, width = frozenset({Head.DENSE}), request.output_dimension
     task = Embed((), heads, context.truncate(None), dimensions=width, input_type=side)
     smaller = smaller_vectors(context, heads, request.output_dtype, width)

@@ -50,8 +50,10 @@ CODES: Mapping[str, grpc.StatusCode] = {
     **dict.fromkeys(("Validation", "Empty"), STATUS.INVALID_ARGUMENT),
     **dict.fromkeys(("Backend", "Tokenizer"), STATUS.FAILED_PRECONDITION),
     **dict.fromkeys(("Unhealthy", "Store"), STATUS.UNAVAILABLE),
-    **{"Overloaded": STATUS.RESOURCE_EXHAUSTED, "NotFound": STATUS.NOT_FOUND},
-    **{"Unauthorized": STATUS.UNAUTHENTICATED, "Forbidden": STATUS.PERMISSION_DENIED},
+    "Overloaded": STATUS.RESOURCE_EXHAUSTED,
+    "NotFound": STATUS.NOT_FOUND,
+    "Unauthorized": STATUS.UNAUTHENTICATED,
+    "Forbidden": STATUS.PERMISSION_DENIED,
 }
 
 log = logging.getLogger(__name__)
@@ -92,15 +94,16 @@ class OpenCalls:
                 self._waits[wait] = None
                 return await awaitable
         except TimeoutError:
-            late = STATUS.DEADLINE_EXCEEDED, "the client's next message took too long"
-            crowded = (
-                STATUS.RESOURCE_EXHAUSTED,
-                f"more than {self._most} calls are open, and this one waited longest",
-            )
-            stops = STATUS.UNAVAILABLE, "the server stops"
-            raise Ended(
-                *(stops if self._draining else late if wait in self._waits else crowded)
-            ) from None
+            if self._draining:
+                ended = Ended(STATUS.UNAVAILABLE, "the server stops")
+            elif wait in self._waits:
+                ended = Ended(STATUS.DEADLINE_EXCEEDED, "the client's next message took too long")
+            else:
+                ended = Ended(
+                    STATUS.RESOURCE_EXHAUSTED,
+                    f"more than {self._most} calls are open, and this one waited longest",
+                )
+            raise ended from None
         finally:
             self._waits.pop(wait, None)
 
