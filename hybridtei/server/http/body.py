@@ -152,21 +152,6 @@ def check_size(size: int, limit: int) -> None:
         raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
 
 
-# OpenAI takes as many tokens a request
-MAX_COMMAS = 300_000
-
-
-def check_commas(body: bytes) -> None:
-    """Raises BodyError for a body that may hold so many values that decoding them delays other
-    requests. Each value of a list but the last has a comma after it."""
-    count = body.count(b",")
-    if count > MAX_COMMAS:
-        raise BodyError(
-            f"{BUFFER}{count} commas > maximum allowed {MAX_COMMAS}; send fewer inputs a request",
-            413,
-        )
-
-
 async def read_body(scope: Any, receive: Any, arriving: Arriving, limit: int) -> bytes:
     """Read the body. Raises BodyError, ClientDisconnected."""
     fields = first_fields(scope)
@@ -301,6 +286,8 @@ HALF = re.compile(
 )
 # A body with more is refused: replacing them would delay other requests
 MAX_HALVES = 100_000
+# OpenAI takes as many tokens a request
+MAX_COMMAS = 300_000
 
 
 def decode_peers(body: bytes, kind: type[T]) -> T:
@@ -309,7 +296,13 @@ def decode_peers(body: bytes, kind: type[T]) -> T:
     Half a surrogate pair, which JavaScript's text splitters leave, is U+FFFD, as Go's decoder reads
     it. A null in place of a field that may be missing is as if it were missing.
     """
-    check_commas(body)
+    # A list has a comma a value, and decoding many values delays other requests
+    commas = body.count(b",")
+    if commas > MAX_COMMAS:
+        raise BodyError(
+            f"{BUFFER}{commas} commas > maximum allowed {MAX_COMMAS}; send fewer inputs a request",
+            413,
+        )
     try:
         return decode(body, kind)
     except (SyntaxRefused, SchemaError):

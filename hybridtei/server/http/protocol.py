@@ -92,6 +92,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """The protocol of one connection."""
 
     def __init__(self, config: Config, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        # Of the body, in the data that is being parsed. A body that comes byte by byte has forty
+        # thousand in one read of the socket, so the parser appends them itself.
+        self._chunks: list[bytes] = []
+        self.on_body = self._chunks.append  # type: ignore[assignment, method-assign]
         super().__init__(config, *args, **kwargs)
         self._limits, self._bounds = limits, limits.server
         # Unanswered requests, the oldest first
@@ -111,8 +115,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_since = self._body_last = 0.0
         # Received of the body; not yet taken by the system
         self._body_bytes = self._unsent = 0
-        # Of the body, in the data that is being parsed
-        self._chunks: list[bytes] = []
         self._is_stopping = False
         self._watch: TimerHandle | None = None
         self._pause: TimerHandle | None = None
@@ -147,7 +149,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._stop_parsing()
             return
-        self._pass_on_chunks()
+        if self._chunks:
+            self._pass_on_chunks()
         self._eventless_bytes = 0 if self._has_event else self._eventless_bytes + len(data)
         if self._eventless_bytes > self._bounds.header_limit:
             self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -227,23 +230,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if 0 < len(self.pipeline) < PIPELINE_LIMIT:
             self.flow.resume_reading()
 
-    def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-
     def _pass_on_chunks(self) -> None:
-        """Pass on all chunks at once: a body that comes byte by byte has forty thousand in one
-        read of the socket."""
-        if not self._chunks:
-            return
         body = b"".join(self._chunks)
         self._chunks.clear()
         self._has_event = True
         self._body_last = self.loop.time()
         self._body_bytes += len(body)
-        super().on_body(body)
+        HttpToolsProtocol.on_body(self, body)
 
     def on_message_complete(self) -> None:
-        self._pass_on_chunks()
+        if self._chunks:
+            self._pass_on_chunks()
         self._has_event = True
         if self.parser.should_upgrade():
             return
