@@ -91,11 +91,13 @@ class _Refused(Exception):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """The protocol of one connection."""
 
+    on_body: Any
+
     def __init__(self, config: Config, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         # Of the body, in the data that is being parsed. A body that comes byte by byte has forty
         # thousand in one read of the socket, so the parser appends them itself.
         self._chunks: list[bytes] = []
-        self.on_body = self._chunks.append  # type: ignore[assignment, method-assign]
+        self.on_body = self._chunks.append
         super().__init__(config, *args, **kwargs)
         self._limits, self._bounds = limits, limits.server
         # Unanswered requests, the oldest first
