@@ -124,14 +124,15 @@ def create_models_app(
         certificate=certificate,
     )
     app.after_exception.append(count)
-    app.on_startup += [models.start, *([rpc.start] if rpc else [])]
-    app.on_shutdown += [
-        *([rpc.stop] if rpc else []),
-        models.stop,
-        *on_stop,
-        *([partial(close_within, schemas.store, server.drain_seconds)] if schemas else []),
-        *([recorder.close] if recorder else []),
-    ]
+    app.on_startup.append(models.start)
+    if rpc is not None:
+        app.on_startup.append(rpc.start)
+        app.on_shutdown.append(rpc.stop)
+    app.on_shutdown += [models.stop, *on_stop]
+    if schemas is not None:
+        app.on_shutdown.append(partial(close_within, schemas.store, server.drain_seconds))
+    if recorder is not None:
+        app.on_shutdown.append(recorder.close)
     return app
 
 

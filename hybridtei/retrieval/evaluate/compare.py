@@ -282,7 +282,7 @@ def different_facts(
 ) -> dict[str, tuple[Any, Any]]:
     """The facts that differ, as (A's, B's), under names such as `hybridtei.fingerprint.dtype`."""
     facts: dict[str, tuple[Any, Any]] = {}
-    for name in [*a, *(name for name in b if name not in a)]:
+    for name in {**a, **b}:
         value = a.get(name)
         other = b.get(name)
         if isinstance(value, dict) and isinstance(other, dict):

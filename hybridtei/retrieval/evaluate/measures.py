@@ -234,7 +234,10 @@ async def evaluate(
     }
     results: dict[str, Result] = {}
     embed_ms: list[float] = []
-    for name, (options, needs) in {**WAYS, **(reranked if rerank is not None else {})}.items():
+    ways = dict(WAYS)
+    if rerank is not None:
+        ways |= reranked
+    for name, (options, needs) in ways.items():
         if not results.keys() >= {*needs}:
             continue
         try:

@@ -159,10 +159,8 @@ class Source:
     @property
     def labels(self) -> list[str]:
         """The labels of this source and of sources inside it."""
-        return [
-            self.label,
-            *(name for path, name in self.known.items() if self.place in path.parents),
-        ]
+        inside = [name for path, name in self.known.items() if self.place in path.parents]
+        return [self.label, *inside]
 
     @property
     def record(self) -> dict[str, Any]:

@@ -118,10 +118,11 @@ class Writer:
         version stays."""
         failed = dict.fromkeys(piece.pending for piece in batch.pieces if piece.pending.failed)
         for pending in failed:
-            broken = [version for version in pending.stored if not version.is_complete]
-            await self._delete(
-                [*pending.ids, *(identity for version in broken for identity in version.numbers)]
-            )
+            identities: list[PointId] = list(pending.ids)
+            for version in pending.stored:
+                if not version.is_complete:
+                    identities += version.numbers
+            await self._delete(identities)
 
     async def _delete_replaced(self, complete: Sequence[PendingDocument]) -> None:
         """Delete the other versions of documents. If another ingest has deleted a point of the new

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,8 @@ def _characters(text: str) -> Callable[[int], int]:
     """Convert places in UTF-8 to places in characters."""
     if text.isascii():
         return lambda place: place
-    begins = np.cumsum([0, *(len(character.encode()) for character in text)]).tolist()
+    widths = [len(character.encode()) for character in text]
+    begins = [0, *accumulate(widths)]
     return lambda place: bisect_right(begins, place) - 1
 
 

@@ -210,10 +210,8 @@ class Searcher:
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
         page = best[options.offset if rank is None else 0 :]
         page = await self._filled(fit.name, page, payload, vectors)
-        stages = [
-            *(candidates.stages if options.explain else ()),
-            Stage("search", since(began), len(page)),
-        ]
+        stages = list(candidates.stages) if options.explain else []
+        stages.append(Stage("search", since(began), len(page)))
         if rank is not None:
             began = perf_counter_ns()
             ranked = await _reranked(page, query, rank, options.text_field)
@@ -328,10 +326,9 @@ def _selectors(
     if options.with_payload is True:
         payload = fit.payload
     else:
-        keys = [
-            *(options.with_payload or ()),
-            *([options.text_field] if ranked or options.highlights else ()),
-        ]
+        keys = list(options.with_payload or ())
+        if ranked or options.highlights:
+            keys.append(options.text_field)
         payload = keys or False
     return payload, [SPARSE] if options.highlights and embedded.sparse is not None else False
 
@@ -349,7 +346,6 @@ async def _reranked(
     for place, score in zip(places, scores, strict=True):
         found[place].score = float(score)
     order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
-    return [
-        *(found[places[i]] for i in order),
-        *(one for one, text in zip(found, texts, strict=True) if not text),
-    ]
+    ranked = [found[places[place]] for place in order]
+    ranked += [candidate for candidate, text in zip(found, texts, strict=True) if not text]
+    return ranked

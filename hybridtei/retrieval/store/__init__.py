@@ -69,9 +69,9 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
             "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a "
             "folder here, not both"
         )
-    require_extra(
-        "qdrant", "qdrant_client", *(["qdrant_edge"] if config.qdrant_url is None else [])
-    )
+    require_extra("qdrant", "qdrant_client")
+    if config.qdrant_url is None:
+        require_extra("qdrant", "qdrant_edge")
     if config.qdrant_url is not None:
         from hybridtei.retrieval.store.server import ServerStore
 

@@ -333,11 +333,9 @@ def _is_held(schema: CollectionSchema) -> bool:
 
 def heads_of(schema: CollectionSchema) -> frozenset[Head]:
     """The outputs that the collection stores."""
-    names = {
-        *schema.vectors,
-        *schema.sparse,
-        *([MULTIVECTOR] if packed_format(schema) is not None else []),
-    }
+    names = {*schema.vectors, *schema.sparse}
+    if packed_format(schema) is not None:
+        names.add(MULTIVECTOR)
     return frozenset(Head(name) for name in NAMES if name in names)
 
 
@@ -373,7 +371,9 @@ def check_searchable(
     }
     # With idf or without
     sparse = {field: schema.sparse[field] for field in wanted.sparse}
-    metadata = {**wanted.metadata, **({} if fingerprint is None else {FINGERPRINT: fingerprint})}
+    metadata = dict(wanted.metadata)
+    if fingerprint is not None:
+        metadata[FINGERPRINT] = fingerprint
     check_fits(
         schema,
         replace(wanted, vectors=vectors, sparse=sparse, metadata=metadata),

@@ -76,7 +76,9 @@ def socket_path(folder: Path) -> Path:
         Path(path, f"hybridtei-{os.geteuid()}")
         for path in dict.fromkeys((tempfile.gettempdir(), "/tmp"))
     ]
-    for home in (*([Path(own, "hybridtei")] if own else []), *homes):
+    if own:
+        homes.insert(0, Path(own, "hybridtei"))
+    for home in homes:
         if len(os.fsencode(home / _name(folder))) <= MAX_SOCKET_PATH:
             try:
                 return machine.private_folder(home) / _name(folder)

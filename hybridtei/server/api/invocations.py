@@ -159,9 +159,8 @@ async def vertex(models: Models, request: tei.VertexRequest) -> Reply:
         raise TooManyInputs(
             f"batch size {len(request.instances)} > maximum allowed batch size {limit}"
         )
-    replies = await asyncio.gather(
-        *(_instance(models, bytes(raw)) for raw in request.instances), return_exceptions=True
-    )
+    answers = [_instance(models, bytes(raw)) for raw in request.instances]
+    replies = await asyncio.gather(*answers, return_exceptions=True)
     for reply in replies:
         if isinstance(reply, BaseException):
             raise reply

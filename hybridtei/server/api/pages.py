@@ -49,8 +49,11 @@ def _served(folder: Traversable) -> list[str]:
 FILES, DOCS_FILES = _served(FOLDER), _served(FOLDER.joinpath("docs"))
 
 
+PATHS = [f"{PAGE}/{name}" for name in FILES if name != INDEX]
+
+
 @get(
-    [PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)],
+    [PAGE, *PATHS],
     in_schema=False,
     role=None,
     source="models",

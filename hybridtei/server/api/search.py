@@ -166,12 +166,11 @@ async def _searched(
         embedded = await searcher.embed(request.collection, texts, options, fit=fit)
     except RequestError as error:
         raise error.named("query" if request.queries is None else "queries") from None
-    results = await asyncio.gather(
-        *[
-            searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
-            for row, text in enumerate(texts)
-        ]
-    )
+    searches = [
+        searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
+        for row, text in enumerate(texts)
+    ]
+    results = await asyncio.gather(*searches)
     spans_of = [] if spans is None else await _spans(context, request, results, spans)
     write = partial(
         _written, context, request, results, spans_of, usage=usages[-1], options=options
