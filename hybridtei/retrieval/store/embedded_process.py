@@ -272,12 +272,13 @@ def main(path: str) -> int:
     signal.signal(signal.SIGTERM, service.hurry)
     _report("ready", None)
     try:
-        asyncio.run(service.run(listener))
-        # Before unlocking the folder, since the next owner's socket has the same name.
-        _remove(place, bound)
+        try:
+            asyncio.run(service.run(listener))
+        finally:
+            # Before unlocking the folder, since the next owner's socket has the same name.
+            _remove(place, bound)
         folder.close()
     except FolderReplaced:
-        _remove(place, bound)
         # Without a flush, whose paths may lead to files that are not this process's.
         os._exit(1)
     lock.close()
