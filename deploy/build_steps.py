@@ -109,19 +109,19 @@ class Builder:
         stage = instruction.flags().get("from")
         where = Path(self.here(last)) if last.startswith("/") else self.directory / last
         for source in sources:
-            found = self.done / stage / source.lstrip("/") if stage else ROOT / source
-            to = where / found.name if last.endswith("/") or last == "." else where
+            path = self.done / stage / source.lstrip("/") if stage else ROOT / source
+            to = where / path.name if last.endswith("/") or last == "." else where
             print(f"   line {instruction.line}: COPY {source}", flush=True)
             to.parent.mkdir(parents=True, exist_ok=True)
-            if found.is_dir():
+            if path.is_dir():
                 shutil.copytree(
-                    found,
+                    path,
                     to,
                     symlinks=True,
                     ignore=None if stage else shutil.ignore_patterns("__pycache__", "*.pyc"),
                 )
             else:
-                shutil.copy(found, to)
+                shutil.copy(path, to)
 
     def here(self, text: str) -> str:
         """Absolute paths of the image as they are at `place`."""
@@ -261,12 +261,12 @@ def main() -> int:
         type=Path,
         help="folder for the result, which must not exist; else a temporary one",
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     stages = parse((ROOT / "Dockerfile").read_text())
     with tempfile.TemporaryDirectory() as scratch:
-        builder = Builder(given.keep or Path(scratch), given.python)
-        environment = builder.build(stages, given.target)
-        check_image(builder, stages, given.target, environment)
+        builder = Builder(arguments.keep or Path(scratch), arguments.python)
+        environment = builder.build(stages, arguments.target)
+        check_image(builder, stages, arguments.target, environment)
     print("all steps done")
     return 0
 

@@ -81,7 +81,7 @@ def parse(text: str) -> dict[str, Stage]:
 
 def expand(text: str, values: Mapping[str, str]) -> str:
     """`${NAME}` -> its value, or nothing."""
-    return VARIABLE.sub(lambda found: values.get(found[1], ""), text)
+    return VARIABLE.sub(lambda match: values.get(match[1], ""), text)
 
 
 def lineage(stages: Mapping[str, Stage], name: str) -> list[Stage]:
@@ -107,7 +107,7 @@ def needed(stages: Mapping[str, Stage], target: str) -> list[str]:
 
 
 def _instructions(text: str) -> list[Instruction]:
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     parts: list[str] = []
     begun = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -117,6 +117,6 @@ def _instructions(text: str) -> list[Instruction]:
         parts.append(line.strip().removesuffix("\\").strip())
         if not line.rstrip().endswith("\\"):
             keyword, _, rest = " ".join(parts).partition(" ")
-            found.append(Instruction(keyword.upper(), rest, begun))
+            instructions.append(Instruction(keyword.upper(), rest, begun))
             parts = []
-    return found
+    return instructions

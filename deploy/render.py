@@ -69,12 +69,12 @@ def merged(old: Any, new: Any, name: str = "") -> Any:
     if isinstance(old, list) and isinstance(new, list) and name in KEYS:
         key = KEYS[name]
         changes = {item[key]: item for item in new}
-        kept = [
+        items = [
             merged(item, changes.pop(item[key])) if item[key] in changes else item for item in old
         ]
         order = {item[key]: place for place, item in enumerate(new)}
         return sorted(
-            kept + list(changes.values()), key=lambda item: order.get(item[key], len(order))
+            items + list(changes.values()), key=lambda item: order.get(item[key], len(order))
         )
     return new
 

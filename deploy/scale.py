@@ -180,13 +180,13 @@ def workers(facts: Facts, documents: int) -> int:
 
 def reach(facts: Facts, layout: Layout, machine: Machine) -> tuple[int, str]:
     """(how many documents a machine is good for, what ends it: `time`, `memory` or `disk`)."""
-    most = {
+    limits = {
         "time": facts.hours * 3600 * facts.core_tokens_per_s * machine.cores / facts.tokens,
         "memory": machine.memory_gb * 1e9 * FILL / memory_bytes(facts, layout),
         "disk": machine.disk_gb * 1e9 * FILL / disk_bytes(facts, layout),
     }
-    bound = min(most, key=lambda name: most[name])
-    return int(most[bound]), bound
+    bound = min(limits, key=lambda name: limits[name])
+    return int(limits[bound]), bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ def updated(page: str, facts: Facts) -> str:
     KeyError for another name."""
     return re.sub(
         r"(<!-- ([a-z-]+) -->\n).*?(<!-- / -->)",
-        lambda found: f"{found[1]}{TABLES[found[2]](facts)}\n{found[3]}",
+        lambda match: f"{match[1]}{TABLES[match[2]](facts)}\n{match[3]}",
         page,
         flags=re.DOTALL,
     )
@@ -374,12 +374,14 @@ def main() -> int:
             metavar="N",
             help=f"[default: {field.default}]",
         )
-    given = vars(parser.parse_args())
-    if given.pop("write"):
+    arguments = vars(parser.parse_args())
+    if arguments.pop("write"):
         PAGE.write_text(updated(PAGE.read_text(), Facts()))
         return 0
-    facts = replace(Facts(), **{name: value for name, value in given.items() if value is not None})
-    wrong = [name for name, value in given.items() if value is not None and value <= 0]
+    facts = replace(
+        Facts(), **{name: value for name, value in arguments.items() if value is not None}
+    )
+    wrong = [name for name, value in arguments.items() if value is not None and value <= 0]
     if wrong:
         parser.error(f"--{wrong[0].replace('_', '-')}: should be above 0")
     print("\n\n".join(f"{name}\n\n{make(facts)}" for name, make in TABLES.items()))

@@ -42,8 +42,8 @@ KINDS: Mapping[tuple[int, str | None], type[HybridTeiError]] = {
 FLOAT32 = Packing("f")
 
 
-def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
-    """Split items into lists of at most `most` items or spans and REQUEST_BYTES. A larger item is
+def portions(items: Sequence[Any], limit: int) -> Iterator[list[Any]]:
+    """Split items into lists of at most `limit` items or spans and REQUEST_BYTES. A larger item is
     alone in its list."""
     portion: list[Any] = []
     size = rows = 0
@@ -53,7 +53,7 @@ def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
         except TypeError as error:
             raise InvalidInput(f"item {place} is not valid JSON: {error}") from None
         rows_here = len(item.get("spans", ".")) if isinstance(item, Mapping) else 1
-        if portion and (size + bytes_here > REQUEST_BYTES or rows + rows_here > most):
+        if portion and (size + bytes_here > REQUEST_BYTES or rows + rows_here > limit):
             yield portion
             portion, size, rows = [], 0, 0
         portion.append(item)
@@ -80,8 +80,8 @@ def read(answer: httpx.Response, where: str) -> Any:
     )
     if answer.status_code == 413 and answer.content.startswith(BODY_TOO_LARGE):
         kind = InvalidInput
-    said = fields.get("error") or fields.get("message") or shown(answer)
-    message = f"{where}: status {answer.status_code}: {said}"
+    reason = fields.get("error") or fields.get("message") or shown(answer)
+    message = f"{where}: status {answer.status_code}: {reason}"
     if kind is None:
         raise NoAnswer(message, answer.status_code)
     # Some classes make their message themselves
@@ -105,10 +105,10 @@ def embeddings_of(
     """The outputs `names` of `/embed_hybrid` as arrays. `counts`: the number of spans of each text,
     if it has spans; its rows are then lists. Raises NoAnswer if hybridtei cannot have sent the
     rows, BackendError if the vectors are invalid."""
-    if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(
+    if counts is not None and [len(item) if isinstance(item, list) else 0 for item in rows] == list(
         counts
     ):
-        rows = [row for some in rows for row in some]
+        rows = [row for item in rows for row in item]
     if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
         raise NoAnswer(
             f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered "
@@ -152,11 +152,11 @@ def embeddings_of(
             return dense([], width)
         return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32)
 
-    made = {"dense": dense, "sparse": sparse, "multivector": multivector}
+    readers = {"dense": dense, "sparse": sparse, "multivector": multivector}
     try:
         return Embeddings(
             **{
-                name: made[name]([row[name] for row in rows], widths.get(name) or 0)
+                name: readers[name]([row[name] for row in rows], widths.get(name) or 0)
                 for name in names
             }
         )

@@ -236,14 +236,16 @@ MIN_SHARED = 16
 def sharing(encodings: list[Encoding]) -> list[Encoding]:
     """Return the encodings with `shared` set to the length of their common prefix, if it is long
     enough to pay."""
-    if len(encodings) < 2 or any(one.token_type_ids is not None or one.unseen for one in encodings):
+    if len(encodings) < 2 or any(
+        encoding.token_type_ids is not None or encoding.unseen for encoding in encodings
+    ):
         return encodings
     # Each keeps a token after the prefix
     first, common = (encodings[0].input_ids, min(map(len, encodings)) - 1)
-    for one in encodings[1:]:
-        differ = np.flatnonzero(first[:common] != one.input_ids[:common])
+    for encoding in encodings[1:]:
+        differ = np.flatnonzero(first[:common] != encoding.input_ids[:common])
         common = int(differ[0]) if len(differ) else common
-    return [replace(one, shared=common) for one in encodings] if common >= MIN_SHARED else encodings
+    return [replace(row, shared=common) for row in encodings] if common >= MIN_SHARED else encodings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,13 +293,13 @@ def kept_tokens(
     "first" (BGE-M3): all but position 0, the closing special token included. "specials": all but
     special tokens.
     """
-    kept = np.ones(len(input_ids), dtype=bool)
+    mask = np.ones(len(input_ids), dtype=bool)
     if drop == "first":
-        kept[cu_seqlens[:-1]] = False
+        mask[cu_seqlens[:-1]] = False
     elif drop == "specials":
-        kept = ~np.isin(input_ids, special_ids)
-    counts = np.add.reduceat(kept, cu_seqlens[:-1]) if len(kept) else np.zeros(0)
-    return kept, offsets_of(counts.astype(np.int64))
+        mask = ~np.isin(input_ids, special_ids)
+    counts = np.add.reduceat(mask, cu_seqlens[:-1]) if len(mask) else np.zeros(0)
+    return mask, offsets_of(counts.astype(np.int64))
 
 
 Offsets = NDArray[np.int64]
@@ -364,12 +366,12 @@ class Ragged:
         return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
 
 
-def runs(sizes: Sequence[int], most: int, count: int | None = None) -> Iterator[tuple[int, int]]:
+def runs(sizes: Sequence[int], limit: int, count: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield (first, end) of consecutive runs of items. A run has at most `count` items and a total
-    size of at most `most`; an item larger than `most` is a run alone."""
+    size of at most `limit`; an item larger than `limit` is a run alone."""
     first = held = 0
     for place, size in enumerate(sizes):
-        if place > first and (held + size > most or place - first == count):
+        if place > first and (held + size > limit or place - first == count):
             yield first, place
             first, held = place, 0
         held += size

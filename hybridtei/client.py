@@ -105,7 +105,8 @@ class AsyncClient:
         if spans is not None:
             of_each = [spans] if isinstance(texts, str) else spans
             inputs = [
-                {"text": text, "spans": some} for text, some in zip(inputs, of_each, strict=True)
+                {"text": text, "spans": text_spans}
+                for text, text_spans in zip(inputs, of_each, strict=True)
             ]
         names = [outputs] if isinstance(outputs, str) else [*outputs]
         body = {
@@ -152,7 +153,9 @@ class AsyncClient:
         body |= _cut(truncate, truncation_direction)
         scores: list[float] = []
         for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
-            scores += [float32(one["score"]) for one in sorted(part, key=lambda one: one["index"])]
+            scores += [
+                float32(entry["score"]) for entry in sorted(part, key=lambda entry: entry["index"])
+            ]
         from hybridtei.inference.tasks.rerank import Ranked
 
         # Ties in TEI's order
@@ -175,7 +178,9 @@ class AsyncClient:
         rows = await self._in_portions("/predict", "inputs", inputs, body)
         from hybridtei.inference.tasks.label import Prediction
 
-        return [[Prediction(one["label"], float32(one["score"])) for one in row] for row in rows]
+        return [
+            [Prediction(entry["label"], float32(entry["score"])) for entry in row] for row in rows
+        ]
 
     async def tag(
         self,
@@ -195,11 +200,11 @@ class AsyncClient:
         )
         from hybridtei.inference.tasks.label import Span
 
-        def span(one: Any) -> Span:
-            ((label, score),) = one["results"].items()
-            return Span(one["start"], one["end"], label, float32(score), one["token_id"])
+        def span(entry: Any) -> Span:
+            ((label, score),) = entry["results"].items()
+            return Span(entry["start"], entry["end"], label, float32(score), entry["token_id"])
 
-        return [[span(one) for one in row] for row in rows]
+        return [[span(entry) for entry in row] for row in rows]
 
     async def search(
         self,
@@ -222,10 +227,10 @@ class AsyncClient:
             "filter": filter,
             **options,
         }
-        found = await self.ask("/search", body)
+        answer = await self.ask("/search", body)
         from hybridtei.retrieval.search.options import SearchResult
 
-        return msgspec.convert(found, SearchResult)
+        return msgspec.convert(answer, SearchResult)
 
     async def upsert(
         self,
@@ -250,7 +255,9 @@ class AsyncClient:
             answer = await self.ask(path, {"points": portion, **options})
             created |= answer["created"]
             ids += answer["ids"]
-            failed += [{**one, "index": one["index"] + before} for one in answer["failed"]]
+            failed += [
+                {**failure, "index": failure["index"] + before} for failure in answer["failed"]
+            ]
             before += len(portion)
         return Upserted(created, ids, failed)
 
@@ -262,10 +269,10 @@ class AsyncClient:
         """Return the server's facts (`/info`), read once. Raises InvalidInput if the server is not
         hybridtei."""
         if self._facts is None:
-            found = await self.ask("/info")
-            if not isinstance(found, dict) or not isinstance(found.get("hybridtei"), dict):
-                raise InvalidInput(f"{self.url}: is not hybridtei; `/info` answers {found!r:.300}")
-            self._facts = found
+            facts = await self.ask("/info")
+            if not isinstance(facts, dict) or not isinstance(facts.get("hybridtei"), dict):
+                raise InvalidInput(f"{self.url}: is not hybridtei; `/info` answers {facts!r:.300}")
+            self._facts = facts
         return self._facts
 
     async def ask(self, path: str, body: Any = None) -> Any:
@@ -327,14 +334,14 @@ class AsyncClient:
         entry an item."""
         if not items:
             return []
-        most = (
+        limit = (
             min(REQUEST_ITEMS, (await self.info()).get("max_client_batch_size", REQUEST_ITEMS))
             if len(items) > 1
             else 1
         )
-        parts, turn = [*portions(items, most)], asyncio.Semaphore(REQUESTS_AT_ONCE)
+        parts, turn = [*portions(items, limit)], asyncio.Semaphore(REQUESTS_AT_ONCE)
 
-        async def asked(portion: list[Any]) -> list[Any]:
+        async def entries_of(portion: list[Any]) -> list[Any]:
             async with turn:
                 answer = await self.ask(path, {field: portion, **options})
             if not isinstance(answer, list) or len(answer) != len(portion):
@@ -344,7 +351,7 @@ class AsyncClient:
                 )
             return answer
 
-        tasks = [asyncio.create_task(asked(portion)) for portion in parts]
+        tasks = [asyncio.create_task(entries_of(portion)) for portion in parts]
         try:
             answers = await asyncio.gather(*tasks)
         finally:

@@ -33,14 +33,14 @@ Seconds = Annotated[float, Meta(ge=0, le=86400)]
 META = ("ge", "le", "gt", "lt", "description", "extra")
 
 
-def flag(description: str, group: str | None = None, **known: Any) -> Meta:
-    """Return a field's metadata for the help. `group`: its heading, default: the struct's. `known`:
-    bounds. `shown`: how much the log may show, "partly" or "never". `alias`: its older name.
-    `metavar`: its placeholder."""
-    bounds = {name: value for name, value in known.items() if name in META}
+def flag(description: str, group: str | None = None, **details: Any) -> Meta:
+    """Return a field's metadata for the help. `group`: its heading, default: the struct's.
+    `details`: bounds. `shown`: how much the log may show, "partly" or "never". `alias`: its older
+    name. `metavar`: its placeholder."""
+    bounds = {name: value for name, value in details.items() if name in META}
     extra = {
         name: value
-        for name, value in {**known, "group": group}.items()
+        for name, value in {**details, "group": group}.items()
         if name not in META and value is not None
     }
     return Meta(description=description, extra=extra or None, **bounds)
@@ -471,9 +471,9 @@ def check_value(
         choices = [
             part for part in (unwrapped(hint)[0], *get_args(hint)) if get_origin(part) is Literal
         ]
-        known = f"; known: {', '.join(map(str, get_args(choices[0])))}" if choices else ""
+        suffix = f"; known: {', '.join(map(str, get_args(choices[0])))}" if choices else ""
         raise error(
-            f"`{name}` is {reprlib.repr(value)}: {str(wrong)[:1].lower()}{str(wrong)[1:]}{known}"
+            f"`{name}` is {reprlib.repr(value)}: {str(wrong)[:1].lower()}{str(wrong)[1:]}{suffix}"
         ) from None
 
 
@@ -487,15 +487,15 @@ def fields_of(kind: Kind) -> tuple[tuple[msgspec.structs.FieldInfo, Any, Meta], 
 def unwrapped(hint: Any) -> tuple[Any, Meta]:
     """A field's annotation -> (type without None, its Meta, bounds of nested annotations merged
     in)."""
-    known: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
     while True:
         if get_origin(hint) is typing.Annotated:
             hint, *metas = get_args(hint)
             for meta in metas:
-                known = {
+                bounds = {
                     name: value for name in META if (value := getattr(meta, name)) is not None
-                } | known
+                } | bounds
         elif get_origin(hint) in (types.UnionType, typing.Union):
             hint = next(part for part in get_args(hint) if part is not type(None))
         else:
-            return hint, Meta(**known)
+            return hint, Meta(**bounds)

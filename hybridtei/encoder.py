@@ -331,14 +331,14 @@ class Encoder:
         answers: list[T] = []
         place = 0
         for chunk in task.split(max_inputs):
-            known = chunk.knowing(answers[0]) if answers and task.needs_first else chunk
+            part = chunk.knowing(answers[0]) if answers and task.needs_first else chunk
             try:
-                encodings = known.prepare(self._model)
+                encodings = part.prepare(self._model)
             except EmptyInput as error:
                 raise error.named(field, place) from None
-            outputs = self._outputs(encodings, known.heads, advance)
+            outputs = self._outputs(encodings, part.heads, advance)
             with _one_thread(encodings):
-                answers.append(known.finish(self._model, encodings, outputs))
+                answers.append(part.finish(self._model, encodings, outputs))
             place += chunk.size
         return answers[0] if len(answers) == 1 else task.join(answers)
 

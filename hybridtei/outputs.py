@@ -266,12 +266,12 @@ def strongest(
     Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
     """
     sequence = np.repeat(np.arange(len(cu_seqlens) - 1), np.diff(cu_seqlens))
-    kept = weights > 0
+    mask = weights > 0
     if removed:
-        kept &= ~np.isin(input_ids, list(removed))
-    key = sequence[kept] * width + input_ids[kept]
+        mask &= ~np.isin(input_ids, list(removed))
+    key = sequence[mask] * width + input_ids[mask]
     order = np.argsort(key, kind="stable")
-    key, values = key[order], weights[kept][order]
+    key, values = key[order], weights[mask][order]
     first = np.flatnonzero(np.diff(key, prepend=-1))
     merged = np.maximum.reduceat(values, first) if len(first) else values
     lengths = np.bincount(key[first] // width, minlength=len(cu_seqlens) - 1)
@@ -313,14 +313,15 @@ class Usage:
     def total(usages: Sequence[Usage]) -> Usage:
         """Return the total of a request that ran the engine several times: sums, and means over all
         inputs."""
-        inputs = sum(one.load.inputs for one in usages)
+        inputs = sum(usage.load.inputs for usage in usages)
         return Usage(
-            Load(inputs, sum(one.load.characters for one in usages), is_batch=True),
-            [length for one in usages for length in one.lengths],
+            Load(inputs, sum(usage.load.characters for usage in usages), is_batch=True),
+            [length for usage in usages for length in usage.lengths],
             Timings(
-                sum(one.timings.tokenization_ns * one.load.inputs for one in usages) // inputs,
-                sum(one.timings.queue_ns * one.load.inputs for one in usages) // inputs,
-                sum(one.timings.inference_ns * one.load.inputs for one in usages) // inputs,
+                sum(usage.timings.tokenization_ns * usage.load.inputs for usage in usages)
+                // inputs,
+                sum(usage.timings.queue_ns * usage.load.inputs for usage in usages) // inputs,
+                sum(usage.timings.inference_ns * usage.load.inputs for usage in usages) // inputs,
             ),
             usages[0].began_ns,
         )

@@ -120,10 +120,10 @@ def speed() -> str:
 
 def drawings() -> dict[Path, str]:
     """Return each picture's file and what it should hold."""
-    found = {FOLDER / "one-pass.svg": one_pass()}
+    pictures = {FOLDER / "one-pass.svg": one_pass()}
     if (FOLDER / "speed.json").exists():
-        found[FOLDER / "speed.svg"] = speed()
-    return found
+        pictures[FOLDER / "speed.svg"] = speed()
+    return pictures
 
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ def alike(was: str, now: str) -> bool:
         return False
     pairs = zip(NUMBER.findall(was), NUMBER.findall(now), strict=True)
     return all(
-        math.isclose(float(one), float(other), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-        for one, other in pairs
+        math.isclose(float(before), float(after), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        for before, after in pairs
     )
 
 

@@ -49,9 +49,9 @@ def page() -> str:
             "hf_api_token"
         }
         own = [
-            one
-            for one in parser._actions
-            if one.dest not in {*common, "help"} and one.help != argparse.SUPPRESS
+            action
+            for action in parser._actions
+            if action.dest not in {*common, "help"} and action.help != argparse.SUPPRESS
         ]
         if own:
             parts.append(f"### hybridtei {name}\n\n{_sentence(parser.description or '')}\n")
@@ -78,24 +78,24 @@ def _with_actions(
     yield name, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            yield from ((f"{name} {word}", one) for word, one in action.choices.items())
+            yield from ((f"{name} {word}", command) for word, command in action.choices.items())
 
 
 def _takes(parser: argparse.ArgumentParser, kind: Any) -> bool:
-    known = {action.dest for action in parser._actions}
-    return {field.name for field, _, _ in fields_of(kind)} <= known
+    names = {action.dest for action in parser._actions}
+    return {field.name for field, _, _ in fields_of(kind)} <= names
 
 
 def _settings_rows(kind: Any) -> Iterator[tuple[str, ...]]:
     headings: dict[str, list[tuple[str, ...]]] = {}
     for field, plain, meta in fields_of(kind):
         text = meta.description or ""
-        told = DEFAULT.search(text.rstrip("."))
+        match = DEFAULT.search(text.rstrip("."))
         default = ""
         if field.default not in (None, (), msgspec.NODEFAULT):
             default = _code(field.default)
-        elif told:
-            default = told[1]
+        elif match:
+            default = match[1]
         meaning = DEFAULT.sub("", text.rstrip(".")).rstrip(".") + "."
         flag = f"`--{field.name.replace('_', '-')}`"
         row = (flag, f"`{field.name.upper()}`", _values(plain, meta), default, meaning)
@@ -120,12 +120,12 @@ def _values(plain: Any, meta: msgspec.Meta) -> str:
 
 def _own_row(action: argparse.Action) -> tuple[str, str, str]:
     text = (action.help or "").replace("%%", "%")
-    told = DEFAULT.search(text)
+    match = DEFAULT.search(text)
     name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
     if action.choices:
         text = f"{', '.join(map(str, action.choices))} {text}"
     required = "required" if action.required else ""
-    return f"`{name}`", told[1] if told else required, DEFAULT.sub("", text).strip()
+    return f"`{name}`", match[1] if match else required, DEFAULT.sub("", text).strip()
 
 
 def _sentence(text: str) -> str:

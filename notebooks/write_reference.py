@@ -104,7 +104,7 @@ def _is_record(value: Any) -> bool:
 
 def _fields(kind: type) -> Iterator[str]:
     if issubclass(kind, enum.Enum):
-        yield f"Members: {', '.join(f'`{one.name} = {one.value!r}`' for one in kind)}.\n"
+        yield f"Members: {', '.join(f'`{member.name} = {member.value!r}`' for member in kind)}.\n"
     elif kind in SETTINGS:
         yield (
             "Its fields, each a flag and a variable too: "
@@ -116,10 +116,10 @@ def _fields(kind: type) -> Iterator[str]:
             for base in reversed(kind.__mro__)
             for name, text in vars(base).get("__annotations__", {}).items()
         }
-        known = _described(kind)
-        if known:
+        meanings = _described(kind)
+        if meanings:
             rows = [
-                f"| `{name}` | {known.get(name) or 'see above'} |"
+                f"| `{name}` | {meanings.get(name) or 'see above'} |"
                 for name in kind.__struct_fields__
             ]
             yield "\n".join(["| field | meaning |", "| --- | --- |", *rows]) + "\n"
@@ -170,10 +170,10 @@ def _members(kind: type) -> Iterator[str]:
 
 def _signature(value: Any) -> str:
     """One parameter a line where there are several; annotations as the code spells them."""
-    found = inspect.signature(value)
+    signature = inspect.signature(value)
     shown: list[str] = []
     has_star = False
-    for parameter in found.parameters.values():
+    for parameter in signature.parameters.values():
         if parameter.name in ("self", "cls"):
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
@@ -187,12 +187,14 @@ def _signature(value: Any) -> str:
         shown.append(f"{star}{parameter.name}{kind}{default}")
     end = (
         ""
-        if found.return_annotation in (found.empty, "None", None)
-        else f" -> {_plain(found.return_annotation)}"
+        if signature.return_annotation in (signature.empty, "None", None)
+        else f" -> {_plain(signature.return_annotation)}"
     )
-    one = f"({', '.join(shown)}){end}"
+    text = f"({', '.join(shown)}){end}"
     return (
-        one if len(one) <= 100 else "(\n" + "".join(f"    {line},\n" for line in shown) + f"){end}"
+        text
+        if len(text) <= 100
+        else "(\n" + "".join(f"    {line},\n" for line in shown) + f"){end}"
     )
 
 

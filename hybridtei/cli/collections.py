@@ -39,8 +39,8 @@ def add(commands: Commands) -> None:
     export.add_argument(
         "--output", "-o", metavar="FILE", help="write there [default: standard output]"
     )
-    for one in (describe, delete, export):
-        one.add_argument("name", metavar="NAME", help="name or alias of the collection")
+    for action in (describe, delete, export):
+        action.add_argument("name", metavar="NAME", help="name or alias of the collection")
     imported = _add(actions, "import", _import)
     imported.add_argument("file", metavar="FILE", help="of `export`; - reads standard input")
     imported.add_argument(
@@ -49,8 +49,8 @@ def add(commands: Commands) -> None:
         nargs="?",
         help="collection, created if missing [default: the export's]",
     )
-    for one in (export, imported):
-        one.add_argument("--quiet", action="store_true", help="no progress")
+    for action in (export, imported):
+        action.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def _add(actions: Commands, name: str, act: Act) -> argparse.ArgumentParser:
@@ -104,12 +104,12 @@ async def _describe(schemas: CollectionSchemas, arguments: argparse.Namespace) -
 
     schema = await schemas.of(arguments.name)
     name = str(schema.stored_as)
-    told = {
+    facts = {
         "collection": name,
         "aliases": await _aliases(schemas, name),
         "points": await schemas.store.count(name),
     }
-    print(json.format(json.encode({**told, **schema_to_dict(schema)})).decode(), flush=True)
+    print(json.format(json.encode({**facts, **schema_to_dict(schema)})).decode(), flush=True)
 
 
 async def _aliases(schemas: CollectionSchemas, name: str) -> list[str]:
@@ -131,8 +131,8 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
         print(f"deleted the alias {arguments.name}", file=sys.stderr)
         return
     aliases = await _aliases(schemas, name)
-    known = f", also known as {', '.join(aliases)}," if aliases else ""
-    what = f"{name}{known} with {await store.count(name):,} points"
+    alias_note = f", also known as {', '.join(aliases)}," if aliases else ""
+    what = f"{name}{alias_note} with {await store.count(name):,} points"
     if not arguments.yes:
         if not sys.stdin.isatty():
             raise UsageError(
@@ -179,9 +179,9 @@ async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
         tqdm(unit="point", disable=arguments.quiet, file=sys.stderr) as bar,
     ):
         done = await import_from(schemas, _chunks(file), arguments.name, advance=bar.update)
-    made = "made, " if done.created else ""
+    note = "made, " if done.created else ""
     print(
-        f"{done.collection}: {made}{done.written:,} points stored, {done.points - done.written:,} "
+        f"{done.collection}: {note}{done.written:,} points stored, {done.points - done.written:,} "
         "were there",
         flush=True,
     )

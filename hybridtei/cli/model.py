@@ -214,13 +214,13 @@ def run_pack(arguments: argparse.Namespace) -> None:
     if not arguments.list:
         model = msgspec.structs.replace(model, model_id=arguments.model, backend="ort")
         open_backend(model, find_model(model)).close()
-    found = [each for each in packed_files() if each.used >= began]
-    if not found and not arguments.list:
+    files = [each for each in packed_files() if each.used >= began]
+    if not files and not arguments.list:
         raise HybridTeiError(
             f"{arguments.model}: no weights are kept: too small, or no room for them (see the "
             "warning)"
         )
-    print(*found, sep="\n")
+    print(*files, sep="\n")
 
 
 EMBED_AGAIN = 3
@@ -286,13 +286,13 @@ def run_explain(arguments: argparse.Namespace) -> None:
         html.unescape(name).lower(): (name, body)
         for name, body in SECTION.findall(PAGE.read_text(encoding="utf-8"))
     }
-    found = sections.get(arguments.name.lower())
-    if found is None:
+    section = sections.get(arguments.name.lower())
+    if section is None:
         raise UsageError(
             f"NAME is {arguments.name!r}, which is no error; known: "
             f"{', '.join(name for name, _ in sections.values())}"
         )
-    name, body = found
+    name, body = section
     print(name)
     for paragraph in PARAGRAPH.findall(body):
         text = html.unescape(TAG.sub("", paragraph.replace("<code>", "`").replace("</code>", "`")))

@@ -130,10 +130,10 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
     try:
         # A team would wait for the cores that open further sessions
         with threadpool_limits(limits=1, user_api="blas"):
-            for one in parts:
-                tokens = SELF_TEST_TOKENS if one.name == "torch" else GRAPH_TEST_TOKENS
+            for part in parts:
+                tokens = SELF_TEST_TOKENS if part.name == "torch" else GRAPH_TEST_TOKENS
                 _self_test(
-                    one, min(tokens, one.spec.max_input_length, model.reader.max_input_length)
+                    part, min(tokens, part.spec.max_input_length, model.reader.max_input_length)
                 )
         budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)
     except BackendError as error:
@@ -267,14 +267,14 @@ def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
 def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
     """Return the token budget of a pass: the configured one, or less if the device lacks memory.
     Raises LoadError."""
-    most = backend.max_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
-    if most < engine.max_batch_tokens:
+    budget = backend.max_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
+    if budget < engine.max_batch_tokens:
         log.warning(
             "a pass takes at most %d tokens: memory is short; max-batch-tokens is %d",
-            most,
+            budget,
             engine.max_batch_tokens,
         )
-    return most
+    return budget
 
 
 def _values(outputs: HeadOutputs, row: int) -> Floats:
@@ -359,17 +359,17 @@ def configured(
 ) -> tuple[ModelConfig, EngineConfig]:
     """Return both configs with `options` applied. Raises TypeError for an unknown option,
     UsageError for a wrong value."""
-    known = {
+    fields = {
         field.name: field
         for kind in (ModelConfig, EngineConfig)
         for field in msgspec.structs.fields(kind)
     }
     for name, value in options.items():
-        if name not in known:
-            nearest = get_close_matches(name, known, 1, 0.5)
-            hint = f": did you mean `{nearest[0]}`?" if nearest else f"; known: {', '.join(known)}"
+        if name not in fields:
+            nearest = get_close_matches(name, fields, 1, 0.5)
+            hint = f": did you mean `{nearest[0]}`?" if nearest else f"; known: {', '.join(fields)}"
             raise TypeError(f"Encoder.load() has no option `{name}`{hint}")
-        check_value(name, value, known[name].type, UsageError)
+        check_value(name, value, fields[name].type, UsageError)
     own = {name: value for name, value in options.items() if name in ModelConfig.__struct_fields__}
     others = {name: value for name, value in options.items() if name not in own}
     return msgspec.structs.replace(config, **own), msgspec.structs.replace(engine, **others)

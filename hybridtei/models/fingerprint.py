@@ -70,8 +70,8 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
         *(folder for step in steps if isinstance(folder := getattr(step, "folder", None), Path)),
     ):
         for suffix in WEIGHTS:
-            if found := [*folder.glob(f"*{suffix}")]:
-                yield from found
+            if files := [*folder.glob(f"*{suffix}")]:
+                yield from files
                 break
     if spec.query is not None:
         yield from (*_weights(spec.query), *tokenizer_files(spec.query.folder))
@@ -97,15 +97,15 @@ def _reading(spec: ModelSpec) -> str | None:
     if spec.model_type == STATIC_TYPE or not file.is_file():
         return _digest(prompts) if prompts else None
     written = read_object(spec.folder / "tokenizer_config.json", optional=True)
-    known = lengths(
+    limits = lengths(
         spec.folder, JsonObject(spec.config, spec.folder / "config.json"), written, spec.positions
     )
-    least = min(
-        (length for length in known[spec.late is not None :] if length is not None), default=0
+    old_limit = min(
+        (length for length in limits[spec.late is not None :] if length is not None), default=0
     )
     now, settings = read_raw(spec.folder), spec.tokenizer_settings
     changed, side = apply_settings(now, settings, file), truncation_side(now, settings)
-    if [changed, spec.max_input_length, side, prompts] == [[], least, "right", []] and not (
+    if [changed, spec.max_input_length, side, prompts] == [[], old_limit, "right", []] and not (
         spec.bare or settings.lowercase or settings.template
     ):
         return None
@@ -123,7 +123,7 @@ def _reading(spec: ModelSpec) -> str | None:
     probe = PROBE.lower() if settings.lowercase else PROBE
     return (
         None
-        if read == [[], before.encode("").ids, before.encode(probe).ids, least, "right", []]
+        if read == [[], before.encode("").ids, before.encode(probe).ids, old_limit, "right", []]
         else _digest(read)
     )
 
@@ -141,12 +141,12 @@ def _newly_used(spec: ModelSpec) -> list[str]:
 
 def _pooling(spec: ModelSpec) -> str:
     steps = [type(step).__name__ for step in spec.dense_modules]
-    most = (
+    active = (
         f" of {spec.sparse.active}"
         if spec.is_splade and spec.sparse is not None and spec.sparse.active
         else ""
     )
-    sparse = [] if spec.sparse is None else [spec.sparse.kind + most]
+    sparse = [] if spec.sparse is None else [spec.sparse.kind + active]
     return "+".join(
         [*spec.pooling, *steps, *sparse, *(["multivector"] if spec.multivector else [])]
     )
@@ -170,10 +170,10 @@ def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerpr
     computes it; neither a start nor the end of the process waits for it. None if a file is missing
     or changed since it was loaded. `options`: arguments of `fingerprint`."""
     with _beginning:
-        if (found := _begun.get(owner)) is not None:
-            return found
-        made: Future[Fingerprint | None] = Future()
-        _begun[owner] = made
+        if (reading := _begun.get(owner)) is not None:
+            return reading
+        future: Future[Fingerprint | None] = Future()
+        _begun[owner] = future
 
     def read() -> None:
         try:
@@ -181,21 +181,21 @@ def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerpr
         except Exception as error:
             # Of files that changed while they were read
             log.warning("no fingerprint: %s", error)
-            made.set_result(None)
+            future.set_result(None)
             return
         changed = spec.loaded_files.changed()
         if changed is not None:
             log.warning("no fingerprint: %s is not the file that was loaded", changed)
-            made.set_result(None)
+            future.set_result(None)
             return
-        made.set_result(parts)
+        future.set_result(parts)
 
     Thread(target=read, name="fingerprint", daemon=True).start()
-    return made
+    return future
 
 
 async def model_hash(reading: Future[Fingerprint | None]) -> str | None:
     """Wait for a fingerprint from `begin` and return its `model`. Cancelling one waiter does not
     affect the others."""
-    found = await asyncio.shield(asyncio.wrap_future(reading))
-    return None if found is None else found["model"]
+    parts = await asyncio.shield(asyncio.wrap_future(reading))
+    return None if parts is None else parts["model"]

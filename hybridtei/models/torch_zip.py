@@ -178,8 +178,8 @@ def _place(path: Path, name: str, view: _View, start_of: Callable[[_Storage], in
         strides.append(rows)
         rows *= side
     plain = all(
-        one == other or side <= 1
-        for one, other, side in zip(view.strides, strides[::-1], view.shape, strict=True)
+        stride == dense_stride or side <= 1
+        for stride, dense_stride, side in zip(view.strides, strides[::-1], view.shape, strict=True)
     )
     return Place(storage.dtype, view.shape, start, stop, None if plain else view.strides)
 
@@ -188,15 +188,15 @@ def _read(path: Path, description: bytes) -> dict[str, _View]:
     """Read the views in a description. Raises LoadError for an opcode, a name or a result that
     torch does not write."""
     try:
-        found = _run(description)
+        tensors = _run(description)
     except _Refused as error:
         raise LoadError(f"{path}: {error}; files of tensors alone are read without torch") from None
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path}: its description of tensors is damaged: {error!r}") from error
-    if isinstance(found, dict) and all(
-        isinstance(key, str) and isinstance(value, _View) for key, value in found.items()
+    if isinstance(tensors, dict) and all(
+        isinstance(key, str) and isinstance(value, _View) for key, value in tensors.items()
     ):
-        return found
+        return tensors
     raise LoadError(f"{path}: should hold a dictionary of tensors")
 
 

@@ -213,13 +213,13 @@ def read_filter(text: str) -> tuple[int, dict[str, int]]:
         if directive.lower() in LEVELS:
             base = LEVELS[directive.lower()]
             continue
-        found = DIRECTIVE.fullmatch(directive)
-        if found is None or (found["level"] or "trace").lower() not in LEVELS:
+        match = DIRECTIVE.fullmatch(directive)
+        if match is None or (match["level"] or "trace").lower() not in LEVELS:
             return logging.INFO, {}
-        threshold, name = LEVELS[(found["level"] or "trace").lower()], _part(found["target"] or "")
+        threshold, name = LEVELS[(match["level"] or "trace").lower()], _part(match["target"] or "")
         if not name:
             base = threshold
-        elif found["level"] is None and not name.startswith("hybridtei"):
+        elif match["level"] is None and not name.startswith("hybridtei"):
             # A misspelt level, not the name of a part
             return logging.INFO, {}
         else:
@@ -243,7 +243,7 @@ def _valid(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _level(record: logging.LogRecord) -> str:
@@ -275,15 +275,15 @@ def masked(text: str) -> str:
     return "".join("*" if place in hidden else character for place, character in enumerate(text))
 
 
-def described(settings: Sequence[msgspec.Struct], **beside: Any) -> str:
-    """`Args { model_id: "BAA*/***", revision: None, … }`. `beside`: further values, or
+def described(settings: Sequence[msgspec.Struct], **others: Any) -> str:
+    """`Args { model_id: "BAA*/***", revision: None, … }`. `others`: further values, or
     replacements."""
     parts = {}
-    for one in settings:
-        for field, _, meta in fields_of(type(one)):
-            value = beside.pop(field.name, getattr(one, field.name))
+    for config in settings:
+        for field, _, meta in fields_of(type(config)):
+            value = others.pop(field.name, getattr(config, field.name))
             parts[field.name] = _shown(value, (meta.extra or {}).get("shown"))
-    parts |= {name: _shown(value, None) for name, value in beside.items() if value is not None}
+    parts |= {name: _shown(value, None) for name, value in others.items() if value is not None}
     return f"Args {{ {', '.join(f'{name}: {value}' for name, value in parts.items())} }}"
 
 

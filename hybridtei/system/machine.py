@@ -128,8 +128,8 @@ def private_folder(folder: Path) -> Path:
     """Make a folder of mode 0700, or check an existing one. Raises OSError if it is another user's
     or open to others."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise OSError(
             f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is "
             "yours)"

@@ -84,9 +84,9 @@ class Reading:
         # Models differ in the lengths of their inputs
         bounds = tuple(sorted({*self.bounds, *other.bounds}))
         counts = [0] * (len(bounds) + 1)
-        for one in (self, other):
+        for reading in (self, other):
             # Only histograms have counts
-            for bound, count in zip((*one.bounds, inf), one.counts, strict=False):
+            for bound, count in zip((*reading.bounds, inf), reading.counts, strict=False):
                 counts[bisect_left(bounds, bound)] += count
         return Reading(self.kind, self.name, values, bounds, counts, self.total + other.total)
 
@@ -112,15 +112,15 @@ class Reading:
 def added(readings: Iterable[Reading]) -> list[Reading]:
     """One reading for each metric, in the order of their first ones."""
     whole: dict[str, Reading] = {}
-    for one in readings:
-        whole[one.name] = whole[one.name] + one if one.name in whole else one
+    for reading in readings:
+        whole[reading.name] = whole[reading.name] + reading if reading.name in whole else reading
     return [*whole.values()]
 
 
 def text_of(readings: Iterable[Reading]) -> str:
     """Return the Prometheus text: counters, gauges, histograms."""
-    ordered = sorted(added(readings), key=lambda one: KINDS.index(one.kind))
-    return "\n".join("\n".join([*one.lines(), ""]) for one in ordered) + "\n"
+    ordered = sorted(added(readings), key=lambda reading: KINDS.index(reading.kind))
+    return "\n".join("\n".join([*reading.lines(), ""]) for reading in ordered) + "\n"
 
 
 class Counter:
@@ -252,7 +252,9 @@ class Registry:
     def keep(self, readings: Iterable[Reading]) -> None:
         """Add the counters of a process or model that has ended: Prometheus counters must not
         decrease."""
-        self._kept = added([*self._kept, *(one for one in readings if one.kind != Gauge.kind)])
+        self._kept = added(
+            [*self._kept, *(reading for reading in readings if reading.kind != Gauge.kind)]
+        )
 
     def _add(self, metric: M) -> M:
         self._metrics.append(metric)

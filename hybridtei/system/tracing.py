@@ -167,10 +167,10 @@ def _traced(span: HandlerSpan, tracer: Tracer) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            known = isinstance(error, HybridTeiError)
+            is_known = isinstance(error, HybridTeiError)
             traced.set_status(
                 StatusCode.ERROR,
-                str(error)[:MAX_MESSAGE_CHARACTERS] if known else type(error).__name__,
+                str(error)[:MAX_MESSAGE_CHARACTERS] if is_known else type(error).__name__,
             )
             raise
         finally:

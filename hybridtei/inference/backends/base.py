@@ -104,9 +104,9 @@ STATES = 1 << 18
 FEWEST, MOST = 128, 512
 
 
-def busy_tokens(width: int, cores: int = 1, most: int = MOST) -> int:
+def busy_tokens(width: int, cores: int = 1, limit: int = MOST) -> int:
     """The number of tokens that keeps the cores of a pass busy: a power of two for each core, at
-    most `most`. `width`: of the model's states.
+    most `limit`. `width`: of the model's states.
 
     At this size three BERT layers reach 0.97 to 1.00 of their best rate in texts of 64 tokens, by
     `hybridtei tune`: widths 384, 768 and 1024, float32 on both engines, bfloat16 and int8 (AMD EPYC
@@ -114,7 +114,7 @@ def busy_tokens(width: int, cores: int = 1, most: int = MOST) -> int:
     not full and reach less at the same size.
     """
     fitting = STATES // max(width, 1)
-    return cores * min(max(1 << fitting.bit_length() >> 1, FEWEST), most)
+    return cores * min(max(1 << fitting.bit_length() >> 1, FEWEST), limit)
 
 
 def made_up(
@@ -164,17 +164,17 @@ class Routed(Backend):
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         if batch.routes is None:
             return self.backends[0].forward(batch, use_all_cores=use_all_cores)
-        order, found = list[int](), list[HeadOutputs]()
+        order, parts = list[int](), list[HeadOutputs]()
         for number, backend in enumerate(self.backends):
             rows = np.flatnonzero(batch.routes == number)
             if len(rows):
-                found.append(
+                parts.append(
                     backend.forward(
                         _of_route(batch, rows, backend.spec), use_all_cores=use_all_cores
                     )
                 )
                 order += rows.tolist()
-        return found[0] if len(found) == 1 else HeadOutputs.concat(found).take(np.argsort(order))
+        return parts[0] if len(parts) == 1 else HeadOutputs.concat(parts).take(np.argsort(order))
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """The two models share the free memory."""

@@ -33,8 +33,8 @@ class Guard:
     overlap: float = 0.0
 
     def __str__(self) -> str:
-        asked = f"{self.worst} at worst, {self.mean} on average"
-        return f"{asked}, {self.overlap:.0%} of neighbours" if self.overlap else asked
+        text = f"{self.worst} at worst, {self.mean} on average"
+        return f"{text}, {self.overlap:.0%} of neighbours" if self.overlap else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +63,22 @@ def compare(exact: Backend, approximate: Backend) -> Fidelity:
     return fidelity(sample_vectors(approximate), sample_vectors(exact))
 
 
-def check(found: Fidelity, guard: Guard, spec: ModelSpec, what: str) -> None:
+def check(figures: Fidelity, guard: Guard, spec: ModelSpec, what: str) -> None:
     """Raises LoadError with the figures, beginning with `what`, if an approximation is too far
     off."""
-    if not found.passes(guard):
-        raise LoadError(f"{spec.folder}: {what} for this model: {found}; asked for: {guard}")
+    if not figures.passes(guard):
+        raise LoadError(f"{spec.folder}: {what} for this model: {figures}; asked for: {guard}")
 
 
 def fidelity(ours: Floats, theirs: Floats) -> Fidelity:
     """The fidelity of unit vectors float32[n, d] to the exact ones."""
     cosines = (ours * theirs).sum(1)
-    found, expected = _neighbours(ours), _neighbours(theirs)
-    kept = [
-        len(set(one) & set(other)) / len(one) for one, other in zip(found, expected, strict=True)
+    neighbours, expected = _neighbours(ours), _neighbours(theirs)
+    overlaps = [
+        len(set(row) & set(expected_row)) / len(row)
+        for row, expected_row in zip(neighbours, expected, strict=True)
     ]
-    return Fidelity(float(cosines.min()), float(cosines.mean()), float(np.mean(kept)))
+    return Fidelity(float(cosines.min()), float(cosines.mean()), float(np.mean(overlaps)))
 
 
 def sample_vectors(backend: Backend, *, with_long: bool = False) -> Floats:
@@ -94,9 +95,18 @@ def sample_vectors(backend: Backend, *, with_long: bool = False) -> Floats:
     if with_long:
         ids = np.concatenate([encoding.input_ids for encoding in encodings])
         encodings.append(Encoding(ids[: min(spec.max_input_length, LONG_TOKENS)]))
-    outputs = [backend.forward(pack([one], frozenset({head}), spec.positions)) for one in encodings]
-    rows = [one.dense if one.splade is None else one.splade.to_dense() for one in outputs]
-    means = [one.tokens.values.mean(0, keepdims=True) for one in outputs if one.tokens is not None]
+    outputs = [
+        backend.forward(pack([encoding], frozenset({head}), spec.positions))
+        for encoding in encodings
+    ]
+    rows = [
+        output.dense if output.splade is None else output.splade.to_dense() for output in outputs
+    ]
+    means = [
+        output.tokens.values.mean(0, keepdims=True)
+        for output in outputs
+        if output.tokens is not None
+    ]
     vectors = np.concatenate([row for row in rows if row is not None] or means)
     return np.asarray(
         vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))

@@ -193,8 +193,8 @@ def strongest(f: Functions, rows: Array, at: Segments, product: Product) -> Arra
         cuts = np.clip(at.cu_seqlens - start, 0, len(logits)).tolist()
         for row, (begin, end) in enumerate(pairwise(cuts)):
             if begin < end:
-                found = f.library.amax(logits[begin:end], 0)
-                best[row] = f.library.maximum(best[row], found) if row in best else found
+                maxima = f.library.amax(logits[begin:end], 0)
+                best[row] = f.library.maximum(best[row], maxima) if row in best else maxima
     return f.library.stack([*best.values()])
 
 
@@ -261,8 +261,8 @@ def kept_rows(batch: PackedBatch, spec: ModelSpec) -> tuple[Offsets | None, Offs
         return None, None
     drop = spec.multivector.drop
     special = np.array(sorted(spec.removed_ids) if drop == "specials" else (), dtype=np.int64)
-    kept, offsets = kept_tokens(drop, batch.input_ids, batch.cu_seqlens, special)
-    return np.flatnonzero(kept), offsets
+    mask, offsets = kept_tokens(drop, batch.input_ids, batch.cu_seqlens, special)
+    return np.flatnonzero(mask), offsets
 
 
 def wants_words(batch: PackedBatch, spec: ModelSpec) -> bool:
@@ -277,31 +277,33 @@ def compute(
 ) -> dict[str, Array]:
     """Compute the requested heads, by the names of `HeadOutputs`' columns; sparse vectors of whole
     texts as ENTRIES."""
-    hidden, at, found = states.hidden, states.at, dict[str, Array]()
+    hidden, at, columns = states.hidden, states.at, dict[str, Array]()
     if Head.DENSE in heads:
         vectors = dense(f, hidden, at, spec.pooling, layers.dense)
-        found["dense"] = rounded(f, vectors) if spec.is_rounded else vectors
+        columns["dense"] = rounded(f, vectors) if spec.is_rounded else vectors
     if Head.SPARSE in heads:
         if layers.mlm is not None:
             assert states.product is not None
-            found[ENTRIES] = splade(f, hidden, at, layers.mlm, states.product)
+            columns[ENTRIES] = splade(f, hidden, at, layers.mlm, states.product)
         elif layers.code is not None:
-            found[ENTRIES] = code(f, dense(f, hidden, at, spec.pooling, layers.dense), layers.code)
+            columns[ENTRIES] = code(
+                f, dense(f, hidden, at, spec.pooling, layers.dense), layers.code
+            )
         else:
             assert spec.sparse is not None
-            found["token_weights"] = lexical(
+            columns["token_weights"] = lexical(
                 f, hidden, states.words, spec.sparse.inputs, layers.lexical
             )
     if Head.MULTIVECTOR in heads:
-        found["multivector"] = through(f, f.rows(hidden, states.kept), layers.multivector)
+        columns["multivector"] = through(f, f.rows(hidden, states.kept), layers.multivector)
     if Head.TOKENS in heads:
-        found["tokens"] = hidden
+        columns["tokens"] = hidden
     if Head.SCORES in heads:
         assert spec.classifier is not None
-        found["scores"] = classify(f, hidden, at, spec.classifier.pooling, layers.classifier)
+        columns["scores"] = classify(f, hidden, at, spec.classifier.pooling, layers.classifier)
     if Head.TAGS in heads:
-        found["tags"] = through(f, hidden, layers.classifier)
-    return found
+        columns["tags"] = through(f, hidden, layers.classifier)
+    return columns
 
 
 def outputs_of(

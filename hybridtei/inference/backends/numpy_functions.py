@@ -102,17 +102,19 @@ def layer_norm(x: Floats, weight: Floats | None, bias: Floats | None, eps: float
 
 def _reduced(function: np.ufunc, x: Floats, at: Segments) -> Floats:
     """Reduce one sequence after the other: two to seven times as fast as `reduceat`."""
-    found = np.empty((len(at.cu_seqlens) - 1, x.shape[1]), dtype=x.dtype)
+    result = np.empty((len(at.cu_seqlens) - 1, x.shape[1]), dtype=x.dtype)
     for row, (begin, end) in enumerate(pairwise(at.cu_seqlens.tolist())):
-        function.reduce(x[begin:end], axis=0, out=found[row])
-    return found
+        function.reduce(x[begin:end], axis=0, out=result[row])
+    return result
 
 
 def largest(x: Floats, count: int) -> Floats:
     places = np.argpartition(x, -count, axis=1)[:, -count:]
-    kept = np.zeros_like(x)
-    np.put_along_axis(kept, places, np.maximum(np.take_along_axis(x, places, 1), np.float32(0)), 1)
-    return kept
+    result = np.zeros_like(x)
+    np.put_along_axis(
+        result, places, np.maximum(np.take_along_axis(x, places, 1), np.float32(0)), 1
+    )
+    return result
 
 
 NUMPY = Functions(

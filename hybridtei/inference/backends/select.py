@@ -145,8 +145,8 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
     if name == "torch" or own:
         return None
-    found = _graph_or_reason(spec)
-    return found if isinstance(found, str) else None
+    outcome = _graph_or_reason(spec)
+    return outcome if isinstance(outcome, str) else None
 
 
 def _graph_or_reason(spec: ModelSpec) -> Graph | str:
@@ -191,8 +191,8 @@ def no_gpu() -> str | None:
     )
 
 
-def _dtype(wanted: str | None, backend: str) -> str:
-    return wanted or ("float16" if backend == "torch" and no_gpu() is None else "float32")
+def _dtype(dtype: str | None, backend: str) -> str:
+    return dtype or ("float16" if backend == "torch" and no_gpu() is None else "float32")
 
 
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:

@@ -67,13 +67,13 @@ def _table(
         return rates
     with closing(backend):
         yield f"{title}, one lane times {backend.lanes.count(LaneKind.BULK)}:"
-        given = min(backend.busy_tokens, engine.max_batch_tokens)
-        for tokens, rate in measure(backend, min(BEYOND * given, engine.max_batch_tokens)):
+        budget = min(backend.busy_tokens, engine.max_batch_tokens)
+        for tokens, rate in measure(backend, min(BEYOND * budget, engine.max_batch_tokens)):
             rates[tokens] = rate
             yield f"  {tokens:6} tokens a pass  {rate:9.0f} tokens/s"
         yield (
             f"  {enough(rates)} tokens are enough for {FLAT:.0%} of the best rate; a pass of the "
-            f"server takes up to {given}"
+            f"server takes up to {budget}"
         )
     return rates
 
@@ -84,16 +84,16 @@ def enough(rates: Mapping[int, float]) -> int:
 
 
 def measure(
-    backend: Backend, most: int, *, clock: Callable[[], float] = perf_counter
+    backend: Backend, limit: int, *, clock: Callable[[], float] = perf_counter
 ) -> Iterator[tuple[int, float]]:
-    """(size, tokens a second) of each power of two from FIRST_TOKENS to `most`.
+    """(size, tokens a second) of each power of two from FIRST_TOKENS to `limit`.
 
     A pass runs in one lane, and its rate is multiplied by the number of bulk lanes. So backends
     with one core a pass compare with backends whose pass takes all cores.
     """
     lanes, size = max(backend.lanes.count(LaneKind.BULK), 1), FIRST_TOKENS
     with ThreadPoolExecutor(1, initializer=backend.enter_lane, initargs=(LaneKind.BULK,)) as lane:
-        while size <= max(most, FIRST_TOKENS):
+        while size <= max(limit, FIRST_TOKENS):
             yield size, lanes * lane.submit(_rate, backend, size, clock).result()
             size *= 2
 

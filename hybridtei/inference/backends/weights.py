@@ -72,10 +72,10 @@ def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
         name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)
     ]
     if not tables:
-        wanted = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
+        need = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
         raise UnsupportedArchitecture(
             f"{spec.folder / 'config.json'}: {spec.model_type} has no table of word embeddings "
-            f"with {wanted}"
+            f"with {need}"
         )
     if len(tables) != 1:
         raise LoadError(
@@ -200,9 +200,9 @@ def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
     return MlmLayers((dense, norm), *_decoder(spec, weights, family, words))
 
 
-def _setting(spec: ModelSpec, wanted: Setting) -> Any:
-    value = spec.config.get(wanted[0])
-    return wanted[1] if value is None else value
+def _setting(spec: ModelSpec, setting: Setting) -> Any:
+    value = spec.config.get(setting[0])
+    return setting[1] if value is None else value
 
 
 def _decoder(

@@ -136,9 +136,9 @@ async def run_in_chunks(
     if not task.needs_first:
         return _joined(task, await in_order(starts(chunks), bounds.at_once))
     (begin,) = starts(chunks[:1])
-    known = await begin()
-    others = (chunk.knowing(known.answer) for chunk in chunks[1:])
-    return _joined(task, [known, *await in_order(starts(others), bounds.at_once)])
+    first = await begin()
+    others = (chunk.knowing(first.answer) for chunk in chunks[1:])
+    return _joined(task, [first, *await in_order(starts(others), bounds.at_once)])
 
 
 def too_many_numbers(limit: int) -> RequestRefused:
@@ -176,12 +176,14 @@ def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
     """Join chunks to the answer of the whole task. Times are means over all inputs."""
     inputs = max(task.size, 1)
     timings = Timings(
-        sum(one.size * one.timings.tokenization_ns for one in done) // inputs,
-        sum(one.size * one.timings.queue_ns for one in done) // inputs,
-        sum(one.size * one.timings.inference_ns for one in done) // inputs,
+        sum(chunk.size * chunk.timings.tokenization_ns for chunk in done) // inputs,
+        sum(chunk.size * chunk.timings.queue_ns for chunk in done) // inputs,
+        sum(chunk.size * chunk.timings.inference_ns for chunk in done) // inputs,
     )
-    answer = task.join([one.answer for one in done])
-    return Answered(answer, task.size, [length for one in done for length in one.lengths], timings)
+    answer = task.join([chunk.answer for chunk in done])
+    return Answered(
+        answer, task.size, [length for chunk in done for length in chunk.lengths], timings
+    )
 
 
 class _Inside:

@@ -317,7 +317,7 @@ class EngineCore:
     def fail_all(self, error: BaseException) -> list[EngineRequest]:
         """Fail every waiting request, empty the queues, and return the requests."""
         waiting = [waiting for queue in self._queues.values() for waiting in queue.clear()]
-        return _failed([request for one in waiting for request, _ in one.callers], error)
+        return _failed([request for work in waiting for request, _ in work.callers], error)
 
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
         """Return the next sequences by tags; if a request has been overtaken enough, only the

@@ -257,8 +257,8 @@ class Device:
             self.added(instance)
 
     def _run(self, instance: ModelInstance, batch: EngineBatch) -> list[EngineRequest]:
-        one = _InFlightBatch(instance, batch)
-        watched = self._watchdog.begin(partial(self._abandon, one))
+        run = _InFlightBatch(instance, batch)
+        watched = self._watchdog.begin(partial(self._abandon, run))
         try:
             parts = batch.split(
                 instance.backend.forward(batch.packed, use_all_cores=batch.use_all_cores)
@@ -267,7 +267,7 @@ class Device:
             # No other pass will succeed either
             raise
         except PartlyFailed as error:
-            return self._settle_partly(one, error)
+            return self._settle_partly(run, error)
         except Exception as error:
             # Any exception of a backend fails only this batch
             log.error("a batch of %d failed: %s", len(batch.rows), error)
@@ -277,17 +277,17 @@ class Device:
                 else BackendError(f"{type(error).__name__}: {error}")
             )
             with self.lock:
-                self._ended(one, healthy=False)
-                return [] if one.abandoned else instance.core.fail(batch, failure)
+                self._ended(run, healthy=False)
+                return [] if run.abandoned else instance.core.fail(batch, failure)
         finally:
             self._watchdog.end(watched)
         with self.lock:
-            self._ended(one, healthy=True)
-            return [] if one.abandoned else instance.core.give(batch, parts, perf_counter_ns())
+            self._ended(run, healthy=True)
+            return [] if run.abandoned else instance.core.give(batch, parts, perf_counter_ns())
 
-    def _settle_partly(self, one: _InFlightBatch, error: PartlyFailed) -> list[EngineRequest]:
+    def _settle_partly(self, run: _InFlightBatch, error: PartlyFailed) -> list[EngineRequest]:
         """Complete the computed sequences. Only the other requests fail."""
-        batch, instance = one.batch, one.instance
+        batch, instance = run.batch, run.instance
         computed = set(error.rows)
         log.error(
             "%d sequences of a batch of %d failed: %s",
@@ -300,28 +300,28 @@ class Device:
             batch, rows=[callers for row, callers in enumerate(batch.rows) if row not in computed]
         ).callers
         with self.lock:
-            self._ended(one, healthy=True)
-            if one.abandoned:
+            self._ended(run, healthy=True)
+            if run.abandoned:
                 return []
             for request, _ in failed:
                 request.error = BackendError(str(error))
             complete = instance.core.give(batch, parts, perf_counter_ns())
             return [*dict.fromkeys([*complete, *(request for request, _ in failed)])]
 
-    def _abandon(self, one: _InFlightBatch) -> None:
+    def _abandon(self, run: _InFlightBatch) -> None:
         """Fail the requests of an overdue pass, and all others if no lane is free to serve them."""
-        instance, failed = one.instance, dict[ModelInstance, list[EngineRequest]]()
+        instance, failed = run.instance, dict[ModelInstance, list[EngineRequest]]()
         with self.lock:
-            if one.ended:
+            if run.ended:
                 return
             failure = PassOverdue(
-                f"{one.describe()}, more than {self._pass_timeout:g} (pass-timeout)"
+                f"{run.describe()}, more than {self._pass_timeout:g} (pass-timeout)"
             )
             log.critical("%s; its requests fail, and so does /health until it returns", failure)
-            one.abandoned, instance.healthy = True, False
+            run.abandoned, instance.healthy = True, False
             instance.overdue += 1
             self.overdue += 1
-            failed[instance] = instance.core.fail(one.batch, failure)
+            failed[instance] = instance.core.fail(run.batch, failure)
             if self.stuck:
                 for other in self._instances:
                     failed[other] = [*failed.get(other, ()), *other.core.fail_all(failure)]
@@ -329,12 +329,12 @@ class Device:
         for each, requests in failed.items():
             each.on_complete(requests)
 
-    def _ended(self, one: _InFlightBatch, *, healthy: bool) -> None:
-        instance = one.instance
-        one.ended = True
-        if one.abandoned:
+    def _ended(self, run: _InFlightBatch, *, healthy: bool) -> None:
+        instance = run.instance
+        run.ended = True
+        if run.abandoned:
             # Before /health reports it
-            log.warning("%s, and has ended", one.describe())
+            log.warning("%s, and has ended", run.describe())
             instance.overdue -= 1
             self.overdue -= 1
         instance.healthy = healthy

@@ -369,14 +369,14 @@ class FairQueue:
         """Return the first `tokens` of awaited sequences in order of arrival, and the work that may
         be taken before them."""
         limit = self._arrivals.limit(self.kind)
-        found: list[Waiting] = []
+        work: list[Waiting] = []
         for waiting in self._by_key.values():
             if waiting.awaited:
                 tokens -= waiting.tokens
-                if found and tokens < 0 and waiting.arrived > limit:
+                if work and tokens < 0 and waiting.arrived > limit:
                     break
-                found.append(waiting)
-        return found
+                work.append(waiting)
+        return work
 
     def allowed(self, chosen: Sequence[Waiting]) -> list[Waiting]:
         """Return the part of a choice that may be taken now."""

@@ -145,7 +145,8 @@ class Embed(Task[Embeddings]):
         """Tokenise without further checks. Raises RequestError."""
         if model.query is not None and self.route(model.spec) == "query":
             return [
-                replace(one, route=1) for one in self.read(model.query, allow_empty=allow_empty)
+                replace(encoding, route=1)
+                for encoding in self.read(model.query, allow_empty=allow_empty)
             ]
         reader, name = self._reader(model)
         if not model.spec.pools_prompts and Head.DENSE in self.heads and reader.prompts.named(name):
@@ -327,11 +328,11 @@ class Embed(Task[Embeddings]):
 def heads_named(names: Iterable[str]) -> frozenset[Head]:
     """Return the heads of these names. Raises InvalidInput for an unknown name or an empty list."""
     names = [names] if isinstance(names, str) else list(names)
-    known = sorted(head.value for head in EMBEDDINGS)
-    unknown = [name for name in names if name not in known]
+    choices = sorted(head.value for head in EMBEDDINGS)
+    unknown = [name for name in names if name not in choices]
     if unknown or not names:
         what = f"names {unknown[0]!r}" if unknown else "names nothing"
-        raise InvalidInput(f"`outputs` {what}; known: {', '.join(known)}")
+        raise InvalidInput(f"`outputs` {what}; known: {', '.join(choices)}")
     return frozenset(Head(name) for name in names)
 
 
@@ -419,10 +420,10 @@ class LookUp(Task[Embeddings]):
         sparse = SparseVectors(
             words.values, model.query_weights[words.values], words.offsets, len(model.query_weights)
         )
-        most = 0 if model.spec.sparse is None else model.spec.sparse.active
-        return Embeddings(sparse=heaviest(sparse, most) if most else sparse)
+        limit = 0 if model.spec.sparse is None else model.spec.sparse.active
+        return Embeddings(sparse=heaviest(sparse, limit) if limit else sparse)
 
 
-def cosine(one: Floats, many: Floats) -> Floats:
+def cosine(vector: Floats, many: Floats) -> Floats:
     """The cosines float32[n] of float32[d] to each row of float32[n, d]."""
-    return np.asarray(unit(many) @ unit(one[None])[0])
+    return np.asarray(unit(many) @ unit(vector[None])[0])

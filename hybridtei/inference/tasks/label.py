@@ -176,19 +176,19 @@ class Tag(Task[list[Tagged]]):
     def _tagged(self, model: Model, encoding: Encoding, logits: Floats) -> Tagged:
         assert isinstance(encoding, LocatedEncoding)
         of_text = ~encoding.special
-        found = spans(
+        entities = spans(
             _tokens(model, encoding, of_text),
             softmax(logits[of_text]),
             model.spec.labels,
             self.aggregation,
         )
         if self.aggregation != "none":
-            return Tagged(encoding.text, found)
+            return Tagged(encoding.text, entities)
         scores = logits if self.raw_scores else softmax(logits)
         shown = np.arange(len(encoding)) if self.include_special_tokens else np.flatnonzero(of_text)
         return Tagged(
             encoding.text,
-            found,
+            entities,
             [_token(model, encoding, int(place), scores[place]) for place in shown],
         )
 
@@ -254,13 +254,13 @@ def continues_word(
     """The mask bool[t] of tokens that continue the previous word. An unknown token never does."""
     places = offsets.tolist()
     if wordpiece:
-        found = [
+        flags = [
             len(piece) != len(text[start:end])
             for piece, (start, end) in zip(pieces, places, strict=True)
         ]
     else:
-        found = [start > 0 and " " not in text[start - 1 : start + 1] for start, _ in places]
-    return np.array(found, dtype=bool) & ~unknown
+        flags = [start > 0 and " " not in text[start - 1 : start + 1] for start, _ in places]
+    return np.array(flags, dtype=bool) & ~unknown
 
 
 def spans(

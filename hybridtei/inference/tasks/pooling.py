@@ -177,10 +177,10 @@ def _quantized(rows: Floats, dtype: MultivectorDtype) -> NDArray[Any]:
     if dtype == "binary":
         return quantized(rows, "ubinary")
     if dtype == "int8":
-        most = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
-        scaled: NDArray[Any] = np.rint(rows * (INT8_MOST / np.where(most == 0, 1, most))).astype(
-            np.int8
-        )
+        largest = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
+        scaled: NDArray[Any] = np.rint(
+            rows * (INT8_MOST / np.where(largest == 0, 1, largest))
+        ).astype(np.int8)
         return scaled
     return rows
 
@@ -200,9 +200,9 @@ def heaviest(vectors: SparseVectors, count: int) -> SparseVectors:
     row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
     # A stable order keeps the rows apart
     order = np.lexsort((-np.abs(vectors.values), row))
-    kept = np.zeros(len(row), dtype=bool)
-    kept[order[np.arange(len(row)) - vectors.indptr[row] < count]] = True
-    return _only(vectors, kept)
+    mask = np.zeros(len(row), dtype=bool)
+    mask[order[np.arange(len(row)) - vectors.indptr[row] < count]] = True
+    return _only(vectors, mask)
 
 
 def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
@@ -210,11 +210,11 @@ def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
     return _only(vectors, ~np.isin(vectors.indices, list(removed)))
 
 
-def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
+def _only(vectors: SparseVectors, mask: NDArray[np.bool_]) -> SparseVectors:
     row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
-    lengths = np.bincount(row[kept], minlength=len(vectors))
+    lengths = np.bincount(row[mask], minlength=len(vectors))
     return SparseVectors(
-        vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width
+        vectors.indices[mask], vectors.values[mask], offsets_of(lengths), vectors.width
     )
 
 
@@ -247,9 +247,9 @@ def quantized(
         bits = np.packbits(rows > 0, axis=-1)
         return bits if precision == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
     assert ranges is not None
-    least = ranges[0]
-    steps = (ranges[1] - least) / np.float32(BUCKETS)
-    places = np.clip(np.floor((rows - least) / np.where(steps == 0, 1, steps)), 0, BUCKETS)
+    minima = ranges[0]
+    steps = (ranges[1] - minima) / np.float32(BUCKETS)
+    places = np.clip(np.floor((rows - minima) / np.where(steps == 0, 1, steps)), 0, BUCKETS)
     return np.asarray(
         places.astype(np.uint8) if precision == "uint8" else (places - 128).astype(np.int8)
     )

@@ -65,17 +65,17 @@ def relevant_spans(
     """
     if query.multivector is None or documents.multivector is None:
         return []
-    found = []
+    spans = []
     for encoding, vectors in zip(encodings, documents.multivector, strict=True):
         assert isinstance(encoding, LocatedEncoding)
         offsets = encoding.offsets[_have_rows(spec, encoding.input_ids)]
         is_whole = len(offsets) == len(vectors)
-        found.append(
+        spans.append(
             _spans(encoding.text, query.multivector.row(0), vectors, offsets, options)
             if is_whole
             else []
         )
-    return found
+    return spans
 
 
 def _spans(
@@ -85,7 +85,7 @@ def _spans(
     inside = offsets[:, 1] > np.maximum(offsets[:, 0], 0)
     if not len(query) or not inside.any():
         return []
-    least = DEFAULT_THRESHOLD if options.threshold is None else options.threshold
+    threshold = DEFAULT_THRESHOLD if options.threshold is None else options.threshold
     alike = query @ vectors.T
     best = alike.argmax(axis=1)
     gains = np.maximum(alike[np.arange(len(query)), best], 0) / len(query)
@@ -98,7 +98,7 @@ def _spans(
             *_bounds(text, int(ends[i - 1]) if i else 0, int(ends[i])), min(float(shares[i]), 1.0)
         )
         for i in order.tolist()
-        if shares[i] >= least and shares[i] > 0
+        if shares[i] >= threshold and shares[i] > 0
     ]
 
 
@@ -110,8 +110,8 @@ def _bounds(text: str, start: int, end: int) -> tuple[int, int]:
 
 def _have_rows(spec: ModelSpec, input_ids: Ids) -> NDArray[np.bool_]:
     """Return the mask bool[t] of a document's tokens that have a vector."""
-    kept = have_vectors(spec, input_ids, offsets_of([len(input_ids)]))
+    mask = have_vectors(spec, input_ids, offsets_of([len(input_ids)]))
     side = None if spec.late is None else spec.late.document
     return (
-        kept if side is None or not side.skipped else kept & ~np.isin(input_ids, list(side.skipped))
+        mask if side is None or not side.skipped else mask & ~np.isin(input_ids, list(side.skipped))
     )

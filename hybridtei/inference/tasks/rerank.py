@@ -238,34 +238,34 @@ class RerankByVectors(_Question):
             raise EmptyInput(
                 "`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text)
             )
-        asked = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
+        task = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
         documents: list[Encoding]
         if self.spans is None:
             if self.known is None and _are_read_alike(model):
                 with _past_query():
-                    return replace(asked, inputs=[self.query, *texts]).read(model)
-            documents = asked.read(model)
+                    return replace(task, inputs=[self.query, *texts]).read(model)
+            documents = task.read(model)
         else:
-            documents = [*asked.locate(model, allow_empty=True)]
+            documents = [*task.locate(model, allow_empty=True)]
         if self.known is not None:
             return documents
-        query = replace(asked, inputs=[self.query], input_type="query")
+        query = replace(task, inputs=[self.query], input_type="query")
         with _past_query():
             return [*query.read(model), *documents]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
-        asked = Embed((), self.heads, input_type="document")
+        task = Embed((), self.heads, input_type="document")
         if self.known is not None:
             query = self.known
-            documents = asked.finish(model, encodings, outputs)
+            documents = task.finish(model, encodings, outputs)
         elif model.spec.late is None:
-            texts = asked.finish(model, encodings, outputs)
+            texts = task.finish(model, encodings, outputs)
             query, documents = texts.part(0, 1), texts.part(1, len(encodings))
             encodings = encodings[1:]
         else:
-            one = replace(asked, input_type="query")
-            query = one.finish(model, encodings[:1], outputs.part(0, 1))
-            documents = asked.finish(model, encodings[1:], outputs.part(1, len(encodings)))
+            query_task = replace(task, input_type="query")
+            query = query_task.finish(model, encodings[:1], outputs.part(0, 1))
+            documents = task.finish(model, encodings[1:], outputs.part(1, len(encodings)))
             encodings = encodings[1:]
         scores = self._scores(query, documents)
         if self.spans is None:

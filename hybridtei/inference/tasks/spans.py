@@ -166,13 +166,13 @@ class EmbedSpans(Task[Embeddings]):
     def finishes_aside(self, spec: ModelSpec) -> bool:
         return True
 
-    def _check(self, place: int, item: SpanText, most: int) -> None:
+    def _check(self, place: int, item: SpanText, cap: int) -> None:
         name = self._name(place)
         if not item.spans:
             raise InvalidInput(f"`{name}` names no span")
-        if len(item.spans) > most:
+        if len(item.spans) > cap:
             raise InvalidInput(
-                f"`{name}` holds {len(item.spans)} spans > maximum allowed {most}: each has a token"
+                f"`{name}` holds {len(item.spans)} spans > maximum allowed {cap}: each has a token"
             )
 
     def _name(self, place: int) -> str:
@@ -197,10 +197,10 @@ class EmbedSpans(Task[Embeddings]):
                 f"`{name}[{index}]` is [{begin}, {end}], which {why}: {len(item.text)} code "
                 f"points, of which {len(own)} tokens are read"
             )
-        total, most = int(counts.sum()), MAX_COVERAGE * len(own)
-        if total > most:
+        total, limit = int(counts.sum()), MAX_COVERAGE * len(own)
+        if total > limit:
             raise InvalidInput(
-                f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x "
+                f"`{name}` hold {total} tokens in all > maximum allowed {limit}, {MAX_COVERAGE} x "
                 "the text's"
             )
         rows = np.arange(row, row + len(spans))
@@ -220,9 +220,9 @@ class EmbedSpans(Task[Embeddings]):
             )
         for window in np.unique(chosen):
             begin, end = windows[window].tolist()
-            held, kept = chosen == window, np.concatenate([head, own[begin:end], tail])
+            held, tokens = chosen == window, np.concatenate([head, own[begin:end], tail])
             yield _encoding(
-                located, kept, len(head) + np.arange(end - begin), edges[held] - begin, rows[held]
+                located, tokens, len(head) + np.arange(end - begin), edges[held] - begin, rows[held]
             )
 
     def _multivector(
@@ -230,14 +230,14 @@ class EmbedSpans(Task[Embeddings]):
     ) -> Ragged | None:
         spec = model.spec
         assert outputs.multivector is not None
-        kept = have_vectors(spec, input_ids, cu_seqlens)
-        row_of, side = np.cumsum(kept) - 1, self.task.side(spec)
+        mask = have_vectors(spec, input_ids, cu_seqlens)
+        row_of, side = np.cumsum(mask) - 1, self.task.side(spec)
         if side is not None:
-            kept = kept & ~np.isin(input_ids, list(side.skipped))
+            mask = mask & ~np.isin(input_ids, list(side.skipped))
             side = replace(
                 side, pooling=None if side.pooling is None else replace(side.pooling, protected=0)
             )
-        has_vector = kept[spans.values]
+        has_vector = mask[spans.values]
         rows = outputs.multivector.values[row_of[spans.values[has_vector]]]
         lengths = np.add.reduceat(has_vector.astype(np.int64), spans.offsets[:-1])
         return self.task.merged(
@@ -280,15 +280,17 @@ def joined(chunks: Sequence[str]) -> SpanText:
     return SpanText("".join(parts), spans)
 
 
-def _encoding(located: LocatedEncoding, kept: Ids, own: Ids, edges: Ids, rows: Ids) -> SpanEncoding:
+def _encoding(
+    located: LocatedEncoding, tokens: Ids, own: Ids, edges: Ids, rows: Ids
+) -> SpanEncoding:
     """An encoding of a window of a text. `own`: the text's own tokens. `edges` int64[n, 2]: spans
     as places among these."""
     counts = edges[:, 1] - edges[:, 0]
     offsets, types = offsets_of(counts), located.token_type_ids
     places = own[np.repeat(edges[:, 0] - offsets[:-1], counts) + np.arange(offsets[-1])]
     return SpanEncoding(
-        located.input_ids[kept],
-        None if types is None else types[kept],
+        located.input_ids[tokens],
+        None if types is None else types[tokens],
         located.unseen,
         located.adapter,
         places=Ragged(places, offsets),
@@ -308,8 +310,8 @@ def _first_characters(text: str, offsets: Ids) -> Ids:
     places = np.where(np.isin(characters, spaces), len(characters), np.arange(len(characters)))
     following = np.append(np.minimum.accumulate(places[::-1])[::-1], len(characters))
     starts = np.clip(offsets[:, 0] - begin, 0, len(characters))
-    found = begin + following[starts]
-    return np.where(found < offsets[:, 1], found, offsets[:, 0])
+    first = begin + following[starts]
+    return np.where(first < offsets[:, 1], first, offsets[:, 0])
 
 
 def _depth(spans: Spans) -> int:
@@ -333,8 +335,8 @@ def _flat(encodings: Sequence[Encoding], cu_seqlens: Offsets) -> Ragged:
     places = [_spans_of(encoding).places for encoding in encodings]
     return Ragged.concat(
         [
-            Ragged(one.values + begin, one.offsets)
-            for one, begin in zip(places, cu_seqlens[:-1], strict=True)
+            Ragged(spans.values + begin, spans.offsets)
+            for spans, begin in zip(places, cu_seqlens[:-1], strict=True)
         ]
     )
 
@@ -376,17 +378,17 @@ def windows_over(starts: Ids, ends: Ids, room: int) -> Ids:
     Every part of at most `room // 2` tokens, from one of `starts` to one of `ends`, is inside a
     window.
     """
-    found: list[tuple[int, int]] = []
+    windows: list[tuple[int, int]] = []
     place = 0
     while True:
         begin = int(starts[place])
         end = int(ends[max(0, int(np.searchsorted(ends, begin + room, "right")) - 1)])
         if end >= ends[-1]:
             begin = min(begin, int(starts[int(np.searchsorted(starts, end - room))]))
-        found.append((begin, end))
+        windows.append((begin, end))
         following = max(place + 1, int(np.searchsorted(starts, begin + room // 2)))
         if end >= ends[-1] or following >= len(starts):
-            return np.array(found, dtype=np.int64)
+            return np.array(windows, dtype=np.int64)
         place = following
 
 

@@ -161,14 +161,14 @@ def _decoder(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
 
 
 def _one_of(
-    config: Config, known: Mapping[str, ScorePooling], default: str, key: str = "classifier_pooling"
+    config: Config, kinds: Mapping[str, ScorePooling], default: str, key: str = "classifier_pooling"
 ) -> ScorePooling:
     name = config.get(key, default)
-    if not isinstance(name, str) or name not in known:
+    if not isinstance(name, str) or name not in kinds:
         raise UnsupportedArchitecture(
-            f"config.json: `{key}` {name!r}; supported: {', '.join(known)}"
+            f"config.json: `{key}` {name!r}; supported: {', '.join(kinds)}"
         )
-    return known[name]
+    return kinds[name]
 
 
 # transformers' generic class: one matrix on the last token, or on the vector that NVIDIA's class

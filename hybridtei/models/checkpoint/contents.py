@@ -61,8 +61,8 @@ def check_contents(folder: Path, home: Path | None = None) -> None:
         raise LoadError(
             f"{home / GLINER}: a GLiNER model, which finds entities of any name, is not supported"
         )
-    if not has_readable(home) and (found := _foreign(home)) is not None:
-        raise MissingArtifact(f"{home}: holds {found[0]}. {READ}: {found[1]}")
+    if not has_readable(home) and (foreign := _foreign(home)) is not None:
+        raise MissingArtifact(f"{home}: holds {foreign[0]}. {READ}: {foreign[1]}")
     if not (home / CONFIG).exists():
         raise MissingArtifact(f"{home / CONFIG}: missing{_instead(home)}")
     _check_quantised(home / CONFIG)

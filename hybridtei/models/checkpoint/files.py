@@ -168,9 +168,9 @@ class JsonObject(dict[str, Any]):
             raise self.wrong(key, "an object")
         return JsonObject(value or {}, self.file)
 
-    def wrong(self, key: str, wanted: str) -> LoadError:
+    def wrong(self, key: str, expected: str) -> LoadError:
         """Return the error of a value that should be something else."""
-        return LoadError(f"{self.file}: `{key}` is {self.get(key)!r}, should be {wanted}")
+        return LoadError(f"{self.file}: `{key}` is {self.get(key)!r}, should be {expected}")
 
 
 def read_object(path: Path, *, optional: bool = False) -> JsonObject:
@@ -373,10 +373,10 @@ def _source() -> Path:
 def _package_folder(name: str) -> Path | None:
     """Return a package's folder. Does not import the package, since that would import
     sentence-transformers."""
-    found = find_spec(name)
+    package = find_spec(name)
     return (
-        Path(found.submodule_search_locations[0])
-        if found and found.submodule_search_locations
+        Path(package.submodule_search_locations[0])
+        if package and package.submodule_search_locations
         else None
     )
 

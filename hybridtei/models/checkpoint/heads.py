@@ -100,21 +100,21 @@ def find_heads(
         lexical = _linear_file(folder, "sparse_linear", 1, hidden_size)
         colbert = _linear_file(folder, "colbert_linear", None, hidden_size)
         # BGE-M3's weights include the idf
-        found = None if lexical is None else SparseHead("linear", lexical[0], idf=False)
-        return found, None if colbert is None else MultivectorHead(*colbert)
+        sparse_head = None if lexical is None else SparseHead("linear", lexical[0], idf=False)
+        return sparse_head, None if colbert is None else MultivectorHead(*colbert)
     description = read_description(own)
     if description.hidden_size != hidden_size:
         raise WeightMismatch(
             f"{own}: made for a hidden size of {description.hidden_size}, the model has "
             f"{hidden_size}"
         )
-    sparse, many, found = description.sparse, description.multivector, None
+    sparse, many, sparse_head = description.sparse, description.multivector, None
     if sparse is not None:
         kind: Literal["linear", "mlp"] = "linear" if sparse.activation is None else "mlp"
-        found = SparseHead(
+        sparse_head = SparseHead(
             kind, own, sparse.inputs, sparse.activation or "relu", sparse.idf, own=True
         )
-    return found, None if many is None else MultivectorHead(
+    return sparse_head, None if many is None else MultivectorHead(
         own, many.dim, many.drop, own=True, shares=description.rerank
     )
 

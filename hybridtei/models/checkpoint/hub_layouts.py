@@ -68,13 +68,13 @@ def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
         raise UnsupportedArchitecture(
             f"{file}: `rope_scaling` is {scaling!r}; served of type 'ntk': `factor` alone"
         )
-    told = JsonObject(config, file)
-    dim = told.count("hidden_size") // told.count("num_attention_heads")
+    fields = JsonObject(config, file)
+    dim = fields.count("hidden_size") // fields.count("num_attention_heads")
     if dim < 2:
         raise LoadError(
             f"{file}: `hidden_size` and `num_attention_heads` leave heads of {dim} numbers"
         )
-    factor, theta = JsonObject(scaling, file).number("factor"), told.number("rope_theta")
+    factor, theta = JsonObject(scaling, file).number("factor"), fields.number("rope_theta")
     return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / dim)}
 
 
@@ -156,10 +156,10 @@ def _nomic(config: Config, file: Path) -> Config:
     config["max_position_embeddings"] = next(
         (length for length in lengths if length is not None), None
     )
-    told = JsonObject(config, file)
-    multiple = told.count("pad_vocab_size_multiple", 1)
+    fields = JsonObject(config, file)
+    multiple = fields.count("pad_vocab_size_multiple", 1)
     _drop(config, "pad_vocab_size_multiple")
-    config["vocab_size"] = -(-told.count("vocab_size") // multiple) * multiple
+    config["vocab_size"] = -(-fields.count("vocab_size") // multiple) * multiple
     activation = config.setdefault("activation_function", "gelu_new")
     if isinstance(activation, str) and activation in NOMIC_GATED:
         config["activation_function"] = NOMIC_GATED[activation]
@@ -196,9 +196,9 @@ def _jina_bert(config: Config, file: Path) -> Config:
     names = source.partition("--")[0], str(config.get("_name_or_path"))
     qk_norm = next((JINA[name] for name in names if name in JINA), None)
     if qk_norm is None and not source.endswith(".JinaBertConfig"):
-        known = " or ".join(JINA)
+        models = " or ".join(JINA)
         raise UnsupportedArchitecture(
-            f"{file}: `position_embedding_type` is 'alibi'; supported if `auto_map` names {known}"
+            f"{file}: `position_embedding_type` is 'alibi'; supported if `auto_map` names {models}"
         )
     if qk_norm is None:
         qk_norm = Weights.open(file.parent).find(QK_NORM) is not None
@@ -376,8 +376,8 @@ def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None
     reference = classes.get(loader) if isinstance(classes, dict) else None
     if not isinstance(reference, str):
         return None
-    found = CLASS.fullmatch(reference[:MAX_REFERENCE])
-    families = () if found is None else (CODE.get(found["name"]), CODE.get(found["trunk"]))
+    match = CLASS.fullmatch(reference[:MAX_REFERENCE])
+    families = () if match is None else (CODE.get(match["name"]), CODE.get(match["trunk"]))
     return None if config.get("model_type") in families else reference[:MAX_REFERENCE]
 
 

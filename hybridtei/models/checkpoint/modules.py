@@ -408,9 +408,9 @@ def _declared_pooling(settings: JsonObject) -> tuple[Pooling, ...]:
 
 
 def _pooling_name(name: object, where: Path) -> Pooling:
-    for known in POOLINGS:
-        if name == known:
-            return known
+    for pooling in POOLINGS:
+        if name == pooling:
+            return pooling
     raise UnsupportedArchitecture(f"{where}: pooling {name!r}; supported: {', '.join(POOLINGS)}")
 
 

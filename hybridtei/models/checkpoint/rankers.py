@@ -179,7 +179,7 @@ def template_source(home: Path, template: PairTemplate | None) -> str | None:
         return None
     if (home / OWN_FILE).exists():
         return OWN_FILE
-    bodies = {known.body: pattern for (pattern, _), known in KNOWN.items()}
+    bodies = {known_template.body: pattern for (pattern, _), known_template in KNOWN.items()}
     return bodies.get(template.body, "chat_template.jinja")
 
 

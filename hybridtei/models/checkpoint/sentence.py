@@ -103,10 +103,10 @@ def default_prompt(
         return name if embeds else None
     if name is None or name in ("query", "document") or not embeds:
         return None
-    known = ", ".join(prompts or {}) or "none"
+    names = ", ".join(prompts or {}) or "none"
     raise LoadError(
         f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: "
-        f"{known}"
+        f"{names}"
     )
 
 
@@ -126,11 +126,11 @@ def adds_specials(home: Path, *, scores: bool) -> bool:
     UnsupportedArchitecture for other settings of the Transformer that change its output."""
     settings = sentence_config(home)
     _check_outputs(settings.object("modality_config"), LOGITS + STATES if scores else STATES)
-    given = settings.object("processing_kwargs")
+    arguments = settings.object("processing_kwargs")
     calls = {
         f"{part}.{key}": value
         for part in ("common", "text")
-        for key, value in given.object(part).items()
+        for key, value in arguments.object(part).items()
     }
     adds = calls.pop("text.add_special_tokens", calls.pop("common.add_special_tokens", True))
     for name, value in calls.items():

@@ -164,17 +164,17 @@ def max_input_length(
 
     Without a position table `max_seq_length` is the limit, as in sentence-transformers and TEI.
     """
-    declared, told, table = lengths(folder, config, tokenizer_config, positions)
+    declared, tokenizer_length, table = lengths(folder, config, tokenizer_config, positions)
     if declared is not None and not sides:
-        known = [declared, *([table] if table is not None and looks_positions_up(config) else [])]
+        limits = [declared, *([table] if table is not None and looks_positions_up(config) else [])]
     else:
-        known = [length for length in (told, table) if length is not None]
-    if not known:
+        limits = [length for length in (tokenizer_length, table) if length is not None]
+    if not limits:
         raise LoadError(
             f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a "
             "length"
         )
-    return min(known)
+    return min(limits)
 
 
 def lengths(
@@ -184,14 +184,14 @@ def lengths(
     None."""
     sentence = sentence_config(folder)
     arguments = _arguments(sentence, "processor_kwargs", "tokenizer_args", OF_TOKENIZER)
-    told = (
+    settings = (
         arguments.count_if_any("model_max_length") or sentence.count_if_any("max_seq_length"),
         tokenizer_config.count_if_any("model_max_length"),
     )
-    declared, most = (
-        None if length is None or length >= UNSET_LENGTH else length for length in told
+    declared, tokenizer_length = (
+        None if length is None or length >= UNSET_LENGTH else length for length in settings
     )
-    return declared, most, _table_length(config, positions)
+    return declared, tokenizer_length, _table_length(config, positions)
 
 
 # Model types that compute positions. Other families with rotary positions are known by their base.
@@ -286,9 +286,9 @@ def config_arguments(sentence: JsonObject) -> JsonObject:
 
 
 def _arguments(
-    sentence: JsonObject, key: str, older: str, known: frozenset[str] | None
+    sentence: JsonObject, key: str, older: str, supported: frozenset[str] | None
 ) -> JsonObject:
-    """Return the arguments that have an effect. `known`: those that can be applied; None: all."""
+    """Return the arguments that have an effect. `supported`: their names; None: all."""
     name = key
     if older in sentence:
         name = older
@@ -296,7 +296,7 @@ def _arguments(
     for argument in [argument for argument in arguments if argument in OF_LOADING]:
         del arguments[argument]
     for argument, value in arguments.items():
-        if known is not None and argument not in known:
+        if supported is not None and argument not in supported:
             raise UnsupportedArchitecture(
                 f"{sentence.file}: `{name}` {argument} is {value!r}, which is not supported"
             )

@@ -78,7 +78,7 @@ class Tensor:
         )
         if self.strides is None:
             return values.reshape(self.shape)
-        steps = [one * stored.itemsize for one in self.strides]
+        steps = [stride * stored.itemsize for stride in self.strides]
         return np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(
             self.shape
         )
@@ -130,9 +130,9 @@ class Weights:
                 return spelled
             longer = [key for key in self._tensors if key.endswith("." + spelled)]
             shorter = [key for key in self._tensors if spelled.endswith("." + key)]
-            found = sorted(longer, key=len) or sorted(shorter, key=len, reverse=True)
-            if found:
-                return found[0]
+            matches = sorted(longer, key=len) or sorted(shorter, key=len, reverse=True)
+            if matches:
+                return matches[0]
         return None
 
     def has(self, name: str) -> bool:
@@ -196,20 +196,20 @@ class Weights:
     def identity(self) -> bytes:
         """Return a digest that identifies the files and their state: paths, sizes, times, headers
         and sampled blocks."""
-        made = hashlib.sha256()
+        hasher = hashlib.sha256()
         for file, mapping in self._mappings().items():
             path = file.resolve()
-            found = path.stat()
+            status = path.stat()
             facts = (
                 path,
-                found.st_dev,
-                found.st_ino,
-                found.st_size,
-                found.st_mtime_ns,
-                found.st_ctime_ns,
+                status.st_dev,
+                status.st_ino,
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_ctime_ns,
             )
-            made.update(repr(facts).encode())
-            made.update(
+            hasher.update(repr(facts).encode())
+            hasher.update(
                 mapping[
                     : min(
                         tensor.start
@@ -220,8 +220,8 @@ class Weights:
             )
             for number in range(BLOCKS):
                 start = (len(mapping) - BLOCK_BYTES) * number // (BLOCKS - 1)
-                made.update(mapping[max(start, 0) : max(start, 0) + BLOCK_BYTES])
-        return made.digest()
+                hasher.update(mapping[max(start, 0) : max(start, 0) + BLOCK_BYTES])
+        return hasher.digest()
 
     def _mappings(self) -> dict[Path, mmap.mmap]:
         return {tensor.file: tensor.mapping for tensor in self._tensors.values()}
@@ -255,12 +255,12 @@ def _mapped_zip(path: Path) -> dict[str, Tensor]:
         raise LoadError(
             f"{path}: was saved by torch before 1.6, or is cut short; save it as safetensors"
         )
-    found = places(path)
+    tensors = places(path)
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return {
         name: Tensor(path, name, mapping, at.dtype, at.shape, at.start, at.stop, at.strides)
-        for name, at in found.items()
+        for name, at in tensors.items()
     }
 
 
@@ -338,19 +338,19 @@ def shards(index: Path) -> list[Path]:
     return [inside(index.parent, name) for name in sorted({str(name) for name in names.values()})]
 
 
-def has_shape(found: Sequence[int], shape: Sequence[int | None]) -> bool:
+def has_shape(sizes: Sequence[int], shape: Sequence[int | None]) -> bool:
     """True if a tensor has the shape `shape`, where None means any size."""
-    return len(found) == len(shape) and all(
-        size in (None, have) for size, have in zip(shape, found, strict=True)
+    return len(sizes) == len(shape) and all(
+        size in (None, have) for size, have in zip(shape, sizes, strict=True)
     )
 
 
-def check_shape(found: Sequence[int], shape: Sequence[int | None], where: Path, name: str) -> None:
+def check_shape(sizes: Sequence[int], shape: Sequence[int | None], where: Path, name: str) -> None:
     """Raises WeightMismatch, naming the tensor, unless its shape is `shape`, where None means any
     size."""
-    if not has_shape(found, shape):
+    if not has_shape(sizes, shape):
         raise WeightMismatch(
-            f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}"
+            f"{where}: `{name}` has shape {list(sizes)}, the model needs {list(shape)}"
         )
 
 
@@ -378,21 +378,22 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     `families.ops.adapted` describes their names and shapes. Raises LoadError.
     """
-    found = dict(tensors)
+    weights = dict(tensors)
     for original in [name for name in tensors if ORIGINAL.fullmatch(name)]:
         name = original.removesuffix(".parametrizations.weight.original")
         keys = [f"{name}.parametrizations.weight.0.lora_{letter}" for letter in "AB"]
-        weight = found[f"{name}.weight"] = found.pop(original)
-        if not all(key in found for key in keys):
+        weight = weights[f"{name}.weight"] = weights.pop(original)
+        if not all(key in weights for key in keys):
             raise LoadError(
                 f"{weight.file}: `{original}` lacks "
-                f"{' and '.join(f'`{key}`' for key in keys if key not in found)}"
+                f"{' and '.join(f'`{key}`' for key in keys if key not in weights)}"
             )
-        pair = _pair(weight, found.pop(keys[0]), found.pop(keys[1]))
-        found |= {
-            f"{name}.lora_{letter}.weight": one for letter, one in zip("AB", pair, strict=True)
+        pair = _pair(weight, weights.pop(keys[0]), weights.pop(keys[1]))
+        weights |= {
+            f"{name}.lora_{letter}.weight": factor
+            for letter, factor in zip("AB", pair, strict=True)
         }
-    return found
+    return weights
 
 
 def _pair(weight: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -305,8 +305,8 @@ def jina_bert(o: Ops, s: Settings) -> Rows:
         )
         if qk_norm:
             q, k = (
-                o.layer_norm(one, f"{attn}self.layer_norm_{name}", eps)
-                for one, name in ((q, "q"), (k, "k"))
+                o.layer_norm(rows, f"{attn}self.layer_norm_{name}", eps)
+                for rows, name in ((q, "q"), (k, "k"))
             )
         y = o.linear(o.attention(q, k, v, heads, bias), f"{attn}output.dense", hidden)
         y = o.layer_norm(o.add(y, x), f"{attn}output.LayerNorm", eps)
@@ -323,8 +323,8 @@ def _mlp(o: Ops, s: Settings, x: Rows, layer: str, eps: float, *, qk_norm: bool)
     y = o.linear(x, layer + mlp.wide, 2 * size if is_gated else size, bias=mlp.wide_bias)
     # A fixed function; `hidden_act` has no effect
     if is_gated:
-        one, other = o.split(y, [size] * 2)
-        gate, up = (one, other) if mlp.gate_first else (other, one)
+        first, second = o.split(y, [size] * 2)
+        gate, up = (first, second) if mlp.gate_first else (second, first)
         y = o.multiply(o.activate(gate, GATES[kind]), up)
     else:
         y = o.activate(y, act)

@@ -173,7 +173,7 @@ def _encoder(
         layer = f"{form.layer}{i}."
         q, k, v = o.split(o.linear(x, layer + form.qkv, 3 * width, bias=form.has_bias), [width] * 3)
         if rotation is not None:
-            q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
+            q, k = (o.rotate(rows, rotation, heads.dim) for rows in (q, k))
         attended = o.attention(q, k, v, heads)
         y = o.linear(attended, layer + form.out, hidden, bias=form.has_bias)
         x = o.layer_norm(o.add(x, y), layer + form.norms[0], eps)
@@ -214,7 +214,7 @@ def modernbert(o: Ops, s: Settings) -> Rows:
         layer = f"layers.{i}."
         y = o.layer_norm(x, f"{layer}attn_norm", eps, bias=norm_bias) if i else x
         q, k, v = o.split(o.linear(y, f"{layer}attn.Wqkv", 3 * hidden, bias=bias), [hidden] * 3)
-        q, k = (o.rotate(one, rotations[kind], heads.dim) for one in (q, k))
+        q, k = (o.rotate(rows, rotations[kind], heads.dim) for rows in (q, k))
         attended = o.attention(q, k, v, replace(heads, window=windows[kind]))
         x = o.add(x, o.linear(attended, f"{layer}attn.Wo", hidden, bias=bias))
         y = o.linear(
@@ -343,10 +343,10 @@ def _decoder(
         )
         if form.head_norms:
             q, k = (
-                o.rms_norm(one, f"{attn}{name}_norm", eps, dim=heads.dim)
-                for one, name in ((q, "q"), (k, "k"))
+                o.rms_norm(rows, f"{attn}{name}_norm", eps, dim=heads.dim)
+                for rows, name in ((q, "q"), (k, "k"))
             )
-        q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
+        q, k = (o.rotate(rows, rotation, heads.dim) for rows in (q, k))
         attended = o.attention(
             q, k, v, replace(heads, window=window if kinds[i] == SLIDING else None)
         )
@@ -395,8 +395,8 @@ def gemma3(o: Ops, s: Settings) -> Rows:
         y = norm(x, f"{layer}input_layernorm")
         q, k, v = linears(o, y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias)
         q, k = (
-            o.rotate(norm(one, f"{attn}{name}_norm", dim), rotations[kind], dim)
-            for one, name in ((q, "q"), (k, "k"))
+            o.rotate(norm(rows, f"{attn}{name}_norm", dim), rotations[kind], dim)
+            for rows, name in ((q, "q"), (k, "k"))
         )
         attended = o.attention(q, k, v, replace(heads, window=windows[kind]))
         x = o.add(

@@ -116,12 +116,12 @@ class Students(nn.Module):
     def _projected(self, side: PackedTexts) -> tuple[Tensor, Tensor]:
         """Return the projections [kept tokens, dim], fp32, and their cu_seqlens."""
         ids, offsets, specials = (
-            one.numpy() for one in (side.input_ids, side.cu_seqlens, self.special_ids)
+            tensor.numpy() for tensor in (side.input_ids, side.cu_seqlens, self.special_ids)
         )
-        kept, kept_offsets = kept_tokens(self.recipe.drop, ids, offsets, specials)
+        mask, mask_offsets = kept_tokens(self.recipe.drop, ids, offsets, specials)
         return self.multivector(
-            side.hidden_states[torch.from_numpy(kept)]
-        ).float(), torch.from_numpy(kept_offsets)
+            side.hidden_states[torch.from_numpy(mask)]
+        ).float(), torch.from_numpy(mask_offsets)
 
 
 def fit(students: Students, data: PairStates) -> list[dict[str, float]]:

@@ -78,15 +78,15 @@ def select_pairs(pairs: Iterable[Pair], min_words: int, opening: int) -> list[Pa
     """
     queries: set[str] = set()
     openings: set[str] = set()
-    kept: list[Pair] = []
+    selection: list[Pair] = []
     for pair in pairs:
         query, start = pair.query.casefold(), pair.text[:opening].casefold()
         if not query or len(pair.text.split()) < min_words or query in queries or start in openings:
             continue
         queries.add(query)
         openings.add(start)
-        kept.append(pair)
-    return kept
+        selection.append(pair)
+    return selection
 
 
 def sentence_pairs(pairs: Iterable[Pair], min_words: int, seed: int) -> list[Pair]:
@@ -97,7 +97,7 @@ def sentence_pairs(pairs: Iterable[Pair], min_words: int, seed: int) -> list[Pai
     `min_words` words.
     """
     draw = random.Random(seed)
-    made: list[Pair] = []
+    new_pairs: list[Pair] = []
     for pair in pairs:
         sentences = SENTENCE_END.split(pair.text)
         usable = [
@@ -108,8 +108,8 @@ def sentence_pairs(pairs: Iterable[Pair], min_words: int, seed: int) -> list[Pai
         place = draw.choice(usable)
         rest = " ".join(sentences[:place] + sentences[place + 1 :])
         if len(rest.split()) >= min_words:
-            made.append(Pair(sentences[place], rest))
-    return made
+            new_pairs.append(Pair(sentences[place], rest))
+    return new_pairs
 
 
 # Token states for computing the multi-vector head's first directions

@@ -199,13 +199,13 @@ class TextReader:
         return encodings
 
     def cut_to(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """Cut each text to `most` tokens. Characters beyond any model's length are cut off before
-        tokenising."""
+        """Cut each text to `tokens` tokens. Characters beyond any model's length are cut off
+        before tokenising."""
         limit = min(tokens, self.max_input_length) * CHARACTERS_PER_TOKEN
         cut: list[str] = []
-        for some in _portions([text[:limit] for text in texts]):
-            raws = self.tokenizer.encode(some, add_special_tokens=False, offsets=True)
-            cut += [_beginning(text, raw, tokens) for text, raw in zip(some, raws, strict=True)]
+        for portion in _portions([text[:limit] for text in texts]):
+            raws = self.tokenizer.encode(portion, add_special_tokens=False, offsets=True)
+            cut += [_beginning(text, raw, tokens) for text, raw in zip(portion, raws, strict=True)]
         return cut
 
     def tokens(
@@ -285,16 +285,18 @@ class TextReader:
         rest = iter(ready)
         for texts in _portions([item.text for item in ready]):
             raws: dict[int, RawEncoding] = {}
-            some = [*islice(rest, len(texts))]
+            items = [*islice(rest, len(texts))]
             for special_tokens in (True, False):
-                places = [i for i, item in enumerate(some) if item.special_tokens is special_tokens]
+                places = [
+                    i for i, item in enumerate(items) if item.special_tokens is special_tokens
+                ]
                 if places:
                     chosen = [texts[i] for i in places]
-                    found = self.tokenizer.encode(
+                    encodings = self.tokenizer.encode(
                         chosen, add_special_tokens=special_tokens, offsets=offsets
                     )
-                    raws.update(zip(places, found, strict=True))
-            yield from ((item, raws[i]) for i, item in enumerate(some))
+                    raws.update(zip(places, encodings, strict=True))
+            yield from ((item, raws[i]) for i, item in enumerate(items))
 
     def _check_length(self, raw: RawEncoding) -> None:
         if len(raw) > self.max_input_length:

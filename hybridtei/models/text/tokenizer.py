@@ -135,8 +135,8 @@ class Tokenizer:
         type_ids = np.array(raw.type_ids, dtype=np.int64) if self._has_token_types else None
         if len(raw) <= max_length:
             return Encoding(input_ids, type_ids)
-        kept = _kept(raw, max_length, direction)
-        return Encoding(input_ids[kept], None if type_ids is None else type_ids[kept])
+        places = _kept(raw, max_length, direction)
+        return Encoding(input_ids[places], None if type_ids is None else type_ids[places])
 
     def cut_located(
         self, raw: RawEncoding, text: str, max_length: int, direction: Direction, *, shift: int = 0
@@ -147,9 +147,9 @@ class Tokenizer:
         special = np.array(raw.special_tokens_mask, dtype=bool)
         offsets = np.array(raw.offsets, dtype=np.int64).reshape(-1, 2) + shift
         offsets[special] = 0
-        kept = _kept(raw, max_length, direction)
-        if kept is not None:
-            special, offsets = special[kept], offsets[kept]
+        places = _kept(raw, max_length, direction)
+        if places is not None:
+            special, offsets = special[places], offsets[places]
         return LocatedEncoding(
             encoding.input_ids, encoding.token_type_ids, text=text, offsets=offsets, special=special
         )
@@ -178,12 +178,12 @@ class Tokenizer:
     def punctuation_ids(self) -> frozenset[int]:
         """Return the ids of tokens that are a single ASCII punctuation mark, at the start of a word
         or inside it."""
-        found = (
+        ids = (
             self.id_of(prefix + mark)
             for prefix in ("", "##", "Ġ", "▁")
             for mark in string.punctuation
         )
-        return frozenset(one for one in found if one is not None)
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
     def id_of(self, token: str | None) -> int | None:
         return None if token is None else self._raw.token_to_id(token)
@@ -365,9 +365,9 @@ class Prompts:
                 f"{set_to} no prompts were found in the Sentence Transformers configuration"
             )
         if name not in self.table:
-            known = json.dumps(list(self.table), ensure_ascii=False)
+            names = json.dumps(list(self.table), ensure_ascii=False)
             raise InvalidInput(
                 f"{set_to} it was not found in the Sentence Transformers prompts. Available "
-                f"prompts: {known}"
+                f"prompts: {names}"
             )
         return self.table[name]

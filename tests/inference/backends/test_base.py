@@ -13,7 +13,7 @@ from hybridtei.inference.backends.base import FEWEST, MOST, busy_tokens
 def test_a_core_is_given_the_tokens_that_the_table_asks_for(width: int, tokens: int) -> None:
     assert busy_tokens(width) == tokens
     assert busy_tokens(width, cores=4) == 4 * tokens
-    assert busy_tokens(width, most=256) == min(tokens, 256)
+    assert busy_tokens(width, limit=256) == min(tokens, 256)
 
 
 @given(st.integers(0, 200_000))

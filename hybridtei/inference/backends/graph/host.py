@@ -187,16 +187,18 @@ class HostHeads:
         self, batch: PackedBatch, hidden: Floats, *, use_all_cores: bool = False
     ) -> HeadOutputs:
         """Compute the batch's requested heads from hidden states float32[t, h]."""
-        kept, vectors = kept_rows(batch, self.spec)
+        vector_rows, vectors = kept_rows(batch, self.spec)
         words = (
             self._words[batch.input_ids]
             if self._words is not None and wants_words(batch, self.spec)
             else None
         )
         product = None if self._mlm is None else self._mlm.product(use_all_cores=use_all_cores)
-        states = States(hidden, Segments(batch.cu_seqlens, batch.cu_seqlens), words, kept, product)
-        found = compute(NUMPY, states, batch.heads, self.spec, self._layers)
-        rows = found.pop(ENTRIES, None)
+        states = States(
+            hidden, Segments(batch.cu_seqlens, batch.cu_seqlens), words, vector_rows, product
+        )
+        columns = compute(NUMPY, states, batch.heads, self.spec, self._layers)
+        rows = columns.pop(ENTRIES, None)
         return outputs_of(
-            found, batch, vectors, None if rows is None else SparseVectors.from_dense(rows)
+            columns, batch, vectors, None if rows is None else SparseVectors.from_dense(rows)
         )

@@ -111,11 +111,11 @@ class _Int8Ops(OnnxOps):
         eight = quantized(matrix, matrix.shape[1], self._max_weight)
         self.held.append(f"{name}.weight")
         constant = self.writer.constant
-        zero, one = constant(np.array(128, np.uint8)), self._float(1)
+        zero, unit = constant(np.array(128, np.uint8)), self._float(1)
         inputs = (
             rows,
             constant(np.ascontiguousarray(eight.values[:, 0].T)),
-            one,
+            unit,
             constant(eight.scale[:, 0, 0]),
             zero,
         )
@@ -141,9 +141,9 @@ def int8_graph(spec: ModelSpec, weights: Weights) -> Graph:
     LoadError."""
 
     def make() -> Graph:
-        made, fidelity = make_int8(spec, weights, Guard())
+        graph, fidelity = make_int8(spec, weights, Guard())
         log.info("int8 against float32: %s", fidelity)
-        return made
+        return graph
 
     facts = digest(family_graph(spec), spec.folder, bytes([max_weight()]))
     return made_once(graphs_folder() / f"int8-{facts}.msgpack", Graph, make)
@@ -156,12 +156,12 @@ def make_int8(
     float32."""
     graph = family_graph(spec)
     tensors = graph_tensors(graph, weights)
-    made = int8_family_graph(spec, tensors, max_weight())
-    fidelity = compare(OnnxBackend(spec, graph, weights), OnnxBackend(spec, made, weights))
+    candidate = int8_family_graph(spec, tensors, max_weight())
+    fidelity = compare(OnnxBackend(spec, graph, weights), OnnxBackend(spec, candidate, weights))
     check(fidelity, guard, spec, "int8 is too far from float32")
     return int8_family_graph(
         spec, tensors, max_weight(), rectangle=True
-    ) if rectangle else made, fidelity
+    ) if rectangle else candidate, fidelity
 
 
 @cache

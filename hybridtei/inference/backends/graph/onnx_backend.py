@@ -126,12 +126,12 @@ class Session:
         if is_packed:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._places = Places(threads)
-        beside = (
+        location = (
             {}
             if folder is None
             else {"session.model_external_initializers_file_folder_path": str(folder)}
         )
-        for key, text in {**ENTRIES, **self._places.entries, **beside}.items():
+        for key, text in {**ENTRIES, **self._places.entries, **location}.items():
             options.add_session_config_entry(key, text)
         if tensors:
             values = [ort.OrtValue.ortvalue_from_numpy(tensor) for tensor in tensors.values()]
@@ -153,9 +153,9 @@ class Session:
         shrink |= not self._has_run
         self.holds, self._has_run = self.holds and not shrink, True
         how = self._shrinking if shrink else None
-        found = self._places.run(lambda: self.inner.run([output], dict(feed), how)[0])
+        result = self._places.run(lambda: self.inner.run([output], dict(feed), how)[0])
         self.holds |= not shrink
-        return found
+        return result
 
 
 # None: it failed to open, and another session replaces it
@@ -220,12 +220,12 @@ def _mapped(
         partial(Session, path, count, is_packed=True) for count in threads[1:]
     ]
     if alone is not None:
-        beside = _tensors_beside(path)
+        protos = _tensors_beside(path)
         # By the optimization
-        changed = {name: shape for name, shape in alone.weights.items() if name not in beside}
+        changed = {name: shape for name, shape in alone.weights.items() if name not in protos}
         if 4 * sum(map(prod, changed.values())) < LEAST_BYTES:
             content = alone.body + nested(
-                7, b"".join(beside[name] for name in alone.weights if name in beside)
+                7, b"".join(protos[name] for name in alone.weights if name in protos)
             )
             held = {name: tensors[name] for name in changed}
             others.append(
@@ -373,7 +373,7 @@ class OnnxBackend(HostBackend):
         self.dtype = dtype
         # In mixed traffic MiniLM reaches 1.08 to 1.10 times the rate that it has with 512 (Xeon
         # with AMX, 2 MB of L2 a core).
-        self.busy_tokens = busy_tokens(spec.hidden_size, threads, most=256)
+        self.busy_tokens = busy_tokens(spec.hidden_size, threads, limit=256)
         self.lanes = both_lanes(available_cores()) if threads == 1 else (LaneKind.BULK,)
         # Of the sessions for any batch; a further session takes single texts
         self._counts = thread_counts(threads)

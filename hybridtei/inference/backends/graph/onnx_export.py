@@ -41,8 +41,8 @@ class Report:
     fidelity: Fidelity | None
 
     def __str__(self) -> str:
-        told = f"{self.path}: {self.size / 1e6:.1f} MB"
-        return told if self.fidelity is None else f"{told}, {self.fidelity}"
+        text = f"{self.path}: {self.size / 1e6:.1f} MB"
+        return text if self.fidelity is None else f"{text}, {self.fidelity}"
 
 
 def export_model(

@@ -261,9 +261,9 @@ def _grown_rectangle(rows: int, columns: int) -> tuple[int, int]:
     return grown(rows, 1, 8), grown(columns, 8, 16)
 
 
-def grown(size: int, least: int, parts: int) -> int:
-    """The next multiple of `least`, or of a power of two of at most 2 / `parts` of the number."""
-    step = max(least, (1 << (size - 1).bit_length()) // parts)
+def grown(size: int, unit: int, parts: int) -> int:
+    """The next multiple of `unit`, or of a power of two of at most 2 / `parts` of the number."""
+    step = max(unit, (1 << (size - 1).bit_length()) // parts)
     return -(-size // step) * step
 
 
@@ -279,12 +279,12 @@ def _settings(dtype: str, int8: Int8Form | None) -> Settings:
 
 
 def _compile(
-    core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int
+    core: ov.Core, model: ov.Model, hints: Settings, *, threads: int, streams: int
 ) -> _Compiled:
     """Compile with new threads: OpenVINO would reuse a closed model's threads, which may have
     another priority."""
     settings: dict[str, Any] = {
-        **wanted,
+        **hints,
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": streams,
         "ENABLE_CPU_PINNING": False,
@@ -297,13 +297,13 @@ def _compile(
         if not before or _threads() - before:
             break
     compiled = others[-1]
-    found, precision = (
+    actual, precision = (
         compiled.get_property("INFERENCE_PRECISION_HINT"),
-        wanted["INFERENCE_PRECISION_HINT"],
+        hints["INFERENCE_PRECISION_HINT"],
     )
-    if found != precision:
+    if actual != precision:
         raise LoadError(
-            f"OpenVINO computes in {found.get_type_name()}, not in {precision.get_type_name()}"
+            f"OpenVINO computes in {actual.get_type_name()}, not in {precision.get_type_name()}"
         )
     return _Compiled(compiled)
 

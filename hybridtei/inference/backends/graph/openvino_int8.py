@@ -130,16 +130,16 @@ def int8_form(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> 
         form = Int8Form(
             group, divisors(spec, graph, weights, gain=GAIN if group == BY_TOKEN else 0)
         )
-        found = judged(spec, graph, weights, "int8", form)
-        check(found, guard or GUARD, spec, f"{what} is too far from float32")
+        figures = judged(spec, graph, weights, "int8", form)
+        check(figures, guard or GUARD, spec, f"{what} is too far from float32")
         return _Kept(
-            found, {name: divisor.tobytes() for name, divisor in (form.divisors or {}).items()}
+            figures, {name: divisor.tobytes() for name, divisor in (form.divisors or {}).items()}
         )
 
-    made = made_once(path, _Kept, make) if guard is None else make()
-    log.info("%s: %s", what, made.fidelity)
+    record = made_once(path, _Kept, make) if guard is None else make()
+    log.info("%s: %s", what, record.fidelity)
     return Int8Form(
-        group, {name: np.frombuffer(data, np.float32) for name, data in made.divisors.items()}
+        group, {name: np.frombuffer(data, np.float32) for name, data in record.divisors.items()}
     )
 
 
@@ -155,13 +155,13 @@ def judged(
 ) -> Fidelity:
     """The fidelity of a precision to float32 on sample texts, with one model in memory at a time.
     `form`: of int8."""
-    found = list[Floats]()
+    vectors = list[Floats]()
     for each in (dtype, "float32"):
         with closing(
             OpenVinoBackend(spec, graph, weights, dtype=each, int8=form, threads=available_cores())
         ) as backend:
-            found.append(sample_vectors(backend, with_long=dtype == "bfloat16"))
-    return fidelity(*found)
+            vectors.append(sample_vectors(backend, with_long=dtype == "bfloat16"))
+    return fidelity(*vectors)
 
 
 def divisors(
@@ -175,14 +175,14 @@ def divisors(
     give_weights(model, tensors_of(graph, weights, None))
     largest = _largest(spec, core, model, [output for output, _ in shared])
     keys = graph_keys(graph, weights)
-    found = dict[str, Floats]()
+    by_name = dict[str, Floats]()
     for (_, names), size in zip(shared, largest, strict=True):
         if sum(graph.weights[name][0] for name in names) >= gain * len(size):
             rows = np.maximum.reduce(
                 [np.abs(weights.float32(key)).max(0) for key in map(keys.__getitem__, names)]
             )
-            found |= dict.fromkeys(names, smoothing(size, rows))
-    return found
+            by_name |= dict.fromkeys(names, smoothing(size, rows))
+    return by_name
 
 
 def smoothing(tokens: Floats, matrix: Floats) -> Floats:
@@ -205,19 +205,19 @@ def _largest(
     settings = {"INFERENCE_PRECISION_HINT": ov.Type.f32, "INFERENCE_NUM_THREADS": available_cores()}
     request = core.compile_model(model, "CPU", settings).create_infer_request()
     names = frozenset(port.any_name for port in model.inputs)
-    found: list[Floats] = []
+    maxima: list[Floats] = []
 
     def run(feed: Feed) -> Floats:
         hidden, *rest = request.infer(
             {name: feed[name] for name in names}, share_outputs=True
         ).values()
-        sizes = [np.abs(one).max(0) for one in rest]
-        found[:] = [
-            np.maximum(one, other) for one, other in zip(found or sizes, sizes, strict=True)
+        sizes = [np.abs(value).max(0) for value in rest]
+        maxima[:] = [
+            np.maximum(largest, size) for largest, size in zip(maxima or sizes, sizes, strict=True)
         ]
         return np.asarray(hidden)
 
     heads = frozenset({Head.DENSE})
     for encoding in sample_encodings(spec):
         end_to_end(pack([encoding], heads, spec.positions), names, run)
-    return found
+    return maxima

@@ -67,8 +67,8 @@ def count_positions(spec: ModelSpec) -> int:
     table = spec.config.get("max_position_embeddings")
     if isinstance(table, int) and looks_positions_up(spec.config):
         return table
-    made = max(spec.max_input_length, FEWEST_POSITIONS) + spec.positions.offset
-    return min(made, MAX_POSITIONS)
+    count = max(spec.max_input_length, FEWEST_POSITIONS) + spec.positions.offset
+    return min(count, MAX_POSITIONS)
 
 
 def int8_matrices(graph: Graph) -> list[str]:
@@ -186,7 +186,9 @@ def _tabulate_positions(core: ov.Core, model: ov.Model, positions: int) -> None:
         ]
         if readers and output.get_element_type() == ov.Type.f32:
             ids = next(
-                one for one in model.get_parameters() if one.get_friendly_name() == POSITIONS
+                parameter
+                for parameter in model.get_parameters()
+                if parameter.get_friendly_name() == POSITIONS
             )
             table = _of_positions(core, output, ids, positions)
             row = ops.gather(ops.constant(table), ids, ops.constant(0)).output(0)
@@ -204,15 +206,15 @@ def _of_positions(core: ov.Core, output: ov.Output, ids: ov.Node, positions: int
 def shared_inputs(model: ov.Model, matrices: Collection[str]) -> list[tuple[ov.Output, list[str]]]:
     """Inputs of the batch's products, each with its matrices. Matrices with several inputs are left
     out."""
-    found: dict[tuple[str, int], tuple[ov.Output, list[str]]] = {}
+    inputs: dict[tuple[str, int], tuple[ov.Output, list[str]]] = {}
     for parameter in model.get_parameters():
         products = [reader.get_node() for reader in parameter.output(0).get_target_inputs()]
         read = [product.input_value(0) for product in products if not _is_constant(product)]
         if parameter.get_friendly_name() in matrices and len(read) == 1:
-            found.setdefault(_place(read[0]), (read[0], []))[1].append(
+            inputs.setdefault(_place(read[0]), (read[0], []))[1].append(
                 parameter.get_friendly_name()
             )
-    return list(found.values())
+    return list(inputs.values())
 
 
 def model_of(
@@ -293,12 +295,12 @@ def _whole_tokens(x: ov.Output, matrix: Int8Matrix) -> tuple[ov.Node, ov.Node]:
     """Whole numbers float32[t, k], which a product turns into bytes, and each token's scale
     float32[t, 1]."""
     x = _divided(x, matrix)
-    last, one = ops.constant(np.array([-1])), partial(ops.constant, dtype=np.float32)
+    last, number = ops.constant(np.array([-1])), partial(ops.constant, dtype=np.float32)
     largest = ops.maximum(
         ops.reduce_max(x, last, True), ops.negative(ops.reduce_min(x, last, True))
     )
-    scale = ops.add(ops.multiply(largest, one(1 / 127)), one(TINY))
-    bounds = one(-128), one(127)
+    scale = ops.add(ops.multiply(largest, number(1 / 127)), number(TINY))
+    bounds = number(-128), number(127)
     return ops.fake_quantize(ops.divide(x, scale), *bounds, *bounds, 256), scale
 
 

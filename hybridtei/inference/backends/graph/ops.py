@@ -172,7 +172,7 @@ class OnnxOps:
 
     def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows:
         names = [f"{name}.weight", *([f"{name}.bias"] if bias else [])]
-        weights = [self._weight(one, (x.width,)) for one in names]
+        weights = [self._weight(key, (x.width,)) for key in names]
         return Rows(
             self._node("LayerNormalization", x.value, *weights, epsilon=eps, axis=-1),
             x.width,
@@ -197,7 +197,7 @@ class OnnxOps:
         """Compute all experts in two products, and multiply those that are not chosen by zero."""
         count = logits.width
         w1, w2 = (
-            self._weight(f"{name}.mlp.{one}", (count * wide, x.width)) for one in ("w1", "w2")
+            self._weight(f"{name}.mlp.{part}", (count * wide, x.width)) for part in ("w1", "w2")
         )
         bias = self._weight(f"{name}.bias", (x.width,))
         chances = self._node("Softmax", logits.value, axis=1)
@@ -218,15 +218,15 @@ class OnnxOps:
         both = self._node("Unsqueeze", self._node("Concat", angles, angles, axis=1), self._list(1))
         cos, sin = self._node("Cos", both), self._node("Sin", both)
         if factor != 1:
-            cos, sin = (self._node("Mul", one, self._float(factor)) for one in (cos, sin))
+            cos, sin = (self._node("Mul", value, self._float(factor)) for value in (cos, sin))
         return Rotation(cos, sin)
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
         heads = self._heads(x, dim)
-        one, other = self.writer.node(
+        first, second = self.writer.node(
             "Split", heads, self._list(dim // 2, dim // 2), outputs=2, axis=2
         )
-        turned = self._node("Concat", self._node("Neg", other), one, axis=2)
+        turned = self._node("Concat", self._node("Neg", second), first, axis=2)
         rotated = self._node(
             "Add", self._node("Mul", heads, rotation.cos), self._node("Mul", turned, rotation.sin)
         )
@@ -242,7 +242,7 @@ class OnnxOps:
         attended = self._node(
             "Attention",
             self._node("Gather", q.value, self._queries()[0]) if apart else self._rectangle(q),
-            *(self._rectangle(one) for one in (k, v)),
+            *(self._rectangle(rows) for rows in (k, v)),
             mask,
             q_num_heads=heads.count,
             kv_num_heads=heads.key_count,
@@ -284,10 +284,10 @@ class OnnxOps:
             )
         if position_to_content is not None:
             places = self._node("Expand", self._node("Transpose", chosen, perm=[1, 0]), square)
-            found = self._node(
+            scores = self._node(
                 "GatherElements", self._against(k, position_to_content, heads), places, axis=3
             )
-            parts.append(self._node("Transpose", found, perm=[0, 1, 3, 2]))
+            parts.append(self._node("Transpose", scores, perm=[0, 1, 3, 2]))
         total = parts[0] if len(parts) == 1 else self._node("Add", *parts)
         return self._node("Mul", total, self._float(heads.scale))
 
@@ -381,7 +381,7 @@ class OnnxOps:
                         "Less", self._node("Abs", self._distance(apart=apart)), self._int(window)
                     )
                 )
-            return reduce(lambda one, other: self._node("And", one, other), masks) if masks else ""
+            return reduce(lambda a, b: self._node("And", a, b), masks) if masks else ""
 
         return self._once(("mask", causal, window), make)
 
@@ -416,8 +416,8 @@ class OnnxOps:
     def _once(self, key: Any, make: Callable[[], T]) -> T:
         if key not in self._made:
             self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        value: T = self._made[key]
+        return value
 
     def _node(self, kind: str, *inputs: str, domain: str = "", **attributes: Attribute) -> str:
         (output,) = self.writer.node(kind, *inputs, outputs=1, domain=domain, **attributes)

@@ -106,13 +106,13 @@ def packed(
     if graph.nbytes < LEAST_BYTES or sys.platform == "win32":
         yield None
         return
-    kept = (
+    cache_file = (
         _tried(lambda: _kept(graph, tensors, weights, needed, cache_gb), "the cache folder")
         if cache_gb
         else None
     )
-    if kept is not None:
-        yield kept
+    if cache_file is not None:
+        yield cache_file
         return
     with _temporary(_roomy(needed)) as folder:
         path = _tried(lambda: _written(graph, tensors, weights, folder), str(folder))
@@ -197,12 +197,12 @@ def packed_folder() -> Path:
 
 def packed_files() -> list[Packed]:
     """The kept files, the last used first. Raises the errors of `packed_folder`."""
-    found = []
+    files = []
     for path in packed_folder().iterdir():
         # Another process removed it, or there is no folder
         with suppress(OSError):
-            found.append(Packed(path, _size(path), path.stat().st_mtime))
-    return sorted(found, key=lambda each: -each.used)
+            files.append(Packed(path, _size(path), path.stat().st_mtime))
+    return sorted(files, key=lambda each: -each.used)
 
 
 def prune(bound: float) -> list[Packed]:

@@ -91,7 +91,9 @@ class OnnxWriter:
         """The ModelProto with the value `output` as the output `name`."""
         self.output(output, name, dims, kind)
         graph = b"".join(nested(1, node) for node in self._nodes) + nested(2, b"trunk")
-        graph += b"".join(nested(5, _tensor(one, *key)) for key, one in self._constants.items())
+        graph += b"".join(
+            nested(5, _tensor(tensor, *key)) for key, tensor in self._constants.items()
+        )
         graph += b"".join((*self._inputs, *self._outputs))
         opsets = b"".join(
             nested(8, nested(1, key.encode()) + _integer(2, number))
@@ -176,7 +178,7 @@ def _attribute(name: str, value: Attribute) -> bytes:
         return content + _integer(3, value) + _integer(20, _ATTRIBUTE_INT)
     if isinstance(value, str):
         return content + nested(4, value.encode()) + _integer(20, _ATTRIBUTE_STRING)
-    return content + b"".join(_integer(8, one) for one in value) + _integer(20, _ATTRIBUTE_INTS)
+    return content + b"".join(_integer(8, item) for item in value) + _integer(20, _ATTRIBUTE_INTS)
 
 
 def _tensor(name: str, dtype: str, shape: Iterable[int], data: bytes) -> bytes:
@@ -230,11 +232,11 @@ def graphs_folder() -> Path:
 def digest(graph: Graph, folder: Path, facts: bytes) -> str:
     """The hash of the computation, of the weights in `folder` by content, and of `facts` about this
     machine."""
-    made = sha256(graph.onnx + facts)
+    hasher = sha256(graph.onnx + facts)
     for path in weight_files(folder):
         with path.open("rb") as file:
-            made.update(hashlib.file_digest(file, "sha256").digest())
-    return made.hexdigest()[:32]
+            hasher.update(hashlib.file_digest(file, "sha256").digest())
+    return hasher.hexdigest()[:32]
 
 
 def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
@@ -253,11 +255,11 @@ def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
         pass
     except (OSError, msgspec.DecodeError) as error:
         log.warning("%s: not readable, so it is made again: %s", path, error)
-    made = make()
+    result = make()
     try:
         with whole(path) as file:
-            encoded = msgspec.msgpack.encode(made)
+            encoded = msgspec.msgpack.encode(result)
             file.write(sha256(encoded).digest() + encoded)
     except OSError as error:
         log.warning("%s cannot be kept, so each start makes it again: %s", path, error)
-    return made
+    return result

@@ -187,14 +187,14 @@ class TorchBackend(Backend):
     def _pass(self, batch: PackedBatch) -> HeadOutputs:
         """Run one batch. Raises TooLarge if memory is short."""
         try:
-            kept, vectors = kept_rows(batch, self.spec)
-            staged = self.stage(batch, kept)
+            vector_rows, vectors = kept_rows(batch, self.spec)
+            staged = self.stage(batch, vector_rows)
             with self.alone():
-                found = self.launch(staged)
-                rows = found.pop(ENTRIES, None)
-                wait = start_copy(found, self.device)
+                columns = self.launch(staged)
+                rows = columns.pop(ENTRIES, None)
+                wait = start_copy(columns, self.device)
                 # Frees its memory for the next pass
-                del found
+                del columns
             return outputs_of(wait(), batch, vectors, None if rows is None else self._entries(rows))
         except Exception as error:
             # The launched pass reads the staged arrays; the next batch may overwrite them after
@@ -210,28 +210,26 @@ class TorchBackend(Backend):
         """The result of `entries_of` for computed rows. Their number is read on a second stream,
         ahead of the next pass."""
         with self._beside():
-            found = start_copy(entries_of(rows), self.device)()
+            entries = start_copy(entries_of(rows), self.device)()
         return SparseVectors(
-            found["indices"], found["values"], offsets_of(found["lengths"]), rows.shape[1]
+            entries["indices"], entries["values"], offsets_of(entries["lengths"]), rows.shape[1]
         )
 
-    def stage(self, batch: PackedBatch, kept: Offsets | None) -> Staged:
-        """Fill and copy a pass's inputs. `kept`: from `kept_rows`."""
+    def stage(self, batch: PackedBatch, vector_rows: Offsets | None) -> Staged:
+        """Fill and copy a pass's inputs. `vector_rows`: from `kept_rows`."""
         once = computed_once(batch) if self.shares_prefixes else None
         shared = {} if once is None else {"computed": once.kept, "rows": once.rows}
         with self._beside():
             integers = self._trunk.integers(batch)
-            more = {} if kept is None else {KEPT: kept}
-            there = to_device(
-                {**integers, OFFSETS: batch.cu_seqlens, **shared, **more}, self.device
-            )
-            ids = {name: there[name] for name in integers}
-            layout = self._trunk.layout(batch, there[OFFSETS])
+            more = {} if vector_rows is None else {KEPT: vector_rows}
+            data = to_device({**integers, OFFSETS: batch.cu_seqlens, **shared, **more}, self.device)
+            ids = {name: data[name] for name in integers}
+            layout = self._trunk.layout(batch, data[OFFSETS])
             layout.stage()
             if once is not None:
-                layout.once = there["computed"], there["rows"]
+                layout.once = data["computed"], data["rows"]
             return Staged(
-                batch, there, ids, layout, None if self._side is None else self._side.record_event()
+                batch, data, ids, layout, None if self._side is None else self._side.record_event()
             )
 
     def launch(self, staged: Staged) -> dict[str, Tensor]:
@@ -241,10 +239,10 @@ class TorchBackend(Backend):
         if self._stream is not None and staged.arrived is not None:
             self._stream.wait_event(staged.arrived)
         if layout.once is not None:
-            kept, rows = layout.once
-            hidden = self._trunk(batch, layout, {name: one[kept] for name, one in ids.items()})[
-                rows
-            ]
+            computed, rows = layout.once
+            hidden = self._trunk(
+                batch, layout, {name: tensor[computed] for name, tensor in ids.items()}
+            )[rows]
         else:
             hidden = self._trunk(batch, layout, ids)
         self.count()

@@ -69,17 +69,17 @@ def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Te
 def to_eight_bits(model: fx.GraphModule) -> int:
     """Quantise every matrix with a suitable shape, and its input rows. Return the number of
     matrices."""
-    graph, made, parts = model.graph, dict[str, torch.dtype](), dict[fx.Node, list[fx.Node]]()
+    graph, dtypes, parts = model.graph, dict[str, torch.dtype](), dict[fx.Node, list[fx.Node]]()
     for node in [*graph.nodes]:
         if node.target is not functional.linear or node.args[1].op != "get_attr":
             continue
-        rows, matrix, *bias = (one for one in node.args if one is not None)
+        rows, matrix, *bias = (argument for argument in node.args if argument is not None)
         name = matrix.target
-        if name not in made:
+        if name not in dtypes:
             exact = getattr(model, name)
             if exact.shape[0] % STEP or exact.shape[1] % STEP:
                 continue
-            made[name] = exact.dtype
+            dtypes[name] = exact.dtype
             delattr(model, name)
             for kind, tensor in zip(
                 (name, f"{name}_scale"), quantised(exact.detach()), strict=True
@@ -93,14 +93,14 @@ def to_eight_bits(model: fx.GraphModule) -> int:
                     graph.call_function(operator.getitem, (pair, place)) for place in range(2)
                 ]
             out = graph.call_function(
-                product, (*parts[rows], matrix, graph.get_attr(f"{name}_scale"), made[name])
+                product, (*parts[rows], matrix, graph.get_attr(f"{name}_scale"), dtypes[name])
             )
             if bias:
                 out = graph.call_function(operator.add, (out, *bias))
         node.replace_all_uses_with(out)
         graph.erase_node(node)
     model.recompile()
-    return len(made)
+    return len(dtypes)
 
 
 CAPABILITY = (9, 0)
@@ -145,9 +145,9 @@ def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
             f"{STEP}"
         )
     backend.catch_up()
-    found = fidelity(sample_vectors(backend), exact)
-    log.info("fp8, %d matrices, against bfloat16: %s", layers, found)
-    check(found, guard, backend.spec, "fp8 is too far from bfloat16")
+    figures = fidelity(sample_vectors(backend), exact)
+    log.info("fp8, %d matrices, against bfloat16: %s", layers, figures)
+    check(figures, guard, backend.spec, "fp8 is too far from bfloat16")
     backend.make_room()
     backend.dtype = "fp8"
     return backend

@@ -84,8 +84,8 @@ class Sequences:
                 for start, count in zip(starts, self.seen, strict=True)
             ]
         )
-        there = to_device({"rows": rows, "offsets": offsets_of(self.seen)}, self.device)
-        return there["rows"], there["offsets"].to(torch.int32), max(self.seen)
+        tensors = to_device({"rows": rows, "offsets": offsets_of(self.seen)}, self.device)
+        return tensors["rows"], tensors["offsets"].to(torch.int32), max(self.seen)
 
 
 class Kernel(Protocol):
@@ -132,12 +132,12 @@ def per_sequence(
         others = slice(start, start + keys)
         step = max(length if bias is None else BIAS_ENTRIES // (q.shape[1] * length), 1)
         for first in range(0, length, step):
-            some = slice(first, min(first + step, length))
-            seen = None if mask is None else mask[some, :keys]
+            queries = slice(first, min(first + step, length))
+            seen = None if mask is None else mask[queries, :keys]
             if bias is not None:
-                scores = bias.of(slice(start, start + length), some)[..., :keys]
+                scores = bias.of(slice(start, start + length), queries)[..., :keys]
                 seen = scores if seen is None else scores.masked_fill(~seen, float("-inf"))
-            rows = slice(start + some.start, start + some.stop)
+            rows = slice(start + queries.start, start + queries.stop)
             out[rows] = _one_sequence(q[rows], k[others], v[others], scale, seen)
         start += length
     return out
@@ -290,8 +290,8 @@ def varlen(function: Callable[..., Any]) -> Kernel:
             # The library counts distances from the last key
             if sides != (UNBOUNDED, UNBOUNDED):
                 return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=causal)
-            rows, key_offsets, most = sequences.keys
-            k, v, offsets, longest = k[rows], v[rows], (offsets[0], key_offsets), (longest[0], most)
+            rows, key_offsets, peak = sequences.keys
+            k, v, offsets, longest = k[rows], v[rows], (offsets[0], key_offsets), (longest[0], peak)
         share = q.shape[1] // k.shape[1]
         if share > 1 and not grouped:
             k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))

@@ -82,8 +82,8 @@ class DisentangledBias:
             total = scores.gather(2, rows.expand(len(scores), -1, -1))
         if self.position_to_content is not None:
             scores = torch.einsum("khd,rhd->hrk", self.keys[sequence], self.position_to_content)
-            found = scores.gather(1, rows.expand(len(scores), -1, -1))
-            total = found if total is None else total + found
+            term = scores.gather(1, rows.expand(len(scores), -1, -1))
+            total = term if total is None else total + term
         assert total is not None
         return total * self.scale
 
@@ -153,8 +153,8 @@ class PackedLayout:
             )
         if self.once is None:
             return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)
-        kept, rows = self.once
+        computed, rows = self.once
         q, k, v = (x[rows] for x in (q, k, v))
         return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)[
-            kept
+            computed
         ]

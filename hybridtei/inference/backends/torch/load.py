@@ -145,12 +145,13 @@ def placed(layers: Any, dtype: torch.dtype, device: torch.device) -> Any:
         # A copy, since the file may change
         return as_tensor(layers).to(device, dtype, copy=True)
     if isinstance(layers, list | tuple):
-        return type(layers)(placed(one, dtype, device) for one in layers)
+        return type(layers)(placed(layer, dtype, device) for layer in layers)
     if is_dataclass(layers) and not isinstance(layers, type):
         return replace(
             layers,
             **{
-                one.name: placed(getattr(layers, one.name), dtype, device) for one in fields(layers)
+                field.name: placed(getattr(layers, field.name), dtype, device)
+                for field in fields(layers)
             },
         )
     return layers

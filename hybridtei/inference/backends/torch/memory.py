@@ -44,9 +44,9 @@ def to_device(arrays: Mapping[str, NDArray[np.int64]], device: torch.device) -> 
     )
     np.concatenate([*arrays.values()], out=staged.numpy())
     # Torch keeps the pinned memory until the copy is done
-    there = staged.to(device, non_blocking=True)
+    copy = staged.to(device, non_blocking=True)
     return dict(
-        zip(arrays, torch.split(there, [len(array) for array in arrays.values()]), strict=True)
+        zip(arrays, torch.split(copy, [len(array) for array in arrays.values()]), strict=True)
     )
 
 

@@ -82,9 +82,9 @@ class _Root(nn.Module):
             self.register_parameter(
                 path, nn.Parameter(self.tensor_of(name, shape), requires_grad=False)
             )
-        found = self._parameters[path]
-        assert found is not None
-        return found
+        parameter = self._parameters[path]
+        assert parameter is not None
+        return parameter
 
 
 class TorchOps:
@@ -164,7 +164,8 @@ class TorchOps:
         depends on the choice."""
         count = logits.width
         w1, w2 = (
-            self._root.parameter(f"{name}.mlp.{one}", count * wide, x.width) for one in ("w1", "w2")
+            self._root.parameter(f"{name}.mlp.{part}", count * wide, x.width)
+            for part in ("w1", "w2")
         )
         largest, places = logits.value.float().softmax(1).topk(chosen, dim=1)
         share = torch.zeros_like(logits.value).scatter(1, places, largest.to(self._options.dtype))
@@ -178,7 +179,9 @@ class TorchOps:
         inverse = torch.as_tensor(frequencies, device=self._options.device)
         angles = self._ids["position_ids"][:, None].float() * inverse
         both = torch.cat((angles, angles), 1)[:, None]
-        cos, sin = ((one * factor).to(self._options.dtype) for one in (both.cos(), both.sin()))
+        cos, sin = (
+            (values * factor).to(self._options.dtype) for values in (both.cos(), both.sin())
+        )
         return Rotation(cos, sin)
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
@@ -188,7 +191,7 @@ class TorchOps:
 
     def attention(self, q: Rows, k: Rows, v: Rows, heads: Heads, bias: Any = None) -> Rows:
         self._root.forms.add((heads, bias is not None))
-        parts = (self._heads(one, heads.dim) for one in (q, k, v))
+        parts = (self._heads(rows, heads.dim) for rows in (q, k, v))
         biased = {} if bias is None else {"bias": bias}
         attended = self._layout.attend(
             *parts, scale=heads.scale, window=heads.window, causal=heads.causal, **biased
@@ -212,9 +215,9 @@ class TorchOps:
         self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables
     ) -> DisentangledBias:
         to_position, to_content = (
-            None if one is None else self._heads(one, heads.dim) for one in tables
+            None if table is None else self._heads(table, heads.dim) for table in tables
         )
-        queries, keys = (self._heads(one, heads.dim) for one in (q, k))
+        queries, keys = (self._heads(rows, heads.dim) for rows in (q, k))
         places = torch.as_tensor(buckets, device=self._options.device)
         return DisentangledBias(queries, keys, places, to_position, to_content, heads.scale)
 

@@ -83,10 +83,10 @@ def _read_pieces(folder: Path, names: Mapping[int, str]) -> _Pieces:
             types.append(piece.get(3, NORMAL))
         elif number in (2, 3):
             (trained if number == 2 else tables).update(_fields(value))
-    known = {piece for piece, _ in scores}
+    texts = {piece for piece, _ in scores}
     for i, name in names.items():
         # A reserved piece
-        if i < len(scores) and name not in known and types[i] in (CONTROL, USER_DEFINED):
+        if i < len(scores) and name not in texts and types[i] in (CONTROL, USER_DEFINED):
             scores[i] = (name, scores[i][1])
     if trained.get(3, 1) not in (1, BPE):
         raise ValueError("its pieces are words or characters, neither of Unigram nor of BPE")
@@ -201,7 +201,7 @@ def bpe(
 def _merges(pieces: _Pieces, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return every pair of pieces that forms a piece, the highest score first. Raises ValueError
     beyond MAX_MERGES."""
-    found = list(
+    merges = list(
         islice(
             (
                 (score, at, len(text) - at, -vocab[text[:at]], -vocab[text[at:]], text)
@@ -213,6 +213,6 @@ def _merges(pieces: _Pieces, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
             MAX_MERGES + 1,
         )
     )
-    if len(found) > MAX_MERGES:
+    if len(merges) > MAX_MERGES:
         raise ValueError(f"its pieces make more than {MAX_MERGES} merges")
-    return [(text[:at], text[at:]) for _, at, _, _, _, text in sorted(found, reverse=True)]
+    return [(text[:at], text[at:]) for _, at, _, _, _, text in sorted(merges, reverse=True)]

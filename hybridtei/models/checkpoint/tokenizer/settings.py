@@ -139,10 +139,12 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
     naming `file`."""
     changed = []
     if settings.bert is not None:
-        for one in _parts(raw.normalizer, Normalizers):
-            if isinstance(one, BertNormalizer):
-                changed += _set_bert(one, settings.bert)
-    if settings.lowercase and not any(_lowers(one) for one in _parts(raw.normalizer, Normalizers)):
+        for part in _parts(raw.normalizer, Normalizers):
+            if isinstance(part, BertNormalizer):
+                changed += _set_bert(part, settings.bert)
+    if settings.lowercase and not any(
+        _lowers(part) for part in _parts(raw.normalizer, Normalizers)
+    ):
         raw.normalizer = Normalizers(
             [Lowercase(), *filter(None, _parts(raw.normalizer, Normalizers))]
         )
@@ -207,36 +209,36 @@ def _is_gte_qwen2(model_type: str, config: Mapping[str, Any]) -> bool:
     return model_type == "qwen2" and str(name).rpartition("--")[2] == GTE_QWEN2
 
 
-def _set_bert(normalizer: BertNormalizer, wanted: tuple[bool, bool | None, bool]) -> list[str]:
+def _set_bert(normalizer: BertNormalizer, values: tuple[bool, bool | None, bool]) -> list[str]:
     keys = {
         "do_lower_case": "lowercase",
         "strip_accents": "strip_accents",
         "tokenize_chinese_chars": "handle_chinese_chars",
     }
     changed = []
-    for (key, attribute), value in zip(keys.items(), wanted, strict=True):
+    for (key, attribute), value in zip(keys.items(), values, strict=True):
         if getattr(normalizer, attribute) != value:
             setattr(normalizer, attribute, value)
             changed.append(key)
     return changed
 
 
-def _lowers(one: object) -> bool:
-    return isinstance(one, Lowercase) or (isinstance(one, BertNormalizer) and one.lowercase)
+def _lowers(part: object) -> bool:
+    return isinstance(part, Lowercase) or (isinstance(part, BertNormalizer) and part.lowercase)
 
 
 def _set_prefix_space(whole: object, settings: TokenizerSettings) -> list[str]:
     """Change a ByteLevel that is the whole pre-tokenizer, as transformers 4 does. A Metaspace is
     of other classes."""
-    wanted, changed = bool(settings.add_prefix_space), list[str]()
-    if isinstance(whole, ByteLevel) and whole.add_prefix_space != wanted:
-        whole.add_prefix_space = wanted
+    prefix_space, changed = bool(settings.add_prefix_space), list[str]()
+    if isinstance(whole, ByteLevel) and whole.add_prefix_space != prefix_space:
+        whole.add_prefix_space = prefix_space
         changed = ["add_prefix_space"]
     for part in _parts(whole, PreTokenizers):
         if settings.byte_level:
             break
-        if isinstance(part, Metaspace) and (part.prepend_scheme != "never") != wanted:
-            part.prepend_scheme = "always" if wanted else "never"
+        if isinstance(part, Metaspace) and (part.prepend_scheme != "never") != prefix_space:
+            part.prepend_scheme = "always" if prefix_space else "never"
             changed = ["add_prefix_space"]
     return changed
 

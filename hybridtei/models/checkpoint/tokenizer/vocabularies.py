@@ -45,8 +45,8 @@ def tokenizer_files(folder: Path) -> list[Path]:
     it from, or none."""
     if (folder / TOKENIZER).is_file():
         return [folder / TOKENIZER]
-    found = [folder / name for name in FILES if (folder / name).is_file()]
-    return found and [*found, *(folder / name for name in SETTINGS if (folder / name).is_file())]
+    files = [folder / name for name in FILES if (folder / name).is_file()]
+    return files and [*files, *(folder / name for name in SETTINGS if (folder / name).is_file())]
 
 
 def tokenizer_sha256(folder: Path) -> str | None:
@@ -136,10 +136,10 @@ def removed_ids(folder: Path, settings: Settings) -> frozenset[int]:
         read = read_added(folder)
         added = {token["content"]: int(token["id"]) for token in read.added_tokens or []}
         around = _around(read.post_processor)
-        known = {**added, **around}
-        if not names <= known.keys():
-            known = read_vocabulary(folder) | known
-        return frozenset(known[name] for name in names & known.keys()) | {*around.values()}
+        ids = {**added, **around}
+        if not names <= ids.keys():
+            ids = read_vocabulary(folder) | ids
+        return frozenset(ids[name] for name in names & ids.keys()) | {*around.values()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise LoadError(
             f"{file}: `added_tokens` should list objects with `id` and `content`"
@@ -177,8 +177,8 @@ def build(folder: Path) -> RawTokenizer:
 # Cached as text, since callers change their tokenizer; Gemma's merges take seconds
 @lru_cache(4)
 def _built(folder: Path, *_: tuple[str, int, int]) -> str:
-    found = [name for name in FILES if (folder / name).is_file()]
-    if not found:
+    files = [name for name in FILES if (folder / name).is_file()]
+    if not files:
         raise MissingArtifact(
             f"{folder / TOKENIZER}: missing, and so is each file to build it from: "
             f"{', '.join(FILES)}"
@@ -188,7 +188,7 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
     try:
         if name not in CLASSES:
             raise ValueError(f"of the class {name!r}; built are {', '.join(CLASSES)}")
-        for file in found:
+        for file in files:
             if require(folder / file).stat().st_size > MAX_BYTES:
                 raise ValueError(f"{file} is larger than {MAX_BYTES} bytes")
         raw = _assembled(folder, CLASSES[name], settings)
@@ -197,7 +197,7 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
     except BaseException as error:
         # The library raises bare Exceptions, and panics, for other files
         raise LoadError(
-            f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
+            f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(files)}: {error}. "
             f"A folder with {TOKENIZER} is served"
         ) from error
     return str(raw.to_str())
@@ -222,12 +222,12 @@ def _class_name(folder: Path, settings: Settings) -> str:
     config = read_object(folder / "config.json", optional=True)
     named = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "")
     generic = named in ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
-    wanted = (
+    kind = (
         config.get("model_type")
         if generic
         else named.removesuffix("Fast").removesuffix("Tokenizer")
     )
-    return class_key(str(wanted))
+    return class_key(str(kind))
 
 
 def class_key(name: str) -> str:
