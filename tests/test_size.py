@@ -14,15 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 302_735, "modules": 179}
+SIZE = {"tokens": 302_746, "modules": 179}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 1_089,
+    "conditionals": 1_088,
     "literal_splats": 29,
-    "no_nouns": 486,
+    "no_nouns": 223,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_362,
+    "tokens_per_1000_code_lines": 8_351,
 }
 LONGEST_FILE_LINES = 557
 # What a change may leave between a count and its number, in thousandths of the number.
