@@ -250,10 +250,10 @@ def sharing(encodings: list[Encoding]) -> list[Encoding]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Once:
-    """A batch whose common prefix is computed once. `kept` int64[c]: the computed tokens,
-    ascending. `rows` int64[t]: for each token of the batch, its index in `kept`."""
+    """A batch whose common prefix is computed once. `computed` int64[c]: the computed
+    tokens, ascending. `rows` int64[t]: for each token of the batch, its index in `computed`."""
 
-    kept: Ids
+    computed: Ids
     rows: Ids
 
 
