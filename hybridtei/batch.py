@@ -241,7 +241,7 @@ def sharing(encodings: list[Encoding]) -> list[Encoding]:
     ):
         return encodings
     # Each keeps a token after the prefix
-    first, common = (encodings[0].input_ids, min(map(len, encodings)) - 1)
+    first, common = encodings[0].input_ids, min(map(len, encodings)) - 1
     for encoding in encodings[1:]:
         differ = np.flatnonzero(first[:common] != encoding.input_ids[:common])
         common = int(differ[0]) if len(differ) else common
