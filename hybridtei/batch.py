@@ -241,7 +241,7 @@ def sharing(encodings: list[Encoding]) -> list[Encoding]:
     ):
         return encodings
     # Each keeps a token after the prefix
-    first, common = (encodings[0].input_ids, min(map(len, encodings)) - 1)
+    first, common = encodings[0].input_ids, min(map(len, encodings)) - 1
     for encoding in encodings[1:]:
         differ = np.flatnonzero(first[:common] != encoding.input_ids[:common])
         common = int(differ[0]) if len(differ) else common
@@ -250,10 +250,10 @@ def sharing(encodings: list[Encoding]) -> list[Encoding]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Once:
-    """A batch whose common prefix is computed once. `kept` int64[c]: the computed tokens,
-    ascending. `rows` int64[t]: for each token of the batch, its index in `kept`."""
+    """A batch whose common prefix is computed once. `computed` int64[c]: the computed
+    tokens, ascending. `rows` int64[t]: for each token of the batch, its index in `computed`."""
 
-    kept: Ids
+    computed: Ids
     rows: Ids
 
 

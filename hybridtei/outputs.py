@@ -257,7 +257,7 @@ def best_first(scores: Floats) -> NDArray[np.intp]:
     return np.argsort(scores, kind="stable")[::-1]
 
 
-def strongest(
+def max_weights(
     input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int
 ) -> SparseVectors:
     """Ids int64[t] and weights float32[t] of `n` sequences -> n sparse vectors over `width` ids,

@@ -252,7 +252,7 @@ class _Interpreter:
                 stack.append(_storage(stack.pop()))
             case "REDUCE":
                 arguments = stack.pop()
-                stack.append(_made(stack.pop(), arguments))
+                stack.append(_result_of(stack.pop(), arguments))
             case "SETITEM":
                 value, key = stack.pop(), stack.pop()
                 stack[-1][_text(key)] = value
@@ -307,7 +307,7 @@ def _storage(described: Any) -> _Storage:
     return _Storage(STORAGES[name], key, count)
 
 
-def _made(by: Any, arguments: Any) -> Any:
+def _result_of(by: Any, arguments: Any) -> Any:
     if by == _Name(ORDERED):
         return {}
     if by == _Name(PARAMETER):

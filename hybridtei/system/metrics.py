@@ -220,7 +220,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._metrics: list[Counter | Observed | Histogram] = []
-        self._kept: list[Reading] = []
+        self._ended: list[Reading] = []
         self.others: Sequence[Reading] = ()
 
     def counter(self, name: str) -> Counter:
@@ -247,13 +247,13 @@ class Registry:
     def readings(self) -> list[Reading]:
         """Return all values."""
         with self._lock:
-            return [*(metric.reading() for metric in self._metrics), *self._kept, *self.others]
+            return [*(metric.reading() for metric in self._metrics), *self._ended, *self.others]
 
     def keep(self, readings: Iterable[Reading]) -> None:
         """Add the counters of a process or model that has ended: Prometheus counters must not
         decrease."""
-        self._kept = added(
-            [*self._kept, *(reading for reading in readings if reading.kind != Gauge.kind)]
+        self._ended = added(
+            [*self._ended, *(reading for reading in readings if reading.kind != Gauge.kind)]
         )
 
     def _add(self, metric: M) -> M:

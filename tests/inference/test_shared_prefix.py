@@ -69,9 +69,9 @@ def test_typed_and_expanded_texts_and_a_text_alone_share_nothing() -> None:
 def test_a_prefix_is_computed_once(own: list[int]) -> None:
     batch, fed = pack(encodings(own), TOKENS, Positions(), PREFIX), []
     once = computed_once(batch)
-    assert len(once.kept) == PREFIX + sum(own)
+    assert len(once.computed) == PREFIX + sum(own)
     for values in (batch.input_ids, batch.position_ids):
-        assert np.array_equal(values[once.kept][once.rows], values)
+        assert np.array_equal(values[once.computed][once.rows], values)
 
     def run(feed: dict) -> np.ndarray:
         fed.append(feed)
@@ -110,8 +110,8 @@ def test_kernels_that_know_of_no_prefix_get_whole_texts(window: int | None) -> N
         torch.Generator().manual_seed(0),
     )
     once = computed_once(batch)
-    q, k, v = (torch.randn(len(once.kept), heads, 8, generator=draw) for heads in (4, 2, 2))
-    kept, rows = torch.as_tensor(once.kept), torch.as_tensor(once.rows)
+    q, k, v = (torch.randn(len(once.computed), heads, 8, generator=draw) for heads in (4, 2, 2))
+    kept, rows = torch.as_tensor(once.computed), torch.as_tensor(once.rows)
     found = []
     for kernel in (padded_groups, per_sequence):
         layout = PackedLayout(batch.cu_seqlens, kernel=kernel)

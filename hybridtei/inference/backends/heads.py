@@ -179,13 +179,13 @@ def splade(f: Functions, hidden: Array, at: Segments, layers: MlmLayers, product
     log1p, relu and the bias, the same for all tokens, keep the order: logits of a 16k-token batch
     at v=30k take 2 GB. Source: SPLADE v2, Formal et al. 2021 (max pooling).
     """
-    best = f.float32(strongest(f, through(f, hidden, layers.steps), at, product))
+    best = f.float32(column_maxima(f, through(f, hidden, layers.steps), at, product))
     return f.library.log1p(
         f.activations["relu"](best if layers.bias is None else best + f.float32(layers.bias))
     )
 
 
-def strongest(f: Functions, rows: Array, at: Segments, product: Product) -> Array:
+def column_maxima(f: Functions, rows: Array, at: Segments, product: Product) -> Array:
     """The largest product in each column over a sequence's tokens: [t, h] -> [n, v]."""
     best = dict[int, Array]()
     for start in range(0, len(rows), SLICE_TOKENS):
@@ -250,7 +250,7 @@ class States(NamedTuple):
     hidden: Array
     at: Segments
     words: Array | None = None
-    kept: Array | None = None
+    vector_rows: Array | None = None
     product: Product | None = None
 
 
@@ -295,7 +295,7 @@ def compute(
                 f, hidden, states.words, spec.sparse.inputs, layers.lexical
             )
     if Head.MULTIVECTOR in heads:
-        columns["multivector"] = through(f, f.rows(hidden, states.kept), layers.multivector)
+        columns["multivector"] = through(f, f.rows(hidden, states.vector_rows), layers.multivector)
     if Head.TOKENS in heads:
         columns["tokens"] = hidden
     if Head.SCORES in heads:

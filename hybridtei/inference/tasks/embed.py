@@ -39,7 +39,7 @@ from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input, TextReader, of_side
 from hybridtei.models.text.tokenizer import Direction, Prompts
-from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, strongest, unit
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, max_weights, unit
 
 InputType = Literal["query", "document"]
 QueryEncoder = Literal["model", "table"]
@@ -236,7 +236,7 @@ class Embed(Task[Embeddings]):
         if outputs.token_weights is not None:
             weights = outputs.token_weights
             input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
-            sparse = strongest(
+            sparse = max_weights(
                 input_ids, weights.values, weights.offsets, spec.removed_ids, spec.vocab_size
             )
         elif outputs.splade is not None:

@@ -212,12 +212,12 @@ class RerankByVectors(_Question):
     # False if the model has multi-vectors alone
     is_mean: bool = False
     # The query's vectors, once the first chunk has them
-    known: Embeddings | None = None
+    query_vectors: Embeddings | None = None
     spans: RelevantSpans | None = None
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
-        return replace(self, known=first.query)
+        return replace(self, query_vectors=first.query)
 
     def check(self, spec: ModelSpec) -> None:
         weights = self.weights
@@ -241,13 +241,13 @@ class RerankByVectors(_Question):
         task = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
         documents: list[Encoding]
         if self.spans is None:
-            if self.known is None and _are_read_alike(model):
+            if self.query_vectors is None and _are_read_alike(model):
                 with _past_query():
                     return replace(task, inputs=[self.query, *texts]).read(model)
             documents = task.read(model)
         else:
             documents = [*task.locate(model, allow_empty=True)]
-        if self.known is not None:
+        if self.query_vectors is not None:
             return documents
         query = replace(task, inputs=[self.query], input_type="query")
         with _past_query():
@@ -255,8 +255,8 @@ class RerankByVectors(_Question):
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
         task = Embed((), self.heads, input_type="document")
-        if self.known is not None:
-            query = self.known
+        if self.query_vectors is not None:
+            query = self.query_vectors
             documents = task.finish(model, encodings, outputs)
         elif model.spec.late is None:
             texts = task.finish(model, encodings, outputs)

@@ -29,7 +29,7 @@ from hybridtei.models.checkpoint.classifiers import Layer
 from hybridtei.models.checkpoint.layers import step_layer
 from hybridtei.models.checkpoint.modules import StepModule
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, strongest
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, max_weights
 
 Spans = Sequence[tuple[int, int]]
 ENDS = 2
@@ -355,7 +355,7 @@ def _dense(spec: ModelSpec, encodings: Sequence[Encoding], states: Ragged) -> Fl
 def _sparse(spec: ModelSpec, input_ids: Ids, spans: Ragged, outputs: HeadOutputs) -> SparseVectors:
     assert outputs.token_weights is not None
     weights = outputs.token_weights.values[spans.values]
-    return strongest(
+    return max_weights(
         input_ids[spans.values], weights, spans.offsets, spec.removed_ids, spec.vocab_size
     )
 

@@ -110,8 +110,8 @@ BGE_GEMMA = PairTemplate(
     yes="Yes",
     no=None,
 )
-# Source: the card of nvidia/llama-3.2-nv-rerankqa-1b-v2. `_known` adds the special tokens of the
-# tokenizer.
+# Source: the card of nvidia/llama-3.2-nv-rerankqa-1b-v2. `_known_template` adds the special
+# tokens of the tokenizer.
 NVIDIA = PairTemplate(prefix="", body="question:{query} \n \n passage:{document}", suffix="")
 # (pattern of the folder's path and the architecture, model_type) -> template
 KNOWN: Mapping[tuple[str, str], PairTemplate] = {
@@ -138,7 +138,7 @@ def _template(
     template = None
     if scores and not modalities:
         template = _of_pairs(home, instruction)
-    return template or _known(home, config)
+    return template or _known_template(home, config)
 
 
 def _of_pairs(home: Path, instruction: str | None) -> PairTemplate | None:
@@ -149,7 +149,7 @@ def _of_pairs(home: Path, instruction: str | None) -> PairTemplate | None:
     return None
 
 
-def _known(home: Path, config: JsonObject) -> PairTemplate | None:
+def _known_template(home: Path, config: JsonObject) -> PairTemplate | None:
     name = " ".join([str(home.resolve()), *(config.get("architectures") or ())])
     for (pattern, model_type), template in KNOWN.items():
         if model_type == config["model_type"] and re.search(pattern, name, re.IGNORECASE):

@@ -135,7 +135,7 @@ class TextReader:
                 for piece, special in pieces
                 for i in (self._trusted(piece) if special else next(raws).ids)
             ]
-            with _placed(encodings):
+            with _place_in_errors(encodings):
                 encodings.append(self._fitted_question(prefix, body, suffix, truncate, side))
         if refused is not None:
             raise refused
@@ -187,7 +187,7 @@ class TextReader:
         prompt, encodings = self.prompts.named(prompt_name) or "", list[LocatedEncoding]()
         for text, (item, raw) in zip(texts, self._tokenised(ready, offsets=True), strict=False):
             if not truncate:
-                with _placed(encodings):
+                with _place_in_errors(encodings):
                     self._check_length(raw)
             shift = len(text) - len(item.text) if side == "left" else -len(prompt)
             located = self.tokenizer.cut_located(
@@ -452,7 +452,7 @@ def _cut(item: T, limit: int, direction: Direction) -> T:
 
 
 @contextmanager
-def _placed(encodings: Sequence[Any]) -> Iterator[None]:
+def _place_in_errors(encodings: Sequence[Any]) -> Iterator[None]:
     """Give an error the place of the input whose encoding would be next."""
     try:
         yield

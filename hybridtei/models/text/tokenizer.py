@@ -135,7 +135,7 @@ class Tokenizer:
         type_ids = np.array(raw.type_ids, dtype=np.int64) if self._has_token_types else None
         if len(raw) <= max_length:
             return Encoding(input_ids, type_ids)
-        places = _kept(raw, max_length, direction)
+        places = _fitting_places(raw, max_length, direction)
         return Encoding(input_ids[places], None if type_ids is None else type_ids[places])
 
     def cut_located(
@@ -147,7 +147,7 @@ class Tokenizer:
         special = np.array(raw.special_tokens_mask, dtype=bool)
         offsets = np.array(raw.offsets, dtype=np.int64).reshape(-1, 2) + shift
         offsets[special] = 0
-        places = _kept(raw, max_length, direction)
+        places = _fitting_places(raw, max_length, direction)
         if places is not None:
             special, offsets = special[places], offsets[places]
         return LocatedEncoding(
@@ -268,7 +268,9 @@ def _refusal(texts: Sequence[Text], error: Exception) -> TokenizerError:
     return TokenizerError(f"tokenizer error {error}")
 
 
-def _kept(raw: RawEncoding, max_length: int, direction: Direction) -> NDArray[np.intp] | None:
+def _fitting_places(
+    raw: RawEncoding, max_length: int, direction: Direction
+) -> NDArray[np.intp] | None:
     """Return the places of the tokens that fit, or None if all fit."""
     if len(raw) <= max_length:
         return None

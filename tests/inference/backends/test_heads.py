@@ -18,7 +18,7 @@ from hybridtei.inference.backends.graph.host import HostHeads
 from hybridtei.inference.backends.heads import Segments
 from hybridtei.inference.backends.numpy_functions import NUMPY
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.inference.backends.torch.load import placed
+from hybridtei.inference.backends.torch.load import to_tensors
 from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint import layers, modules
 from hybridtei.models.checkpoint.classifiers import CodeLayers, LinearLayer, NormLayer
@@ -41,7 +41,7 @@ def rows(
 def in_torch(value: Any) -> Any:
     if isinstance(value, Segments):
         return Segments(value.cu_seqlens, torch.from_numpy(value.offsets))
-    return placed(value, torch.float32, torch.device("cpu"))
+    return to_tensors(value, torch.float32, torch.device("cpu"))
 
 
 def agree(formula: Callable[..., Any], *values: Any) -> np.ndarray:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import offsets_of
 from hybridtei.inference.tasks.pooling import heaviest
-from hybridtei.outputs import SparseVectors, strongest
+from hybridtei.outputs import SparseVectors, max_weights
 
 WIDTH = 9
 TOKENS = st.tuples(st.integers(0, WIDTH - 1), st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.5]))
@@ -27,7 +27,7 @@ def test_it_equals_a_loop_over_dictionaries(
 ) -> None:
     flat = [token for text in texts for token in text]
     ids, weights = np.array([i for i, _ in flat]), np.array([w for _, w in flat], dtype=np.float32)
-    sparse = strongest(ids, weights, offsets_of([len(text) for text in texts]), removed, WIDTH)
+    sparse = max_weights(ids, weights, offsets_of([len(text) for text in texts]), removed, WIDTH)
     assert len(sparse) == len(texts)
     for i, text in enumerate(texts):
         indices, values = sparse.row(i)

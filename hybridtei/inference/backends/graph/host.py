@@ -65,7 +65,7 @@ def end_to_end(
     all_tokens, *_ = grown((computed, *shape.seen.shape))
     feed = batch.feed(inputs)
     if once is not None:
-        feed = {name: values[once.kept] for name, values in feed.items()}
+        feed = {name: values[once.computed] for name, values in feed.items()}
     feed["places"] = shape.places
     if all_tokens > computed:
         more = all_tokens - computed
@@ -104,7 +104,7 @@ class _Attended:
         """A row for each text, with the prefix and its own tokens as keys and its own tokens as
         queries; and rows with the prefix as keys and parts of it as queries."""
         prefix, texts, own = batch.prefix, len(batch), batch.lengths - batch.prefix
-        width, computed = int(own.max()), len(once.kept)
+        width, computed = int(own.max()), len(once.computed)
         _, _, columns = grown((computed, texts, max(width, MIN_QUERIES)))
         parts = -(-prefix // columns)
         _, n, longest = grown((computed, texts + parts, prefix + width))

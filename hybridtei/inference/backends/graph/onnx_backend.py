@@ -202,7 +202,7 @@ def opened(session: Session) -> Opening:
     return future
 
 
-def there(opening: Opening) -> Session | None:
+def session_if_open(opening: Opening) -> Session | None:
     """The session if it is open, else None."""
     return opening.result() if opening.done() else None
 
@@ -313,7 +313,9 @@ class MlmHead:
 
     def product(self, *, use_all_cores: bool) -> Product:
         """A function that multiplies float32[t, h] by the table."""
-        session = there(self._openings[-1 if use_all_cores else 0]) or there(self._openings[0])
+        session = session_if_open(self._openings[-1 if use_all_cores else 0]) or session_if_open(
+            self._openings[0]
+        )
         assert session is not None
         return lambda rows: session.run("logits", {"rows": rows})
 
@@ -380,18 +382,20 @@ class OnnxBackend(HostBackend):
         self._output = "hidden"
 
     def _open(self, openings: Sequence[Opening]) -> None:
-        first = there(openings[0])
+        first = session_if_open(openings[0])
         assert first is not None
         self._session, self._openings, self._inputs = first, openings, first.inputs
         self.padding = padding_of(self._inputs)
 
     @property
     def _all_cores(self) -> Session:
-        return there(self._openings[len(self._counts) - 1]) or self._session
+        return session_if_open(self._openings[len(self._counts) - 1]) or self._session
 
     @property
     def _alone(self) -> Session | None:
-        return there(self._openings[-1]) if len(self._openings) > len(self._counts) else None
+        return (
+            session_if_open(self._openings[-1]) if len(self._openings) > len(self._counts) else None
+        )
 
     def free_unused(self) -> None:
         batch = made_up(self.spec, [1])

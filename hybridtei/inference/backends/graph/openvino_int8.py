@@ -75,7 +75,7 @@ LEAST = 1e-3
 GAIN = 2
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _Record(msgspec.Struct, frozen=True):
     """The stored result of a form that passed. `divisors`: of `Int8Form`, in bytes."""
 
     fidelity: Fidelity
@@ -126,17 +126,17 @@ def int8_form(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> 
     name = digest(graph, spec.folder, f"{group} {ov.__version__}".encode())
     path = graphs_folder() / f"int8-openvino-{name}.msgpack"
 
-    def make() -> _Kept:
+    def make() -> _Record:
         form = Int8Form(
             group, divisors(spec, graph, weights, gain=GAIN if group == BY_TOKEN else 0)
         )
         figures = judged(spec, graph, weights, "int8", form)
         check(figures, guard or GUARD, spec, f"{what} is too far from float32")
-        return _Kept(
+        return _Record(
             figures, {name: divisor.tobytes() for name, divisor in (form.divisors or {}).items()}
         )
 
-    record = made_once(path, _Kept, make) if guard is None else make()
+    record = made_once(path, _Record, make) if guard is None else make()
     log.info("%s: %s", what, record.fidelity)
     return Int8Form(
         group, {name: np.frombuffer(data, np.float32) for name, data in record.divisors.items()}

@@ -248,7 +248,7 @@ class _Products:
 
     def __init__(self, *, by_token: bool) -> None:
         self._by_token = by_token
-        self._made: dict[tuple[str, int], Any] = {}
+        self._nodes: dict[tuple[str, int], Any] = {}
 
     def replace(self, weight: ov.Output, matrix: Int8Matrix) -> None:
         """Connect a matrix to all readers of an input."""
@@ -271,9 +271,9 @@ class _Products:
                 reader.replace_source_output(constant.output(0))
 
     def _once(self, place: tuple[str, int], make: Callable[[], Any]) -> Any:
-        if place not in self._made:
-            self._made[place] = make()
-        return self._made[place]
+        if place not in self._nodes:
+            self._nodes[place] = make()
+        return self._nodes[place]
 
 
 def _place(output: ov.Output) -> tuple[str, int]:

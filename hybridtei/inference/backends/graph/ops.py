@@ -89,7 +89,7 @@ class OnnxOps:
             and spec.pooling in (("mean",), ("cls",), ("lasttoken",))
         )
         self._pooling = spec.pooling[0] if pools else None
-        self._made: dict[Any, Any] = {}
+        self._values: dict[Any, Any] = {}
         types = ["token_type_ids"] if spec.has_token_types else []
         if rectangle:
             for name in ("input_ids", "attention_mask", *types):
@@ -414,9 +414,9 @@ class OnnxOps:
         return name
 
     def _once(self, key: Any, make: Callable[[], T]) -> T:
-        if key not in self._made:
-            self._made[key] = make()
-        value: T = self._made[key]
+        if key not in self._values:
+            self._values[key] = make()
+        value: T = self._values[key]
         return value
 
     def _node(self, kind: str, *inputs: str, domain: str = "", **attributes: Attribute) -> str:

@@ -107,7 +107,9 @@ def packed(
         yield None
         return
     cache_file = (
-        _tried(lambda: _kept(graph, tensors, weights, needed, cache_gb), "the cache folder")
+        _tried(
+            lambda: _file_in_cache(graph, tensors, weights, needed, cache_gb), "the cache folder"
+        )
         if cache_gb
         else None
     )
@@ -241,7 +243,7 @@ def _writing(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-def _kept(
+def _file_in_cache(
     graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed: int, cache_gb: float
 ) -> Path:
     """The file in the cache folder, written if missing. Waits while another process writes to the

@@ -209,7 +209,7 @@ class TorchBackend(Backend):
     def _entries(self, rows: Tensor) -> SparseVectors:
         """The result of `entries_of` for computed rows. Their number is read on a second stream,
         ahead of the next pass."""
-        with self._beside():
+        with self._on_side_stream():
             entries = start_copy(entries_of(rows), self.device)()
         return SparseVectors(
             entries["indices"], entries["values"], offsets_of(entries["lengths"]), rows.shape[1]
@@ -218,8 +218,8 @@ class TorchBackend(Backend):
     def stage(self, batch: PackedBatch, vector_rows: Offsets | None) -> Staged:
         """Fill and copy a pass's inputs. `vector_rows`: from `kept_rows`."""
         once = computed_once(batch) if self.shares_prefixes else None
-        shared = {} if once is None else {"computed": once.kept, "rows": once.rows}
-        with self._beside():
+        shared = {} if once is None else {"computed": once.computed, "rows": once.rows}
+        with self._on_side_stream():
             integers = self._trunk.integers(batch)
             more = {} if vector_rows is None else {KEPT: vector_rows}
             data = to_device({**integers, OFFSETS: batch.cu_seqlens, **shared, **more}, self.device)
@@ -261,7 +261,7 @@ class TorchBackend(Backend):
         with self._launching, self._on(self._stream):
             yield
 
-    def _beside(self) -> AbstractContextManager[None]:
+    def _on_side_stream(self) -> AbstractContextManager[None]:
         """A context for the host's work for passes, on a second stream; for any thread at any
         time."""
         return self._on(self._side)

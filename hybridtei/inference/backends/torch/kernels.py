@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hybridtei.batch import offsets_of
-from hybridtei.inference.backends.torch.memory import placed, to_device
+from hybridtei.inference.backends.torch.memory import on_device, to_device
 from hybridtei.models.families.ops import Heads
 
 if TYPE_CHECKING:
@@ -204,8 +204,8 @@ def _groups(sequences: Sequences) -> Iterator[_Group]:
         real = places < lengths[members][:, None]
         tokens = starts[members][:, None] + np.where(real, places, 0)
         inside = np.flatnonzero(real)
-        counted = None if (seen[members] == longest).all() else placed(seen[members], device)
-        parts = [placed(part, device) for part in (tokens, inside, tokens.reshape(-1)[inside])]
+        counted = None if (seen[members] == longest).all() else on_device(seen[members], device)
+        parts = [on_device(part, device) for part in (tokens, inside, tokens.reshape(-1)[inside])]
         yield _Group(tokens=parts[0], places=parts[1], targets=parts[2], seen=counted)
 
 

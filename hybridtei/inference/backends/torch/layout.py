@@ -102,7 +102,7 @@ class PackedLayout:
     that are not keys.
 
     `offsets`: `cu_seqlens` on the device, if it is there already.
-    `once`: `batch.Once`'s `kept` and `rows` on the device, if a prefix is computed once. Then
+    `once`: `batch.Once`'s `computed` and `rows` on the device, if a prefix is computed once. Then
     `attend` takes rows of the computed tokens.
     """
 

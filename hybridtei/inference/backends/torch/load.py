@@ -44,12 +44,12 @@ def load(
     have the trunk's dtype, all others float32. Raises LoadError."""
     trunk, mlm = _load_trunk(spec, dtype, device, trust_remote_code)
     layers = HeadLayers.read(spec, mlm)
-    by_token = placed(
+    by_token = to_tensors(
         HeadLayers(lexical=layers.lexical, multivector=layers.multivector[-1:], mlm=mlm),
         dtype,
         device,
     )
-    exact = placed(
+    exact = to_tensors(
         replace(layers, lexical=(), multivector=layers.multivector[:-1], mlm=None),
         torch.float32,
         device,
@@ -139,18 +139,18 @@ def as_tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array)
 
 
-def placed(layers: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def to_tensors(layers: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Layers of heads with their arrays as tensors on a device."""
     if isinstance(layers, np.ndarray):
         # A copy, since the file may change
         return as_tensor(layers).to(device, dtype, copy=True)
     if isinstance(layers, list | tuple):
-        return type(layers)(placed(layer, dtype, device) for layer in layers)
+        return type(layers)(to_tensors(layer, dtype, device) for layer in layers)
     if is_dataclass(layers) and not isinstance(layers, type):
         return replace(
             layers,
             **{
-                field.name: placed(getattr(layers, field.name), dtype, device)
+                field.name: to_tensors(getattr(layers, field.name), dtype, device)
                 for field in fields(layers)
             },
         )

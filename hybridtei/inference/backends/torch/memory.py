@@ -50,7 +50,7 @@ def to_device(arrays: Mapping[str, NDArray[np.int64]], device: torch.device) -> 
     )
 
 
-def placed(array: NDArray[np.int64], device: torch.device) -> Tensor:
+def on_device(array: NDArray[np.int64], device: torch.device) -> Tensor:
     """Copy an int64 array of any shape to a device, without waiting."""
     return to_device({"": array.reshape(-1)}, device)[""].view(array.shape)
 

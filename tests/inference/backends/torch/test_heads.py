@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from hybridtei.batch import kept_tokens, offsets_of
 from hybridtei.inference.backends.heads import POOLINGS, Segments, dense, lexical, pooled
-from hybridtei.inference.backends.torch.load import placed
+from hybridtei.inference.backends.torch.load import to_tensors
 from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.classifiers import LinearLayer
 from hybridtei.models.checkpoint.layers import dense_layer
@@ -62,7 +62,7 @@ def test_a_dense_layer_equals_sentence_transformers(tmp_path: Path, name: str, b
     module.save(str(tmp_path))
     declared = DenseModule(tmp_path, tiny.HIDDEN, 7, bias, f"torch.nn.modules.activation.{name}")
     hidden, at = hidden_rows()
-    layers = placed([dense_layer(declared)], torch.float32, torch.device("cpu"))
+    layers = to_tensors([dense_layer(declared)], torch.float32, torch.device("cpu"))
     ours = dense(TORCH, hidden, at, ["mean"], layers)
     theirs = module({"sentence_embedding": pooled(TORCH, hidden, at, ["mean"])})[
         "sentence_embedding"

@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM
 from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.inference.backends import heads
-from hybridtei.inference.backends.heads import Segments, strongest
+from hybridtei.inference.backends.heads import Segments, column_maxima
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.spec import read_spec
@@ -95,7 +95,7 @@ def test_slices_of_any_size_give_the_same(lengths: list[int], slice_tokens: int)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heads, "SLICE_TOKENS", slice_tokens)
-        sliced = strongest(TORCH, hidden, Segments(offsets, torch.as_tensor(offsets)), product)
+        sliced = column_maxima(TORCH, hidden, Segments(offsets, torch.as_tensor(offsets)), product)
     assert torch.equal(sliced, whole)
     assert max(sizes) <= slice_tokens
     assert sum(sizes) == sum(lengths)
