@@ -20,9 +20,9 @@ LAWS = {
     "nested_conditionals": 0,
     "conditionals": 1_088,
     "literal_splats": 29,
-    "no_nouns": 223,
+    "no_nouns": 220,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_351,
+    "tokens_per_1000_code_lines": 8_349,
 }
 LONGEST_FILE_LINES = 557
 # What a change may leave between a count and its number, in thousandths of the number.
