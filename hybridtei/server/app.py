@@ -160,8 +160,7 @@ def framework(server: ServerConfig | None = None) -> Litestar:
         if one.only_tei != server.as_tei and one.paths[0] in two_faced:
             continue
         paths = [*one.paths]
-        manages = one.role == "manage" and one.source == "models"
-        if not (server.only_tei_routes or manages):
+        if not (server.only_tei_routes or one.role == "manage"):
             paths += [f"{BELOW}{path}" for path in one.paths]
         for path in paths:
             methods.setdefault(path, set()).update(one.methods)
