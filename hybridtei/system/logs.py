@@ -23,6 +23,7 @@ import msgspec
 import orjson
 
 from hybridtei.config import fields_of
+from hybridtei.system.terminal import HIDDEN, without_passwords
 from hybridtei.system.tracing import CURRENT, HandlerSpan
 
 # Characters that end a line or control a terminal
@@ -231,11 +232,12 @@ def _span_text(span: HandlerSpan) -> str:
 
 def _valid(text: str) -> str:
     """Lone surrogates, as in names of files, become escapes."""
-    return text.encode(errors="backslashreplace").decode()
+    return without_passwords(text).encode(errors="backslashreplace").decode()
 
 
 def _escaped(text: str) -> str:
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    shown = without_passwords(text)
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
 
 
 def _level(record: logging.LogRecord) -> str:
@@ -252,7 +254,7 @@ def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-HIDDEN = "[hidden]"
+SECRETS_OF_URL = re.compile(r"^.*(?=@)|(?<=\?).*")
 # Characters shown at each end; values below LETTERS_LEAST show none
 LETTERS_MOST = 3
 LETTERS_LEAST = 5
@@ -279,6 +281,8 @@ def described(settings: Sequence[msgspec.Struct], **beside: Any) -> str:
 
 def _shown(value: Any, how: str | None) -> str:
     if isinstance(value, str):
+        if how == "url":
+            value = SECRETS_OF_URL.sub(HIDDEN, value)
         text = HIDDEN if how == "never" else masked(value) if how == "partly" else value
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, (list, tuple)):
