@@ -89,7 +89,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._open: deque[RequestResponseCycle] = deque()  # unanswered requests, the oldest first
         self._answering: Any = None  # the transport that answers write to
         self._in_body = False
-        self._fields = self._field_bytes = self._eventless_bytes = 0
+        self._fields = self._field_bytes = self._eventless_bytes = self._hosts = 0
         self._has_event = False
         self._status = HTTPStatus.BAD_REQUEST
         self._final_answer: bytes | None = None  # once set, parsing has stopped
@@ -172,7 +172,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {DISCONNECT: Disconnect()}  # type: ignore[dict-item]
-        self._fields = self._field_bytes = 0
+        self._fields = self._field_bytes = self._hosts = 0
         self._head_since, self._head_begun = self.loop.time(), True
 
     def on_url(self, url: bytes) -> None:
@@ -192,6 +192,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if not self._in_body:  # trailers are not headers
             super().on_header(name, value)
+            self._hosts += self.headers[-1][0] == b"host"
 
     def on_headers_complete(self) -> None:
         self._has_event = True
@@ -202,6 +203,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._refuse(HTTPStatus.BAD_REQUEST)
             return
         if self.parser.get_http_version() not in VERSIONS:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        if self._hosts > 1:
             self._refuse(HTTPStatus.BAD_REQUEST)
         super().on_headers_complete()
         self._in_body = True
