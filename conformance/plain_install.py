@@ -30,7 +30,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from conformance.processes import DIRECT, free_port, started  # noqa: E402 (run as a file, this package is not on the path)
+# Run as a file, this package is not on the path
+from conformance.processes import DIRECT, free_port, started  # noqa: E402
 
 SOURCES = ("hybridtei", "pyproject.toml", "README.md", "LICENSE", "constraints.txt")
 UNWANTED = (
@@ -45,9 +46,11 @@ SIZE_TARGET_MB = 700
 RSS_TARGET_MB = 400
 README_COMMAND = re.compile(r"^python -m pip install .* && hybridtei serve$", re.MULTILINE)
 INSTALL_SECONDS = 900
-HANG = 120  # seconds after which a server that has not answered will not
+# Seconds after which a server that has not answered will not
+HANG = 120
 
-# First numbers of all-MiniLM-L6-v2's vectors: sentence-transformers 6.2.0, torch 2.13.0, float32, CPU.
+# First numbers of all-MiniLM-L6-v2's vectors: sentence-transformers 6.2.0, torch 2.13.0, float32,
+# CPU.
 GOLDEN = {
     "hybrid search": (
         -0.042927,
@@ -147,7 +150,8 @@ def inspect(python: Path) -> list[str]:
 def serve(python: Path, cache: Path) -> list[str]:
     """Print how a second start and 200 requests went; what was wrong with the answers."""
     print(
-        f"machine: {platform.machine()}, {len(os.sched_getaffinity(0))} processors, Python {platform.python_version()}"
+        f"machine: {platform.machine()}, {len(os.sched_getaffinity(0))} processors, Python "
+        f"{platform.python_version()}"
     )
     command = [str(python.parent / "hybridtei"), "serve"]
     with serving(command, python.parent, python, cache, HANG) as (post, seconds, server):
@@ -157,7 +161,8 @@ def serve(python: Path, cache: Path) -> list[str]:
         exercise(post)
         used = rss_mb(server)
         print(
-            f"{'RSS after 200 requests':28}{used:8.0f} MB, {'within' if used <= RSS_TARGET_MB else 'ABOVE'} {RSS_TARGET_MB}"
+            f"{'RSS after 200 requests':28}{used:8.0f} MB, "
+            f"{'within' if used <= RSS_TARGET_MB else 'ABOVE'} {RSS_TARGET_MB}"
         )
     return faults
 
@@ -198,7 +203,8 @@ def serving(
 
 
 def check(post: Post) -> list[str]:
-    """What is wrong with dense vectors, which are upstream's, and with the outputs of our heads, which must be there."""
+    """What is wrong with dense vectors, which are upstream's, and with the outputs of our heads,
+    which must be there."""
     faults = []
     for text, expected in GOLDEN.items():
         vector = post("/embed", {"inputs": text})[0]

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS, STOP_SECONDS = 180.0, 40.0
-DIRECT = urllib.request.build_opener(
-    urllib.request.ProxyHandler({})
-)  # ignores the environment's proxy
+# Ignores the environment's proxy
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def free_port() -> int:

@@ -1,12 +1,14 @@
-"""Runs every command under `strace` and reports look-ups, connections and files that nobody asked for.
+"""Runs every command under `strace` and reports look-ups, connections and files that nobody asked
+for.
 
     python -m conformance.quiet [--seconds 20] [--requests 20] [--keep FOLDER]
 
-Serves the embedded model, and a model folder on each backend that is installed, and sends each server so many requests of each
-route of its own OpenAPI document; meanwhile runs `ingest`, `search`, `eval`, `tune` and `mcp`. Each runs in an empty home and
-working folder, with nothing of this environment but PATH and PYTHONPATH: ONNX Runtime reports nothing where `CI` is set. Files
-may be made below the working folder, below TMPDIR and below `~/.cache/hybridtei`, and by `eval --chart` in
-matplotlib's folders; so says notebooks/secure.md. Exit status: 0 if nothing else was found.
+Serves the embedded model, and a model folder on each backend that is installed, and sends each
+server so many requests of each route of its own OpenAPI document; meanwhile runs `ingest`,
+`search`, `eval`, `tune` and `mcp`. Each runs in an empty home and working folder, with nothing of
+this environment but PATH and PYTHONPATH: ONNX Runtime reports nothing where `CI` is set. Files may
+be made below the working folder, below TMPDIR and below `~/.cache/hybridtei`, and by `eval --chart`
+in matplotlib's folders; so says notebooks/secure.md. Exit status: 0 if nothing else was found.
 
 Wants Linux, `strace`, and the extras `qdrant`, `mcp` and `eval`.
 """
@@ -36,24 +38,18 @@ from hybridtei.models.checkpoint.files import embedded_model
 ROOT = Path(__file__).parents[1]
 WORKSHOP = ROOT / "notebooks" / "workshop"
 BACKENDS = {"ort": "onnxruntime", "openvino": "openvino", "torch": "torch"}
-BESIDE = (
-    "/",
-    "/docs/",
-    "/docs/swagger-ui-bundle.js",
-    "/ping",
-    "/api-doc/openapi.json",
-)  # routes that the document leaves out
+# Routes that the document leaves out
+BESIDE = ("/", "/docs/", "/docs/swagger-ui-bundle.js", "/ping", "/api-doc/openapi.json")
 START_SECONDS, END_SECONDS = 180, 240
 COLLECTION = "notes"
-FILL = {
-    "points": [{"id": 1, "text": "the display shows E41"}],
-    "create": True,
-}  # the collection that later requests search
+# The collection that later requests search
+FILL = {"points": [{"id": 1, "text": "the display shows E41"}], "create": True}
 
 
 @dataclass
 class Run:
-    """A command with its own home folder, and its observed actions. `requests`: how many, by status."""
+    """A command with its own home folder, and its observed actions. `requests`: how many, by
+    status."""
 
     name: str
     folder: Path
@@ -111,7 +107,8 @@ class Run:
             time.monotonic() + START_SECONDS,
         )
         while not ended.search(self.trace.read_text(errors="replace")) and time.monotonic() < limit:
-            time.sleep(0.05)  # strace is a separate process, which still has lines to write
+            # Strace is a separate process, which still has lines to write
+            time.sleep(0.05)
 
     def findings(self) -> list[Finding]:
         home = self.folder / "home"
@@ -171,7 +168,8 @@ def ask_everything(client: httpx.Client, run: Run, times: int) -> None:
 
 
 def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:
-    """Yield every command after its end. Servers run during the other commands, for at least `seconds`."""
+    """Yield every command after its end. Servers run during the other commands, for at least
+    `seconds`."""
     folder, _ = embedded_model()
     plans = {"serve embedded": ["--qdrant-path", "qdrant"]} | {
         f"serve folder {backend}": ["--model-id", str(folder), "--backend", backend]
@@ -201,7 +199,8 @@ def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:
                 "modes.json",
             ],
             ["tune", "--backend", "ort"],
-            ["mcp", COLLECTION, "--writable"],  # until its input ends, immediately
+            # Until its input ends, immediately
+            ["mcp", COLLECTION, "--writable"],
         ):
             run = Run(words[0], scratch / "commands", words)
             run.end(run.start())

@@ -1,4 +1,5 @@
-"""Reads lines of `strace -f -y`: DNS look-ups, connections, and files that were made outside some folders."""
+"""Reads lines of `strace -f -y`: DNS look-ups, connections, and files that were made outside some
+folders."""
 
 import os
 import re
@@ -10,12 +11,14 @@ CALLS = (
     "connect,sendto,sendmsg,sendmmsg,open,openat,creat,mkdir,mkdirat,mknod,mknodat,link,linkat,symlink,symlinkat,"
     "rename,renameat,renameat2"
 )
-CALL = re.compile(r"^\d+ +(?:[\d:.]+ +)?(\w+)\((.*)")  # with -t too
+# With -t too
+CALL = re.compile(r"^\d+ +(?:[\d:.]+ +)?(\w+)\((.*)")
 QUOTED = re.compile(r'(?:<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 ADDRESS = re.compile(r'sin6?_port=htons\((\d+)\).*?(?:inet_addr\("|inet_pton\(AF_INET6, ")([^"]+)"')
 UNIX = re.compile(r'sun_path=@?"([^"]*)"')
 RESOLVER_FILES = frozenset({"/etc/resolv.conf", "/etc/hosts", "/etc/host.conf"})
-NAME_CACHE = "/nscd/socket"  # asked for users too, so that it proves no look-up
+# Asked for users too, so that it proves no look-up
+NAME_CACHE = "/nscd/socket"
 DEVICES = ("/dev/", "/proc/", "/sys/", "/memfd:")
 DNS_PORT = 53
 
@@ -30,7 +33,8 @@ class Finding(NamedTuple):
 def findings(
     lines: Iterable[str], folders: Sequence[Path], working_folder: Path
 ) -> Iterator[Finding]:
-    """Yield the unexpected calls. `folders`: files and sockets may be made below these, and folders above them."""
+    """Yield the unexpected calls. `folders`: files and sockets may be made below these, and folders
+    above them."""
     for line in lines:
         if (found := CALL.match(line)) is None:
             continue
@@ -74,7 +78,8 @@ def _outside(paths: Sequence[str], folders: Sequence[Path]) -> Iterator[Finding]
 
 
 def _paths(rest: str, working_folder: Path) -> list[str]:
-    """Return the paths among a call's arguments: relative ones joined to the folder that `-y` names, or the working one."""
+    """Return the paths among a call's arguments: relative ones joined to the folder that `-y`
+    names, or the working one."""
     return [
         os.path.normpath(os.path.join(working_folder, folder, path))
         for folder, path in QUOTED.findall(rest)

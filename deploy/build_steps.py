@@ -1,12 +1,15 @@
-"""The steps of a Dockerfile's target in plain folders, for machines without a container engine; then the result is started.
+"""The steps of a Dockerfile's target in plain folders, for machines without a container engine;
+then the result is started.
 
     python deploy/build_steps.py [--target cpu] [--python PYTHON] [--keep FOLDER]
 
-Every stage gets a file system of its own, an empty folder, and only what a COPY names goes into it. So a path that is wrong, or
-a file that the final image would lack, fails here too. All of them are built at one place, one after the other, as in an image:
-an environment's scripts name their interpreter by its full path. What only a real image has (users, the base image's files) is
-said and left out. Then the entry point serves the embedded model, and that model again from a mounted folder without a network;
-each time the health check's own command is asked before and after, and SIGTERM must end it with 0.
+Every stage gets a file system of its own, an empty folder, and only what a COPY names goes into it.
+So a path that is wrong, or a file that the final image would lack, fails here too. All of them are
+built at one place, one after the other, as in an image: an environment's scripts name their
+interpreter by its full path. What only a real image has (users, the base image's files) is said and
+left out. Then the entry point serves the embedded model, and that model again from a mounted folder
+without a network; each time the health check's own command is asked before and after, and SIGTERM
+must end it with 0.
 """
 
 from __future__ import annotations
@@ -29,9 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from deploy.dockerfile import Instruction, Stage, expand, lineage, needed, parse
 
 ROOT = Path(__file__).parents[1]
-PLACES = re.compile(
-    r"(?<![\w./:-])/(?=(?:src|build|wheels|opt|var|data)\b)"
-)  # paths of ours in a shell's words
+# Paths of ours in a shell's words
+PLACES = re.compile(r"(?<![\w./:-])/(?=(?:src|build|wheels|opt|var|data)\b)")
 OF_AN_IMAGE = ("useradd", "groupadd")
 HANG = 180.0
 MAX_BYTES, LARGE_BYTES = 750_000_000, 10_000_000
@@ -43,9 +45,8 @@ class Builder:
     def __init__(self, folder: Path, python: str) -> None:
         self.place, self.done, self.base = folder / "image", folder / "stages", folder / "base"
         self.done.mkdir(parents=True)
-        subprocess.run(
-            [python, "-m", "venv", str(self.base)], check=True
-        )  # stands for the base image
+        # Stands for the base image
+        subprocess.run([python, "-m", "venv", str(self.base)], check=True)
         self.directory = self.place
 
     def build(self, stages: Mapping[str, Stage], target: str) -> dict[str, str]:
@@ -130,7 +131,8 @@ class Builder:
 def start(
     command: Sequence[str], environment: Mapping[str, str], check: Sequence[str], log: Path
 ) -> None:
-    """Serve until the health check is content, then stop. Raises SystemExit for whatever is not as it should be."""
+    """Serve until the health check is content, then stop. Raises SystemExit for whatever is not as
+    it should be."""
     healthy = subprocess.run(
         check, env=environment, stderr=subprocess.DEVNULL, timeout=HANG, check=False
     ).returncode
@@ -175,7 +177,8 @@ def free_port() -> str:
 
 
 def check_package(installed: Path) -> None:
-    """Nothing of the package was left behind by its wheel: graphs, weights, the marker that it is typed."""
+    """Nothing of the package was left behind by its wheel: graphs, weights, the marker that it is
+    typed."""
     sources = [
         path for path in (ROOT / "hybridtei").rglob("*") if path.is_file() and path.suffix != ".pyc"
     ]
@@ -187,7 +190,8 @@ def check_package(installed: Path) -> None:
 
 
 def check_size(image: Path) -> None:
-    """What the image adds to its base: at most `MAX_BYTES`, and no large file twice. A link counts once."""
+    """What the image adds to its base: at most `MAX_BYTES`, and no large file twice. A link counts
+    once."""
     files = {
         status.st_ino: (status.st_size, path)
         for path in image.rglob("*")

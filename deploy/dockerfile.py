@@ -1,7 +1,9 @@
-"""A Dockerfile as stages of instructions: what `build_steps` performs and what tests check, so that neither can drift from it.
+"""A Dockerfile as stages of instructions: what `build_steps` performs and what tests check, so that
+neither can drift from it.
 
-Reads the part of the language that ours uses: comments, continued lines, `FROM … AS …`, `${NAME}`. It knows nothing of what an
-instruction does. The surprise: an ARG before the first FROM is for FROM lines alone, as Docker has it.
+Reads the part of the language that ours uses: comments, continued lines, `FROM … AS …`, `${NAME}`.
+It knows nothing of what an instruction does. The surprise: an ARG before the first FROM is for FROM
+lines alone, as Docker has it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Instruction:
         return [word for word in shlex.split(self.arguments) if not word.startswith("--")]
 
     def words(self) -> list[str]:
-        """Of an ENTRYPOINT, CMD or HEALTHCHECK in exec form. Raises ValueError for the shell form."""
+        """Of an ENTRYPOINT, CMD or HEALTHCHECK in exec form. Raises ValueError for the shell
+        form."""
         start = self.arguments.find("[")
         if start < 0:
             raise ValueError(f"line {self.line}: {self.keyword} should be in exec form")

@@ -2,9 +2,10 @@
 
     python deploy/render.py deploy/kubernetes/overlays/cpu
 
-Reads the part of kustomize that ours uses: resources, components, strategic-merge patches and image tags; anything else is
-refused, never skipped. Where kubectl is, a test holds the result against `kubectl kustomize`. A surprise of strategic merges:
-lists of named things merge by a key of their kind, and all other lists are replaced.
+Reads the part of kustomize that ours uses: resources, components, strategic-merge patches and image
+tags; anything else is refused, never skipped. Where kubectl is, a test holds the result against
+`kubectl kustomize`. A surprise of strategic merges: lists of named things merge by a key of their
+kind, and all other lists are replaced.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ KEYS = {
 
 
 def render(folder: Path, below: Sequence[Manifest] = ()) -> list[Manifest]:
-    """The manifests of a kustomization. `below`: what a component changes. Raises ValueError for what is not known here."""
+    """The manifests of a kustomization. `below`: what a component changes. Raises ValueError for
+    what is not known here."""
     file = folder / "kustomization.yaml"
     settings = yaml.safe_load(file.read_text())
     unknown = settings.keys() - KNOWN
     if unknown:
         raise ValueError(
-            f"{file}: {', '.join(sorted(unknown))}: not read here; read are {', '.join(sorted(KNOWN))}"
+            f"{file}: {', '.join(sorted(unknown))}: not read here; read are "
+            f"{', '.join(sorted(KNOWN))}"
         )
     manifests = [*below]
     for name in settings.get("resources", ()):
@@ -58,7 +61,8 @@ def identity(manifest: Manifest) -> tuple[str, str]:
 
 
 def merged(old: Any, new: Any, name: str = "") -> Any:
-    """A strategic merge: `new` over `old`; a null deletes, and of lists the new items come first."""
+    """A strategic merge: `new` over `old`; a null deletes, and of lists the new items come
+    first."""
     if isinstance(old, dict) and isinstance(new, dict):
         together = {**old, **{key: merged(old.get(key), value, key) for key, value in new.items()}}
         return {key: value for key, value in together.items() if value is not None}

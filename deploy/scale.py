@@ -1,11 +1,15 @@
-"""From a laptop to a billion documents, on paper: sizes, hours, machines and prices from a few measured numbers.
+"""From a laptop to a billion documents, on paper: sizes, hours, machines and prices from a few
+measured numbers.
 
-    python deploy/scale.py --core-tokens-per-s 5423 --gpu-tokens-per-s 250000     # tables for your own rates
-    python deploy/scale.py --write                                                # the tables in scale.md, from the defaults
+    # tables for your own rates
+    python deploy/scale.py --core-tokens-per-s 5423 --gpu-tokens-per-s 250000
+    # the tables in scale.md, from the defaults
+    python deploy/scale.py --write
 
-Pure functions of what they are given; knows no model and no store. Sizes follow from the shapes of vectors; rates are measured
-or they are not there (no default for a GPU); prices and machines are assumptions, each a flag. All tokens' vectors weigh a
-hundred times what the dense vector does; merged to 64 of a bit a number, less than twice.
+Pure functions of what they are given; knows no model and no store. Sizes follow from the shapes of
+vectors; rates are measured or they are not there (no default for a GPU); prices and machines are
+assumptions, each a flag. All tokens' vectors weigh a hundred times what the dense vector does;
+merged to 64 of a bit a number, less than twice.
 """
 
 from __future__ import annotations
@@ -20,49 +24,62 @@ from pathlib import Path
 
 PAGE = Path(__file__).parent / "scale.md"
 COUNTS = (10**5, 10**6, 10**7, 10**8, 10**9)
-KINDS = {"float32": 32, "float16": 16, "int8": 8, "binary": 1}  # bits a number
-SPARSE_ENTRY_BYTES = 8  # uint32 and float32
-LINK_BYTES, LINKS = (
-    4,
-    16,
-)  # of Qdrant's graph: twice as many links in the lowest layer, about a LINKS-th of that above it
-POINT_BYTES = 64  # id, its two maps, versions
-FILL = 0.7  # of memory and disk; the rest is for merging segments, and for growth
-WIDTHS = (256, 128, 64)  # that the embedded model's multi-vectors are trained to be cut to
+# Bits a number
+KINDS = {"float32": 32, "float16": 16, "int8": 8, "binary": 1}
+# uint32 and float32
+SPARSE_ENTRY_BYTES = 8
+# Of Qdrant's graph: twice as many links in the lowest layer, about a LINKS-th of that above it
+LINK_BYTES, LINKS = (4, 16)
+# Id, its two maps, versions
+POINT_BYTES = 64
+# Of memory and disk; the rest is for merging segments, and for growth
+FILL = 0.7
+# That the embedded model's multi-vectors are trained to be cut to
+WIDTHS = (256, 128, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What was measured (the first block and the rates), and what is assumed (the rest)."""
 
-    tokens: int = 187  # of a document: mean of Cranfield's abstracts under the embedded model
+    # Of a document: mean of Cranfield's abstracts under the embedded model
+    tokens: int = 187
     text_bytes: int = 1123
     sparse_entries: int = 83
     dense: int = 384
     multivector: int = 256
     multivector_rows: int = 186
     query_tokens: int = 12
-    core_tokens_per_s: float = 3124  # notebooks/hardware.md: float32, passages over HTTP, 6,248 on two cores; bfloat16: 5,423
-    core_query_tokens_per_s: float = (
-        2894  # notebooks/hardware.md: float32, queries over HTTP, 5,788 on two cores
-    )
-    gpu_tokens_per_s: float = 0  # none was measured
-    payload_bytes: int = 200  # beside the text
+    # notebooks/hardware.md: float32, passages over HTTP, 6,248 on two cores; bfloat16: 5,423
+    core_tokens_per_s: float = 3124
+    # notebooks/hardware.md: float32, queries over HTTP, 5,788 on two cores
+    core_query_tokens_per_s: float = 2894
+    # None was measured
+    gpu_tokens_per_s: float = 0
+    # Beside the text
+    payload_bytes: int = 200
     replicas: int = 2
-    hours: float = 24  # an ingest may take
-    worker_cores: int = 4  # of a Ray worker
-    candidates: int = 50  # ranked again by MaxSim
-    search_core_ms: float = 2  # of Qdrant, dense and sparse lists together
-    core_multiply_adds_per_s: float = 1e10  # of MaxSim
+    # An ingest may take
+    hours: float = 24
+    # Of a Ray worker
+    worker_cores: int = 4
+    # Ranked again by MaxSim
+    candidates: int = 50
+    # Of Qdrant, dense and sparse lists together
+    search_core_ms: float = 2
+    # Of MaxSim
+    core_multiply_adds_per_s: float = 1e10
     core_hour_price: float = 0.04
     gpu_hour_price: float = 2.5
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a collection keeps the three outputs: what lies in memory, and what on disk alone. A width of 0: no multi-vectors.
+    """How a collection keeps the three outputs: what lies in memory, and what on disk alone. A
+    width of 0: no multi-vectors.
 
-    `rows`: to so many a document's multi-vector is merged. Other kinds than floats lie in the payload, as base64.
+    `rows`: to so many a document's multi-vector is merged. Other kinds than floats lie in the
+    payload, as base64.
     """
 
     name: str
@@ -131,8 +148,8 @@ def disk_bytes(facts: Facts, layout: Layout) -> int:
 
 
 def components(facts: Facts, layout: Layout) -> dict[str, int]:
-    """Bytes on disk of a document: memory's part too, a full dense vector beside a quantised one, sparse vectors by document
-    and by entry."""
+    """Bytes on disk of a document: memory's part too, a full dense vector beside a quantised one,
+    sparse vectors by document and by entry."""
     full = vector_bytes(facts.dense, "float32") if layout.dense_in_memory != "float32" else 0
     return {
         "dense": full + vector_bytes(facts.dense, layout.dense_in_memory),
@@ -333,7 +350,8 @@ TABLES: dict[str, Callable[[Facts], str]] = {
 
 
 def updated(page: str, facts: Facts) -> str:
-    """The page with its tables made anew; each between `<!-- NAME -->` and `<!-- / -->`. Raises KeyError for another name."""
+    """The page with its tables made anew; each between `<!-- NAME -->` and `<!-- / -->`. Raises
+    KeyError for another name."""
     return re.sub(
         r"(<!-- ([a-z-]+) -->\n).*?(<!-- / -->)",
         lambda found: f"{found[1]}{TABLES[found[2]](facts)}\n{found[3]}",

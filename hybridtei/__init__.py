@@ -1,9 +1,10 @@
 """Hybrid retrieval: dense, sparse and multi-vectors of a text from one forward pass.
 
-All public names are here, with every error of `hybridtei.errors`; other modules are internal. A name is imported at its first
-use, so importing this package loads neither torch nor onnxruntime. The import turns off usage reports of dependencies. For
-`python -m hybridtei` it removes from `sys.path` the working folder that `-m` adds: a `msgspec.py` among the user's documents
-must not run.
+All public names are here, with every error of `hybridtei.errors`; other modules are internal. A
+name is imported at its first use, so importing this package loads neither torch nor onnxruntime.
+The import turns off usage reports of dependencies. For `python -m hybridtei` it removes from
+`sys.path` the working folder that `-m` adds: a `msgspec.py` among the user's documents must not
+run.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ machine.turn_off_telemetry()
 
 try:
     __version__ = version("hybridtei")
-except PackageNotFoundError:  # run from a source tree
+except PackageNotFoundError:
+    # Run from a source tree
     __version__ = "0+unknown"
 
 _NAMES_OF = {
@@ -87,6 +89,7 @@ _NAMES_OF = {
     "hybridtei.inference.tasks.pooling": "MultivectorBudget",
     "hybridtei.inference.tasks.rerank": "Ranked",
 }
+# Packages of the extra `qdrant`
 _QDRANT = (
     "qdrant_client",
     "qdrant_edge",
@@ -95,7 +98,7 @@ _QDRANT = (
     "selectolax",
     "semantic_text_splitter",
     "webencodings",
-)  # packages of the extra `qdrant`
+)
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 _ERRORS = [
     name

@@ -1,4 +1,5 @@
-"""One request to a server: its contents, and the decoding of its answer. Functions that decode vectors import numpy."""
+"""One request to a server: its contents, and the decoding of its answer. Functions that decode
+vectors import numpy."""
 
 from __future__ import annotations
 
@@ -17,10 +18,14 @@ from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, NoAnswe
 if TYPE_CHECKING:
     from hybridtei.outputs import Embeddings
 
-REQUEST_BYTES = 1_000_000  # half of the server's default limit
-BODY_TOO_LARGE = b"Failed to buffer the request body: length limit exceeded"  # with 413; TEI's too
-SHOWN_CHARACTERS = 300  # characters of a response in an error
-HELP = re.compile(r"/errors\.html#(\w+)>")  # in the `link` header of errors, except on TEI's routes
+# Half of the server's default limit
+REQUEST_BYTES = 1_000_000
+# With 413; TEI's too
+BODY_TOO_LARGE = b"Failed to buffer the request body: length limit exceeded"
+# Characters of a response in an error
+SHOWN_CHARACTERS = 300
+# In the `link` header of errors, except on TEI's routes
+HELP = re.compile(r"/errors\.html#(\w+)>")
 NAMED = {
     name.lower(): kind
     for name, kind in vars(errors).items()
@@ -38,7 +43,8 @@ FLOAT32 = Packing("f")
 
 
 def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
-    """Split items into lists of at most `most` items or spans and REQUEST_BYTES. A larger item is alone in its list."""
+    """Split items into lists of at most `most` items or spans and REQUEST_BYTES. A larger item is
+    alone in its list."""
     portion: list[Any] = []
     size = rows = 0
     for place, item in enumerate(items):
@@ -57,7 +63,8 @@ def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
 
 
 def read(answer: httpx.Response, where: str) -> Any:
-    """Decode the body. Raises the error that the server named, or NoAnswer if the response is not from hybridtei."""
+    """Decode the body. Raises the error that the server named, or NoAnswer if the response is not
+    from hybridtei."""
     try:
         decoded = orjson.loads(answer.content)
     except ValueError:
@@ -77,11 +84,13 @@ def read(answer: httpx.Response, where: str) -> Any:
     message = f"{where}: status {answer.status_code}: {said}"
     if kind is None:
         raise NoAnswer(message, answer.status_code)
-    raise kind.__new__(kind, message)  # some classes make their message themselves
+    # Some classes make their message themselves
+    raise kind.__new__(kind, message)
 
 
 def shown(answer: httpx.Response) -> str:
-    """Return the start of a response's text for an error message. A redirect's target comes first."""
+    """Return the start of a response's text for an error message. A redirect's target comes
+    first."""
     target = f"to {answer.headers['location']}: " if "location" in answer.headers else ""
     return (target + " ".join(answer.content.decode(errors="replace").split()))[:SHOWN_CHARACTERS]
 
@@ -93,15 +102,17 @@ def embeddings_of(
     widths: Mapping[str, int | None],
     url: str,
 ) -> Embeddings:
-    """The outputs `names` of `/embed_hybrid` as arrays. `counts`: the number of spans of each text, if it has spans; its rows
-    are then lists. Raises NoAnswer if hybridtei cannot have sent the rows, BackendError if the vectors are invalid."""
+    """The outputs `names` of `/embed_hybrid` as arrays. `counts`: the number of spans of each text,
+    if it has spans; its rows are then lists. Raises NoAnswer if hybridtei cannot have sent the
+    rows, BackendError if the vectors are invalid."""
     if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(
         counts
     ):
         rows = [row for some in rows for row in some]
     if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
         raise NoAnswer(
-            f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered {rows!r:.300}"
+            f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered "
+            f"{rows!r:.300}"
         )
     import numpy as np
 
@@ -115,7 +126,8 @@ def embeddings_of(
         for row in rows:
             if len(row["indices"]) != len(row["values"]):
                 raise ValueError(
-                    f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse vector"
+                    f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse "
+                    "vector"
                 )
         indices = np.array([i for row in rows for i in row["indices"]], dtype=np.int64)
         values = np.array([value for row in rows for value in row["values"]], dtype=np.float32)
@@ -130,16 +142,15 @@ def embeddings_of(
         )
 
     def vectors(row: Any, width: int) -> Any:
-        if isinstance(row, dict):  # one bit per number
+        # One bit per number
+        if isinstance(row, dict):
             count, bits = row["shape"]
             return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(
                 count, (bits + 7) // 8
             )
-        return (
-            np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32)
-            if row
-            else dense([], width)
-        )
+        if not row:
+            return dense([], width)
+        return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32)
 
     made = {"dense": dense, "sparse": sparse, "multivector": multivector}
     try:

@@ -1,9 +1,11 @@
 """Ragged arrays, one tokenised input, and many of them packed into one forward pass.
 
-A ragged array is a flat array of values and one of offsets, from the tokenizer to the wire. A row is a slice, never a copy.
+A ragged array is a flat array of values and one of offsets, from the tokenizer to the wire. A row
+is a slice, never a copy.
 
-A packed batch has no padding: sequence i is `input_ids[cu_seqlens[i]:cu_seqlens[i+1]]`. Backends that need a rectangle
-call `pad()`. Position ids begin at the family's offset (RoBERTa's first token has position pad_token_id + 1).
+A packed batch has no padding: sequence i is `input_ids[cu_seqlens[i]:cu_seqlens[i+1]]`. Backends
+that need a rectangle call `pad()`. Position ids begin at the family's offset (RoBERTa's first token
+has position pad_token_id + 1).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Ids = NDArray[np.int64]
 class Head(StrEnum):
     """An output of a forward pass."""
 
-    __hash__ = str.__hash__  # Enum's own hash is slow, since it is Python code
+    # Enum's own hash is slow, since it is Python code
+    __hash__ = str.__hash__
 
     DENSE = "dense"
     SPARSE = "sparse"
@@ -47,10 +50,12 @@ EMBEDDINGS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})
 class Encoding:
     """One tokenised input, special tokens included.
 
-    `unseen`: the number of last tokens that attend to all others, but no token attends to them (ColBERT's query expansion).
+    `unseen`: the number of last tokens that attend to all others, but no token attends to them
+    (ColBERT's query expansion).
     `adapter`: the number of the model's adapter, 0 for none (`checkpoint.sizes.Adapters`).
     `route`: 1 if the separate model for queries computes it (`checkpoint.modules.Routes`).
-    `shared`: the number of first tokens that it shares with other sequences of its request (`sharing`).
+    `shared`: the number of first tokens that it shares with other sequences of its request
+    (`sharing`).
     """
 
     input_ids: Ids
@@ -65,10 +70,12 @@ class Encoding:
 
     @property
     def key(self) -> bytes:
-        """Return bytes that are equal if and only if every model gives the encodings the same result."""
+        """Return bytes that are equal if and only if every model gives the encodings the same
+        result."""
         ids, types = self.input_ids.tobytes(), self.token_type_ids
         if types is not None and types.any():
-            # The lengths of the prefixes, and their sums, differ modulo an id's size, so no two keys collide.
+            # The lengths of the prefixes, and their sums, differ modulo an id's size, so no two
+            # keys collide.
             ids = b"typed" + ids + types.tobytes()
         if self.unseen:
             ids = b"unseen" + self.unseen.to_bytes(4) + ids
@@ -78,7 +85,8 @@ class Encoding:
 
     @property
     def prefix(self) -> bytes:
-        """Return bytes that are equal for encodings with the same `shared` tokens; b"" without shared tokens."""
+        """Return bytes that are equal for encodings with the same `shared` tokens; b"" without
+        shared tokens."""
         return (
             b""
             if not self.shared
@@ -88,7 +96,8 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LocatedEncoding(Encoding):
-    """An encoding with its tokens' places: `offsets` int64[t, 2] in code points of `text`; `special` bool[t]."""
+    """An encoding with its tokens' places: `offsets` int64[t, 2] in code points of `text`;
+    `special` bool[t]."""
 
     text: str
     offsets: Ids
@@ -97,10 +106,13 @@ class LocatedEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
-    """`n` sequences of `t` tokens in total: int64[t] arrays, `cu_seqlens` int64[n+1], and the requested heads.
+    """`n` sequences of `t` tokens in total: int64[t] arrays, `cu_seqlens` int64[n+1], and the
+    requested heads.
 
-    `unseen` int64[n], `adapter_ids` int64[t] and `routes` int64[n]: as in `Encoding`; None if all are 0.
-    `prefix`: the number of first tokens that all sequences share under causal attention; 0: unknown.
+    `unseen` int64[n], `adapter_ids` int64[t] and `routes` int64[n]: as in `Encoding`; None if all
+    are 0.
+    `prefix`: the number of first tokens that all sequences share under causal attention; 0:
+    unknown.
     """
 
     input_ids: Ids
@@ -138,7 +150,8 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """A family's position ids: they begin at `offset`. A padding id inside a text has the position `padding_id` (RoBERTa)."""
+    """A family's position ids: they begin at `offset`. A padding id inside a text has the position
+    `padding_id` (RoBERTa)."""
 
     offset: int = 0
     padding_id: int | None = None
@@ -146,13 +159,13 @@ class Positions:
     def of(self, input_ids: Ids, cu_seqlens: Offsets) -> Ids:
         """Return position ids int64[t] for a packed batch."""
         if self.padding_id is None or not (input_ids == self.padding_id).any():
-            if (
-                len(cu_seqlens) == 2
-            ):  # the pass of a single text is so short that each numpy call matters
+            # The pass of a single text is so short that each numpy call matters
+            if len(cu_seqlens) == 2:
                 return np.arange(self.offset, self.offset + len(input_ids), dtype=np.int64)
             starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
             return np.arange(len(input_ids), dtype=np.int64) - starts + self.offset
-        # RoBERTa counts only ids other than padding (transformers: create_position_ids_from_input_ids).
+        # RoBERTa counts only ids other than padding (transformers:
+        # create_position_ids_from_input_ids).
         real = input_ids != self.padding_id
         seen = np.concatenate(([0], np.cumsum(real)))
         before = np.repeat(seen[cu_seqlens[:-1]], np.diff(cu_seqlens))
@@ -162,7 +175,8 @@ class Positions:
 def pack(
     encodings: Sequence[Encoding], heads: frozenset[Head], positions: Positions, prefix: int = 0
 ) -> PackedBatch:
-    """Join encodings end to end. Each must have at least one token. `prefix`: as in `PackedBatch`."""
+    """Join encodings end to end. Each must have at least one token. `prefix`: as in
+    `PackedBatch`."""
     if len(encodings) == 1:
         return _alone(encodings[0], heads, positions)
     cu_seqlens = offsets_of([len(encoding.input_ids) for encoding in encodings])
@@ -185,7 +199,8 @@ def pack(
 
 
 def _alone(encoding: Encoding, heads: frozenset[Head], positions: Positions) -> PackedBatch:
-    """The batch of one sequence. Makes fewer calls than `pack`, because the pass of one sequence is short."""
+    """The batch of one sequence. Makes fewer calls than `pack`, because the pass of one sequence is
+    short."""
     input_ids, types = encoding.input_ids.copy(), encoding.token_type_ids
     cu_seqlens = np.array([0, len(input_ids)], dtype=np.int64)
     return PackedBatch(
@@ -214,17 +229,17 @@ def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
     )
 
 
-MIN_SHARED = 16  # for a shorter prefix, computing it again is faster than running a separate batch
+# For a shorter prefix, computing it again is faster than running a separate batch
+MIN_SHARED = 16
 
 
 def sharing(encodings: list[Encoding]) -> list[Encoding]:
-    """Return the encodings with `shared` set to the length of their common prefix, if it is long enough to pay."""
+    """Return the encodings with `shared` set to the length of their common prefix, if it is long
+    enough to pay."""
     if len(encodings) < 2 or any(one.token_type_ids is not None or one.unseen for one in encodings):
         return encodings
-    first, common = (
-        encodings[0].input_ids,
-        min(map(len, encodings)) - 1,
-    )  # each keeps a token after the prefix
+    # Each keeps a token after the prefix
+    first, common = (encodings[0].input_ids, min(map(len, encodings)) - 1)
     for one in encodings[1:]:
         differ = np.flatnonzero(first[:common] != one.input_ids[:common])
         common = int(differ[0]) if len(differ) else common
@@ -233,8 +248,8 @@ def sharing(encodings: list[Encoding]) -> list[Encoding]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Once:
-    """A batch whose common prefix is computed once. `kept` int64[c]: the computed tokens, ascending. `rows` int64[t]: for each
-    token of the batch, its index in `kept`."""
+    """A batch whose common prefix is computed once. `kept` int64[c]: the computed tokens,
+    ascending. `rows` int64[t]: for each token of the batch, its index in `kept`."""
 
     kept: Ids
     rows: Ids
@@ -251,7 +266,8 @@ def computed_once(batch: PackedBatch) -> Once | None:
 
 
 def pad(flat: Ids, cu_seqlens: Offsets, fill: int) -> tuple[Ids, NDArray[np.bool_]]:
-    """Pad int64[t] on the right with `fill`: -> (int64[n, max_seqlen], mask bool[n, max_seqlen])."""
+    """Pad int64[t] on the right with `fill`: -> (int64[n, max_seqlen], mask bool[n,
+    max_seqlen])."""
     lengths = np.diff(cu_seqlens)
     mask = np.arange(lengths.max()) < lengths[:, None]
     padded = np.full(mask.shape, fill, dtype=np.int64)
@@ -269,9 +285,11 @@ def seen_mask(mask: NDArray[np.bool_], batch: PackedBatch) -> NDArray[np.bool_]:
 def kept_tokens(
     drop: str, input_ids: Ids, cu_seqlens: Offsets, special_ids: Ids
 ) -> tuple[NDArray[np.bool_], Offsets]:
-    """Return the mask bool[t] of tokens that get a vector, and the offsets int64[n+1] of these tokens.
+    """Return the mask bool[t] of tokens that get a vector, and the offsets int64[n+1] of these
+    tokens.
 
-    "first" (BGE-M3): all but position 0, the closing special token included. "specials": all but special tokens.
+    "first" (BGE-M3): all but position 0, the closing special token included. "specials": all but
+    special tokens.
     """
     kept = np.ones(len(input_ids), dtype=bool)
     if drop == "first":
@@ -294,7 +312,8 @@ def offsets_of(lengths: Sequence[int] | NDArray[Any]) -> Offsets:
 
 
 def gather_index(offsets: Offsets, rows: Indices) -> NDArray[np.int64]:
-    """Return the places int64[sum of lengths] of these rows' values in the flat array, in the order of `rows`."""
+    """Return the places int64[sum of lengths] of these rows' values in the flat array, in the order
+    of `rows`."""
     picked = np.asarray(rows, dtype=np.intp)
     lengths = np.diff(offsets)[picked]
     first_of_row = offsets[:-1][picked]
@@ -310,7 +329,8 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[NDArray[Any]]) -> Ragged:
-        """Join at least one row. All must have the same dtype and the same dimensions after the first."""
+        """Join at least one row. All must have the same dtype and the same dimensions after the
+        first."""
         return cls(np.concatenate(rows), offsets_of([len(row) for row in rows]))
 
     def __len__(self) -> int:
@@ -345,8 +365,8 @@ class Ragged:
 
 
 def runs(sizes: Sequence[int], most: int, count: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of consecutive runs of items. A run has at most `count` items and a total size of at most `most`; an
-    item larger than `most` is a run alone."""
+    """Yield (first, end) of consecutive runs of items. A run has at most `count` items and a total
+    size of at most `most`; an item larger than `most` is a run alone."""
     first = held = 0
     for place, size in enumerate(sizes):
         if place > first and (held + size > most or place - first == count):

@@ -1,7 +1,8 @@
-"""A client of hybridtei's server with an `Encoder`'s verbs: `AsyncClient` is awaited, `Client` blocks.
+"""A client of hybridtei's server with an `Encoder`'s verbs: `AsyncClient` is awaited, `Client`
+blocks.
 
-Each verb is written once, as a coroutine; `Client` runs it in its own event loop. numpy is imported when vectors arrive, and no
-runtime.
+Each verb is written once, as a coroutine; `Client` runs it in its own event loop. numpy is imported
+when vectors arrive, and no runtime.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ URL = re.compile(r"https?://([^/\s@]+@)?(\[[\da-fA-F:.]+\]|[^/\s:@\[\]]+)(:\d{1,
 
 
 class Upserted(Struct, frozen=True):
-    """The outcome of an upsert. `created`: this call created the collection. `ids`: of the stored points, in their order.
+    """The outcome of an upsert. `created`: this call created the collection. `ids`: of the stored
+    points, in their order.
     `failed`: for each other point its `index` among the given points, its `id` and the `error`."""
 
     created: bool
@@ -55,9 +57,10 @@ class Upserted(Struct, frozen=True):
 class AsyncClient:
     """A hybridtei server by its URL. One of several models has the URL `http://host:3000/m/ALIAS`.
 
-    The client splits a call into requests within the server's limits, four at a time. It sends a request again if the server is
-    too busy, the connection breaks, or no answer comes within `timeout_s`, after the pause that the server asks for. It raises
-    NoAnswer, a ConnectionError, after `patience_s`, or if another program answers; if the server refuses, `Encoder`'s errors.
+    The client splits a call into requests within the server's limits, four at a time. It sends a
+    request again if the server is too busy, the connection breaks, or no answer comes within
+    `timeout_s`, after the pause that the server asks for. It raises NoAnswer, a ConnectionError,
+    after `patience_s`, or if another program answers; if the server refuses, `Encoder`'s errors.
     """
 
     def __init__(
@@ -69,7 +72,8 @@ class AsyncClient:
         patience_s: float = 10.0,
         transport: Any = None,
     ) -> None:
-        """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for an invalid URL."""
+        """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput
+        for an invalid URL."""
         url = url.rstrip("/")
         # As messages show it
         self.url = without_passwords(url)
@@ -98,7 +102,8 @@ class AsyncClient:
         truncation_direction: Direction | None = None,
         spans: Sequence[Spans] | Spans | None = None,
     ) -> Embeddings:
-        """Embed texts, or spans of them, like `Encoder.encode`: "dense", "sparse" and "multivector" from one pass.
+        """Embed texts, or spans of them, like `Encoder.encode`: "dense", "sparse" and "multivector"
+        from one pass.
 
         `multivector`: default: the server's budget. `truncation_direction`: default: "right"."""
         inputs: list[Any] = [texts] if isinstance(texts, str) else list(texts)
@@ -155,7 +160,8 @@ class AsyncClient:
             scores += [float32(one["score"]) for one in sorted(part, key=lambda one: one["index"])]
         from hybridtei.inference.tasks.rerank import Ranked
 
-        best = sorted(range(len(scores)), key=scores.__getitem__)[::-1]  # ties in TEI's order
+        # Ties in TEI's order
+        best = sorted(range(len(scores)), key=scores.__getitem__)[::-1]
         return [Ranked(place, scores[place], documents[place]) for place in best[:top_n]]
 
     async def classify(
@@ -166,7 +172,8 @@ class AsyncClient:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[list[Prediction]]:
-        """Return every label's score for each text, or pair of texts (a tuple), like `Encoder.classify`."""
+        """Return every label's score for each text, or pair of texts (a tuple), like
+        `Encoder.classify`."""
         items = [texts] if isinstance(texts, str | tuple) else texts
         inputs = [[item] if isinstance(item, str) else [*item] for item in items]
         body = {"raw_scores": raw_scores, **_cut(truncate, truncation_direction)}
@@ -209,8 +216,10 @@ class AsyncClient:
         rerank: bool | str = False,
         **options: Any,
     ) -> SearchResult:
-        """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as `limit=3` or `mode="dense"`;
-        `filter`: in Qdrant's format. `rerank`: True: by the server's reranker; or the alias of one."""
+        """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as
+        `limit=3` or `mode="dense"`;
+        `filter`: in Qdrant's format. `rerank`: True: by the server's reranker; or the alias of
+        one."""
         body = {
             "collection": collection,
             "query": query,
@@ -231,8 +240,9 @@ class AsyncClient:
         create: bool = True,
         truncate: bool | None = None,
     ) -> Upserted:
-        """Embed texts and store them. A point is a text, or an object of `text` and, optionally, `id`, `payload`, `metadata`. A
-        point without an id replaces a stored point with the same text. `create`: create the collection if it does not exist."""
+        """Embed texts and store them. A point is a text, or an object of `text` and, optionally,
+        `id`, `payload`, `metadata`. A point without an id replaces a stored point with the same
+        text. `create`: create the collection if it does not exist."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
         path, options = (
             f"/collections/{quote(collection, safe='')}/points",
@@ -254,7 +264,8 @@ class AsyncClient:
         return [*(await self.ask("/collections"))["collections"]]
 
     async def info(self) -> dict[str, Any]:
-        """Return the server's facts (`/info`), read once. Raises InvalidInput if the server is not hybridtei."""
+        """Return the server's facts (`/info`), read once. Raises InvalidInput if the server is not
+        hybridtei."""
         if self._facts is None:
             found = await self.ask("/info")
             if not isinstance(found, dict) or not isinstance(found.get("hybridtei"), dict):
@@ -273,9 +284,8 @@ class AsyncClient:
         while True:
             asked_s = None
             try:
-                async with asyncio.timeout(
-                    self._timeout_s
-                ):  # httpx's own timeout is for each read, not for the whole answer
+                # httpx's own timeout is for each read, not for the whole answer
+                async with asyncio.timeout(self._timeout_s):
                     answer = await self._http.request(
                         "GET" if content is None else "POST", path, content=content
                     )
@@ -294,7 +304,8 @@ class AsyncClient:
             if (pause_s := retries.pause_s(asked_s)) is None:
                 tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
                 raise NoAnswer(
-                    f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}"
+                    f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: "
+                    f"{failure}"
                 )
             await asyncio.sleep(pause_s)
 
@@ -317,7 +328,8 @@ class AsyncClient:
         *,
         joined: bool = True,
     ) -> list[Any]:
-        """Send `items` in several requests, and return their answers. `joined`: as one list with an entry an item."""
+        """Send `items` in several requests, and return their answers. `joined`: as one list with an
+        entry an item."""
         if not items:
             return []
         most = (
@@ -332,7 +344,8 @@ class AsyncClient:
                 answer = await self.ask(path, {field: portion, **options})
             if not isinstance(answer, list) or len(answer) != len(portion):
                 raise NoAnswer(
-                    f"{self.url}{path}: should answer a list of {len(portion)}, answered {answer!r:.300}"
+                    f"{self.url}{path}: should answer a list of {len(portion)}, answered "
+                    f"{answer!r:.300}"
                 )
             return answer
 
@@ -349,7 +362,8 @@ def _blocking(
     verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
     def blocking(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return self._loop.run(verb(self._body, *arguments, **options))  # type: ignore[no-any-return]
+        answer: T = self._loop.run(verb(self._body, *arguments, **options))
+        return answer
 
     update_wrapper(blocking, verb)
     return blocking

@@ -1,6 +1,8 @@
-"""Settings, one frozen struct for each part of the program. Flags, variables, help and bounds come from these fields.
+"""Settings, one frozen struct for each part of the program. Flags, variables, help and bounds come
+from these fields.
 
-`cli` reads values once: a flag overrides a variable, a variable overrides the default. A checkpoint's own facts are not
+`cli` reads values once: a flag overrides a variable, a variable overrides the default. A
+checkpoint's own facts are not
 settings: `checkpoint.spec.ModelSpec` has them.
 """
 
@@ -27,12 +29,14 @@ MultivectorDtype = Literal["float", "int8", "binary"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
-META = ("ge", "le", "gt", "lt", "description", "extra")  # in a field's annotation
+# In a field's annotation
+META = ("ge", "le", "gt", "lt", "description", "extra")
 
 
 def flag(description: str, group: str | None = None, **known: Any) -> Meta:
-    """Return a field's metadata for the help. `group`: its heading, default: the struct's. `known`: bounds. `shown`: how much
-    the log may show, "partly" or "never". `alias`: its older name. `metavar`: its placeholder."""
+    """Return a field's metadata for the help. `group`: its heading, default: the struct's. `known`:
+    bounds. `shown`: how much the log may show, "partly" or "never". `alias`: its older name.
+    `metavar`: its placeholder."""
     bounds = {name: value for name, value in known.items() if name in META}
     extra = {
         name: value
@@ -64,7 +68,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     backend: Annotated[
         Literal["auto", "torch", "ort", "openvino"],
         flag(
-            "Backend that runs the model; auto: the first one that can run it. The log gives the reason."
+            "Backend that runs the model; auto: the first one that can run it. The log gives the "
+            "reason."
         ),
     ] = "auto"
     packed_cache_gb: Annotated[
@@ -83,7 +88,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     multivector_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         flag(
-            "Merge the vectors of a document's tokens to at most this number; 0: do not merge [default: 0]."
+            "Merge the vectors of a document's tokens to at most this number; 0: do not merge "
+            "[default: 0]."
         ),
     ] = None
     multivector_dtype: Annotated[
@@ -116,7 +122,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
 
 class NamedModel(ModelConfig, frozen=True, kw_only=True):
-    """One of several models in a process. It has no flags: variables ROLE or ALIAS usually belong to other programs."""
+    """One of several models in a process. It has no flags: variables ROLE or ALIAS usually belong
+    to other programs."""
 
     alias: Annotated[str, flag("Name of the model in requests, and under /m/ALIAS/.")]
     role: Annotated[ModelRole | None, flag("Its one task, if it can do several.")] = None
@@ -128,8 +135,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_concurrent_requests: Annotated[
         Positive,
         flag(
-            "Permits: most inputs inside the server at the same time; further inputs are refused with "
-            "429. On a GPU the default is higher: as many 16-token texts as fill all running passes.",
+            "Permits: most inputs inside the server at the same time; further inputs are refused "
+            "with 429. On a GPU the default is higher: as many 16-token texts as fill all running "
+            "passes.",
             "limits",
         ),
     ] = 512
@@ -152,14 +160,16 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     pass_timeout: Annotated[
         Seconds,
         flag(
-            "Longest time of a forward pass; then its requests fail, and /health is 503; 0: no limit.",
+            "Longest time of a forward pass; then its requests fail, and /health is 503; 0: no "
+            "limit.",
             "limits",
         ),
     ] = 300.0
     bulk_niceness: Annotated[
         int,
         flag(
-            "Niceness of the threads for long inputs and large requests, which yield to short ones.",
+            "Niceness of the threads for long inputs and large requests, which yield to short "
+            "ones.",
             ge=0,
             le=19,
         ),
@@ -189,14 +199,16 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     default_prompt_name: Annotated[
         str | None,
         flag(
-            "Name of the model's prompt put before every input, and of its adapter; excludes --default-prompt.",
+            "Name of the model's prompt put before every input, and of its adapter; excludes "
+            "--default-prompt.",
             "inputs",
         ),
     ] = None
     use_default_prompt: Annotated[
         bool,
         flag(
-            "Put the checkpoint's own default prompt before inputs of TEI's routes too; TEI leaves it out.",
+            "Put the checkpoint's own default prompt before inputs of TEI's routes too; TEI "
+            "leaves it out.",
             "inputs",
         ),
     ] = False
@@ -208,8 +220,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     hostname: Annotated[
         str,
         flag(
-            "IP address of all ports. With an API key, and for text-embeddings-router, the default is 0.0.0.0. A "
-            "host name is ignored: containers export theirs as HOSTNAME."
+            "IP address of all ports. With an API key, and for text-embeddings-router, the "
+            "default is 0.0.0.0. A host name is ignored: containers export theirs as HOSTNAME."
         ),
     ] = "127.0.0.1"
     port: Annotated[int, flag("Port to listen on.", ge=0, le=65535)] = 3000
@@ -220,7 +232,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     reuse_port: Annotated[
         bool,
         flag(
-            "Let several servers share --port and --grpc-port; the kernel spreads connections over them."
+            "Let several servers share --port and --grpc-port; the kernel spreads connections over "
+            "them."
         ),
     ] = False
     engine_process: Annotated[
@@ -242,7 +255,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     rerank_documents_as: Annotated[
         Literal["object", "string"],
         flag(
-            "Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or strings, for infinity's.",
+            "Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or strings, "
+            "for infinity's.",
             "answers",
         ),
     ] = "object"
@@ -256,8 +270,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     tei_face: Annotated[
         bool,
         flag(
-            "On paths that TEI shares with other APIs answer as TEI, to the byte. With --only-tei-routes, and for "
-            "text-embeddings-router, the default is true.",
+            "On paths that TEI shares with other APIs answer as TEI, to the byte. With "
+            "--only-tei-routes, and for text-embeddings-router, the default is true.",
             "answers",
         ),
     ] = False
@@ -282,22 +296,25 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_unsent_bytes: Annotated[
         Positive,
         flag(
-            "Most bytes of all answers that clients have not read yet; then large answers wait, and later get 503.",
+            "Most bytes of all answers that clients have not read yet; then large answers wait, "
+            "and later get 503.",
             "limits",
         ),
     ] = 256_000_000
     max_rerank_documents: Annotated[
         Positive, flag("Most `documents` in one request to rank them.", "limits")
     ] = 10_000
+    # Of 32 queries, 100 each
     max_search_points: Annotated[
         int,
         flag(
-            "Most candidates of one /search: queries x the largest of `prefetch_limit`, `rerank_limit`, `offset` + `limit`.",
+            "Most candidates of one /search: queries x the largest of `prefetch_limit`, "
+            "`rerank_limit`, `offset` + `limit`.",
             "limits",
             ge=1,
             le=100_000,
         ),
-    ] = 3_200  # of 32 queries, 100 each
+    ] = 3_200
     max_search_bytes: Annotated[
         Positive, flag("Most bytes of the payloads that a /search finds, as JSON.", "limits")
     ] = 16_000_000
@@ -320,7 +337,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     body_timeout: Annotated[
         Seconds,
         flag(
-            "Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; 0: no limit.",
+            "Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; "
+            "0: no limit.",
             "limits",
         ),
     ] = 60.0
@@ -339,8 +357,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         flag(
-            "File of further keys: a line `NAME:KEY` for each, or `NAME roles=infer,search:KEY` for a key that "
-            "may do only that; read again on SIGHUP. Names are counted and logged.",
+            "File of further keys: a line `NAME:KEY` for each, or `NAME roles=infer,search:KEY` "
+            "for a key that may do only that; read again on SIGHUP. Names are counted and logged.",
             "security",
         ),
     ] = None
@@ -358,14 +376,16 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     cors_allow_origin: Annotated[
         tuple[str, ...],
         flag(
-            "Origin whose pages may call; repeatable [default: any; without a key no other origin may use collections].",
+            "Origin whose pages may call; repeatable [default: any; without a key no other origin "
+            "may use collections].",
             "security",
         ),
     ] = ()
     allowed_host: Annotated[
         tuple[str, ...],
         flag(
-            "Public name by which collections may be used without a key; repeatable [default: addresses and local names].",
+            "Public name by which collections may be used without a key; repeatable [default: "
+            "addresses and local names].",
             "security",
         ),
     ] = ()
@@ -373,8 +393,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["text", "json"],
         flag(
-            "Lines of the log: text, or JSON objects, which at start have their `facts` for programs. "
-            "--json-output is TEI's word for json, with all settings in the first line.",
+            "Lines of the log: text, or JSON objects, which at start have their `facts` for "
+            "programs. --json-output is TEI's word for json, with all settings in the first line.",
             "observability",
         ),
     ] = "text"
@@ -382,15 +402,17 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         str,
         flag(
-            "Least severe log lines to print: error, warn, info, debug or off; for a part of the program "
-            "'warn,hybridtei.inference.engine=debug', as in tracing filters. An unreadable value means info.",
+            "Least severe log lines to print: error, warn, info, debug or off; for a part of the "
+            "program 'warn,hybridtei.inference.engine=debug', as in tracing filters. An "
+            "unreadable value means info.",
             "observability",
         ),
     ] = "info"
     prometheus_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         flag(
-            "Port for /metrics alone; the main port serves it too [default: none; TEI's 9000 is not opened].",
+            "Port for /metrics alone; the main port serves it too [default: none; TEI's 9000 is "
+            "not opened].",
             "observability",
         ),
     ] = None
@@ -424,8 +446,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_rest_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         flag(
-            "REST port of servers given as grpc://host:port, to ask for the number of nodes [default: 6333 for "
-            "port 6334, else none]."
+            "REST port of servers given as grpc://host:port, to ask for the number of nodes "
+            "[default: 6333 for port 6334, else none]."
         ),
     ] = None
     qdrant_timeout: Annotated[float, flag("Longest time of one call to Qdrant.", gt=0, le=3600)] = (
@@ -434,7 +456,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_patience: Annotated[
         Seconds,
         flag(
-            "How long `ingest` and other commands repeat a call while Qdrant is away; /search does not."
+            "How long `ingest` and other commands repeat a call while Qdrant is away; /search does "
+            "not."
         ),
     ] = 60.0
 
@@ -442,8 +465,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
 def check_value(
     name: str, value: Any, hint: Any, error: type[HybridTeiError] = InvalidInput
 ) -> None:
-    """Raises `error`, naming field, value and type, if a Python caller's value does not have the annotated type. NumPy's
-    numbers count as Python's."""
+    """Raises `error`, naming field, value and type, if a Python caller's value does not have the
+    annotated type. NumPy's numbers count as Python's."""
     try:
         msgspec.convert(value.item() if hasattr(value, "item") else value, hint)
     except msgspec.ValidationError as wrong:
@@ -464,7 +487,8 @@ def fields_of(kind: Kind) -> tuple[tuple[msgspec.structs.FieldInfo, Any, Meta], 
 
 
 def unwrapped(hint: Any) -> tuple[Any, Meta]:
-    """A field's annotation -> (type without None, its Meta, bounds of nested annotations merged in)."""
+    """A field's annotation -> (type without None, its Meta, bounds of nested annotations merged
+    in)."""
     known: dict[str, Any] = {}
     while True:
         if get_origin(hint) is typing.Annotated:

@@ -39,11 +39,12 @@ from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 
 T = TypeVar("T")
-CHUNK_SPANNED = 64  # inputs whose token states are in memory at a time
-THREADED_TOKENS = (
-    2048  # models whose heads have products that are large enough for numpy to use several threads
-)
-CHUNK = 1024  # inputs tokenised at a time, so that only the answer's size determines memory
+# Inputs whose token states are in memory at a time
+CHUNK_SPANNED = 64
+# Models whose heads have products that are large enough for numpy to use several threads
+THREADED_TOKENS = 2048
+# Inputs tokenised at a time, so that only the answer's size determines memory
+CHUNK = 1024
 
 
 class Encoder:
@@ -64,7 +65,8 @@ class Encoder:
         *,
         model_id: str = "",
     ) -> None:
-        """`multivector`: the default budget of documents' multi-vectors. `model_id`: the model's name."""
+        """`multivector`: the default budget of documents' multi-vectors. `model_id`: the model's
+        name."""
         self.model_id = model_id
         self._model = model
         self._multivector = multivector
@@ -85,10 +87,11 @@ class Encoder:
     ) -> Encoder:
         """Load a local folder, a hub id, or the embedded model.
 
-        `measures`: False skips the self-test and the measurement of a GPU's memory, for programs that embed a single text.
-        `options`: fields of ModelConfig and EngineConfig, such as `dtype="bfloat16"` or `backend="openvino"`; they override
-        `config` and `engine`. `config` overrides `model_id`. Raises TypeError for an unknown option, UsageError for an invalid
-        value, and LoadError.
+        `measures`: False skips the self-test and the measurement of a GPU's memory, for programs
+        that embed a single text.
+        `options`: fields of ModelConfig and EngineConfig, such as `dtype="bfloat16"` or
+        `backend="openvino"`; they override `config` and `engine`. `config` overrides `model_id`.
+        Raises TypeError for an unknown option, UsageError for an invalid value, and LoadError.
         """
         config, engine = configured(
             config or ModelConfig(model_id=model_id), engine or EngineConfig(), options
@@ -144,13 +147,16 @@ class Encoder:
         spans: Sequence[Spans] | Spans | None = None,
         show_progress: bool = False,
     ) -> Embeddings:
-        """Embed texts (or id lists): all `outputs` from one forward pass a batch, rows in the order of `texts`.
+        """Embed texts (or id lists): all `outputs` from one forward pass a batch, rows in the order
+        of `texts`.
 
-        `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or "document", for models and
-        prompts that treat them differently. `multivector`: the budget of documents' multi-vectors, a `MultivectorBudget` or its
-        fields; queries' stay whole. `query_encoder` "table": look up queries' sparse vectors by token, without a pass; other
-        outputs still need one. `spans`: for each text a list of (first code point, code point after the last). Each span gets a
-        row, text by text, from one pass over whole texts. Raises RequestError or BackendError.
+        `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or
+        "document", for models and prompts that treat them differently. `multivector`: the budget of
+        documents' multi-vectors, a `MultivectorBudget` or its fields; queries' stay whole.
+        `query_encoder` "table": look up queries' sparse vectors by token, without a pass; other
+        outputs still need one. `spans`: for each text a list of (first code point, code point after
+        the last). Each span gets a row, text by text, from one pass over whole texts. Raises
+        RequestError or BackendError.
         """
         inputs = _listed("texts", texts)
         _check_kinds(inputs)
@@ -177,7 +183,8 @@ class Encoder:
         if spans is not None and inputs:
             if query_encoder != "model":
                 raise InvalidInput(
-                    '`spans` are not for `query_encoder` "table", which reads no text around a token'
+                    '`spans` are not for `query_encoder` "table", which reads no text around a '
+                    "token"
                 )
             lists = [spans] if isinstance(texts, str) else spans
             return self._run(
@@ -196,7 +203,8 @@ class Encoder:
         )
 
     def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
-        """Spell sparse vectors: for each a list of (piece of the vocabulary, weight), the heaviest first.
+        """Spell sparse vectors: for each a list of (piece of the vocabulary, weight), the heaviest
+        first.
 
         Raises UnsupportedHead if indices are not token ids.
         """
@@ -221,10 +229,11 @@ class Encoder:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[Ranked]:
-        """Return the documents, the best for the query first. Ties have TEI's order: the last document first.
+        """Return the documents, the best for the query first. Ties have TEI's order: the last
+        document first.
 
-        `instruction`: the criterion for a language model that ranks. `weights`: of dense, sparse and multi-vectors, for a model
-        that ranks by these; or a name: "m3", "m3-long", "m3-two".
+        `instruction`: the criterion for a language model that ranks. `weights`: of dense, sparse
+        and multi-vectors, for a model that ranks by these; or a name: "m3", "m3-long", "m3-two".
         Raises UnsupportedHead if the model cannot rank, RequestError or BackendError.
         """
         documents = _listed("documents", documents)
@@ -277,7 +286,8 @@ class Encoder:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[list[Span]]:
-        """Return labelled spans of each text, in code points. "none": one span a token, including tokens without a label (`O`).
+        """Return labelled spans of each text, in code points. "none": one span a token, including
+        tokens without a label (`O`).
 
         Raises UnsupportedHead if the model tags no tokens, RequestError or BackendError.
         """
@@ -299,9 +309,8 @@ class Encoder:
             return no_rows(task.heads, self.spec)
         chunk = CHUNK_SPANNED if isinstance(task, EmbedSpans) else CHUNK
         ready: Task[Embeddings] = task.for_model(self.spec)
-        if (
-            not show_progress
-        ):  # even a disabled progress bar takes a measurable part of a query's time
+        # Even a disabled progress bar takes a measurable part of a query's time
+        if not show_progress:
             return self._answer(ready, chunk)
         with tqdm(total=len(task.inputs), unit="text") as bar:
             return self._answer(ready, chunk, advance=bar.update)
@@ -339,7 +348,8 @@ class Encoder:
         heads: frozenset[Head],
         advance: Callable[[int], object],
     ) -> HeadOutputs:
-        is_table = self._backend.is_table and heads == {Head.DENSE}  # faster than the queue
+        # Faster than the queue
+        is_table = self._backend.is_table and heads == {Head.DENSE}
         if heads and (is_table or len(encodings) == 1):
             outputs = self._backend.forward(
                 pack(encodings, heads, self.spec.positions), use_all_cores=True
@@ -361,25 +371,30 @@ class Encoder:
 
 
 def _one_thread(encodings: Sequence[Encoding]) -> AbstractContextManager[object]:
-    """Limits numpy's products to one thread, since further threads only spin between small products.
+    """Limits numpy's products to one thread, since further threads only spin between small
+    products.
 
-    Not used for queries: finding the libraries with threads takes a third of a query's pass, and a query has no large product.
+    Not used for queries: finding the libraries with threads takes a third of a query's pass, and a
+    query has no large product.
     """
     few = sum(map(len, encodings)) < THREADED_TOKENS
     return nullcontext() if few else threadpool_limits(limits=1, user_api="blas")
 
 
 def _listed(name: str, values: Any) -> list[Any]:
-    """Return a single text, or several values, as a list. Raises InvalidInput for any other type."""
+    """Return a single text, or several values, as a list. Raises InvalidInput for any other
+    type."""
     if not isinstance(values, Iterable):
         raise InvalidInput(
-            f"`{name}` is {values!r}, of type {type(values).__name__}; it should be a string or a list"
+            f"`{name}` is {values!r}, of type {type(values).__name__}; it should be a string or a "
+            "list"
         )
     return [values] if isinstance(values, str) else list(values)
 
 
 def _check_given(**values: tuple[Any, Any]) -> None:
-    """Raises InvalidInput for the first (value, type) whose value is neither None nor of the type."""
+    """Raises InvalidInput for the first (value, type) whose value is neither None nor of the
+    type."""
     for name, (value, kind) in values.items():
         if value is not None:
             check_value(name, value, kind)
@@ -395,7 +410,8 @@ def _check_kinds(inputs: Sequence[object]) -> None:
         for token_id in item if isinstance(item, list) else ():
             if type(token_id) is not int or not 0 <= token_id < LARGEST:
                 raise InvalidInput(
-                    f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to {LARGEST - 1}"
+                    f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to "
+                    f"{LARGEST - 1}"
                 )
 
 

@@ -1,8 +1,9 @@
 """The tree of all errors that this package raises deliberately.
 
-A message names the field, the value found, and the allowed values. The classes are independent of HTTP: one tested table in
-`server/routing.py` maps them to statuses and wire names. Refusals of a body before it is read (`BodyError` in
-`server/http/body.py`) are not in the tree: they have a status and TEI's message, and only the server raises and catches them.
+A message names the field, the value found, and the allowed values. The classes are independent of
+HTTP: one tested table in `server/routing.py` maps them to statuses and wire names. Refusals of a
+body before it is read (`BodyError` in `server/http/body.py`) are not in the tree: they have a
+status and TEI's message, and only the server raises and catches them.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ if TYPE_CHECKING:
 
 
 def anchor_of(error: BaseException) -> str:
-    """The section of `notebooks/errors.md`, served at `/page/errors.html`, that explains an error and its remedy."""
+    """The section of `notebooks/errors.md`, served at `/page/errors.html`, that explains an error
+    and its remedy."""
     return name_of(error).lower()
 
 
 def name_of(error: BaseException) -> str:
-    """The name of the nearest class of the tree, for `hybridtei explain`; "BodyError" for errors outside the tree."""
+    """The name of the nearest class of the tree, for `hybridtei explain`; "BodyError" for errors
+    outside the tree."""
     return next(
         (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), "BodyError"
     )
 
 
 class HybridTeiError(Exception):
-    """The root of the tree: `except HybridTeiError` catches every error that this package raises deliberately.
+    """The root of the tree: `except HybridTeiError` catches every error that this package raises
+    deliberately.
 
     `limit`: the setting whose bound was exceeded, or None.
     """
@@ -82,7 +86,8 @@ class InvalidDimensions(InvalidInput):
 
 
 class RequestRefused(InvalidInput):
-    """The server refused a whole request before reading its inputs, or because its answer grew too large."""
+    """The server refused a whole request before reading its inputs, or because its answer grew too
+    large."""
 
 
 class TooManyInputs(RequestRefused):
@@ -161,22 +166,24 @@ class RoleNeeded(RequestError):
 
 
 class OtherOrigin(RequestError):
-    """A web page of another origin tried to read or write a collection, and the server has no API key."""
+    """A web page of another origin tried to read or write a collection, and the server has no API
+    key."""
 
     def __init__(self) -> None:
         super().__init__(
-            "`origin`: pages of other origins may not read or write collections while the server has no key: "
-            "start it with --api-key, or name the origin with --cors-allow-origin"
+            "`origin`: pages of other origins may not read or write collections while the server "
+            "has no key: start it with --api-key, or name the origin with --cors-allow-origin"
         )
 
 
 class OtherHost(RequestError):
-    """A request for a collection names the server by a name that a stranger may own, and the server has no API key."""
+    """A request for a collection names the server by a name that a stranger may own, and the server
+    has no API key."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"`host`: collections are not read or written by the name {name!r} while the server has no key: "
-            "start it with --api-key, or name the host with --allowed-host"
+            f"`host`: collections are not read or written by the name {name!r} while the server "
+            "has no key: start it with --api-key, or name the host with --allowed-host"
         )
 
 
@@ -185,7 +192,9 @@ class NoStore(RequestError):
 
     def __init__(
         self,
-        message: str = "this server has no vector store: start it with --qdrant-url or --qdrant-path",
+        message: str = (
+            "this server has no vector store: start it with --qdrant-url or --qdrant-path"
+        ),
     ) -> None:
         super().__init__(message)
 
@@ -218,7 +227,8 @@ class TimedOut(HybridTeiError):
 
 
 class AnswersUnsent(TimedOut):
-    """Answers that clients do not read fill the memory for answers. The same request may succeed later."""
+    """Answers that clients do not read fill the memory for answers. The same request may succeed
+    later."""
 
     limit = "max_unsent_bytes"
 
@@ -234,7 +244,8 @@ class PassOverdue(BackendError):
 
 
 class NotANumber(BackendError):
-    """A score is NaN, or a vector is infinite or NaN: half precision overflowed, or the weights are broken."""
+    """A score is NaN, or a vector is infinite or NaN: half precision overflowed, or the weights are
+    broken."""
 
     def __init__(self, message: str = "score is NaN") -> None:
         super().__init__(message)
@@ -268,8 +279,8 @@ class StoreError(HybridTeiError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is down, slow, full or asks to wait. `retry_after_s`: the requested wait, or None. `is_counted`: the message
-    has the number of tries, and no caller tries again."""
+    """The store is down, slow, full or asks to wait. `retry_after_s`: the requested wait, or None.
+    `is_counted`: the message has the number of tries, and no caller tries again."""
 
     def __init__(
         self, message: str, retry_after_s: float | None = None, *, is_counted: bool = False
@@ -303,11 +314,13 @@ class CollectionMismatch(StoreError):
 
 
 class InvalidPoint(StoreError):
-    """A point breaks a rule that not all stores check. The message names the point, the field and the limit."""
+    """A point breaks a rule that not all stores check. The message names the point, the field and
+    the limit."""
 
 
 class NoAnswer(HybridTeiError, ConnectionError):
-    """The server was away, busy or slow for too long, or another program answered. `status`: that program's HTTP status."""
+    """The server was away, busy or slow for too long, or another program answered. `status`: that
+    program's HTTP status."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,5 @@
-"""Outputs of `n` sequences as arrays: raw ones of a forward pass, and a caller's (cut, normalised, merged).
+"""Outputs of `n` sequences as arrays: raw ones of a forward pass, and a caller's (cut, normalised,
+merged).
 
 Requests of one pass may need different widths, so a pass returns raw rows.
 """
@@ -113,7 +114,8 @@ class Columns:
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """Join the sequences of all parts, in order. A column is kept only if every part has it; no parts give no column."""
+        """Join the sequences of all parts, in order. A column is kept only if every part has it; no
+        parts give no column."""
         if len(parts) < 2:
             return parts[0] if parts else cls()
         columns: dict[str, Any] = {}
@@ -165,7 +167,8 @@ class HeadOutputs(Columns):
     tags: Ragged | None = None
 
     def only(self, heads: frozenset[Head]) -> HeadOutputs:
-        """Return only the outputs of these heads, since requests of one pass may need different ones."""
+        """Return only the outputs of these heads, since requests of one pass may need different
+        ones."""
         return HeadOutputs(
             dense=self.dense if Head.DENSE in heads else None,
             token_weights=self.token_weights if Head.SPARSE in heads else None,
@@ -227,33 +230,38 @@ SMALLEST_NORM = 1e-12
 
 
 def unit(rows: Floats) -> Floats:
-    """Scale rows to length 1: float32[n, d] -> float32[n, d]. A zero row stays zero. The sum is float64, as in TEI."""
+    """Scale rows to length 1: float32[n, d] -> float32[n, d]. A zero row stays zero. The sum is
+    float64, as in TEI."""
     norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
     scale = (1.0 / np.maximum(norms, SMALLEST_NORM)).astype(np.float32)
     return np.asarray(rows * scale[:, None])
 
 
 def cut(rows: Floats, dimensions: int | None) -> Floats:
-    """Return the first `dimensions` columns (Matryoshka). None, or more than there are: all columns."""
+    """Return the first `dimensions` columns (Matryoshka). None, or more than there are: all
+    columns."""
     return rows if dimensions is None else rows[:, :dimensions]
 
 
 def refuse_nan(values: Floats) -> Floats:
-    """Return the values. Raises NotANumber if one is NaN: half precision can overflow to it, and a sort would hide it."""
+    """Return the values. Raises NotANumber if one is NaN: half precision can overflow to it, and a
+    sort would hide it."""
     if np.isnan(values).any():
         raise NotANumber
     return values
 
 
 def best_first(scores: Floats) -> NDArray[np.intp]:
-    """Return the places of float32[n] in descending order. Ties are reversed, since TEI reverses a stable ascending sort."""
+    """Return the places of float32[n] in descending order. Ties are reversed, since TEI reverses a
+    stable ascending sort."""
     return np.argsort(scores, kind="stable")[::-1]
 
 
 def strongest(
     input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int
 ) -> SparseVectors:
-    """Ids int64[t] and weights float32[t] of `n` sequences -> n sparse vectors over `width` ids, without zeros and removed ids.
+    """Ids int64[t] and weights float32[t] of `n` sequences -> n sparse vectors over `width` ids,
+    without zeros and removed ids.
 
     Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
     """
@@ -303,7 +311,8 @@ class Usage:
 
     @staticmethod
     def total(usages: Sequence[Usage]) -> Usage:
-        """Return the total of a request that ran the engine several times: sums, and means over all inputs."""
+        """Return the total of a request that ran the engine several times: sums, and means over all
+        inputs."""
         inputs = sum(one.load.inputs for one in usages)
         return Usage(
             Load(inputs, sum(one.load.characters for one in usages), is_batch=True),

@@ -1,8 +1,9 @@
-"""Draws the pictures of the README: `python notebooks/draw.py`; `--check` fails where one is out of date.
+"""Draws the pictures of the README: `python notebooks/draw.py`; `--check` fails where one is out of
+date.
 
 `one-pass.svg` shows a request's way. `speed.svg` is a chart of `pictures/speed.json`, of figures of
-`python -m conformance.load http_load`: `{"machine": …, "rows": [[name, {traffic: tokens per second}], …]}`.
-The others are divided by the first row, the peer.
+`python -m conformance.load http_load`: `{"machine": …, "rows": [[name, {traffic: tokens per
+second}], …]}`. The others are divided by the first row, the peer.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from xml.sax.saxutils import escape
 
 FOLDER = Path(__file__).parent / "pictures"
 STYLE = (
-    "<style>text{font-family:system-ui,sans-serif;font-size:14px;fill:#1f2933}.small{font-size:12px;fill:#52606d}"
-    ".bold{font-weight:600}.box{fill:#fff;stroke:#9aa5b1}.pass{fill:#e6f0ff;stroke:#3366cc}.line{stroke:#52606d;fill:none;"
+    "<style>text{font-family:system-ui,sans-serif;font-size:14px;fill:#1f2933}"
+    ".small{font-size:12px;fill:#52606d}.bold{font-weight:600}.box{fill:#fff;stroke:#9aa5b1}"
+    ".pass{fill:#e6f0ff;stroke:#3366cc}.line{stroke:#52606d;fill:none;"
     "marker-end:url(#arrow)}</style>"
-    '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+    'orient="auto">'
     '<path d="M0 0 8 4 0 8z" fill="#52606d"/></marker></defs>'
 )
 COLOURS = ("#9aa5b1", "#3366cc", "#2a9d6f", "#c46210", "#7b4bb3")
@@ -51,10 +54,10 @@ def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
 def svg(width: int, height: int, title: str, *parts: str) -> str:
     """Return a drawing on a light ground, readable on pages of any colour."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">'
-        f'<title>{escape(title)}</title>{STYLE}<rect width="{width}" height="{height}" rx="10" fill="#f7f9fb"/>'
-        + "".join(parts)
-        + "</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img">'
+        f'<title>{escape(title)}</title>{STYLE}<rect width="{width}" height="{height}" rx="10" '
+        'fill="#f7f9fb"/>' + "".join(parts) + "</svg>\n"
     )
 
 
@@ -104,7 +107,8 @@ def speed() -> str:
             ratio = values[kind] / base[kind]
             y = top + j * ROW
             parts.append(
-                f'<rect x="{LEFT}" y="{y}" width="{ratio * scale:.1f}" height="{ROW - 3}" fill="{COLOURS[j]}"/>'
+                f'<rect x="{LEFT}" y="{y}" width="{ratio * scale:.1f}" height="{ROW - 3}" '
+                f'fill="{COLOURS[j]}"/>'
             )
             parts.append(
                 text(LEFT + ratio * scale + 8, y + 11, f"{ratio:.1f}  {name}", "small", "start")

@@ -2,8 +2,9 @@
 
     python notebooks/execute.py [--check] [NOTEBOOK …]        all of this folder by default
 
-Knows nothing of hybridtei. Two runs of a right notebook differ, in the last digits of a number and in everything
-that is a time; so numbers are compared with a tolerance, and a cell tagged `varies` only has to run.
+Knows nothing of hybridtei. Two runs of a right notebook differ, in the last digits of a number and
+in everything that is a time; so numbers are compared with a tolerance, and a cell tagged `varies`
+only has to run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).parent
 CELL_SECONDS = 300
-TOLERANCE = 0.02  # of a number that took another way through a batch, or through another processor
+# Of a number that took another way through a batch, or through another processor
+TOLERANCE = 0.02
 VARIES = "varies"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 KERNEL = {
@@ -42,7 +44,8 @@ def notebooks() -> list[Path]:
 
 
 def executed(path: Path) -> Any:
-    """A notebook with the outputs of a fresh run, in its own folder. Raises CellExecutionError at the first cell that fails."""
+    """A notebook with the outputs of a fresh run, in its own folder. Raises CellExecutionError at
+    the first cell that fails."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         cell.metadata = {name: value for name, value in cell.metadata.items() if name == "tags"}
@@ -54,7 +57,8 @@ def executed(path: Path) -> Any:
         coalesce_streams=True,
         extra_arguments=[
             "--log-level=ERROR"
-        ],  # else a cell shows the kernel's warning that it talks over TCP
+            # Else a cell shows the kernel's warning that it talks over TCP
+        ],
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute(env={**os.environ, **KERNEL})
@@ -66,7 +70,8 @@ def executed(path: Path) -> Any:
 
 
 def differences(stored: Any, fresh: Any) -> Iterator[str]:
-    """What a fresh run shows that the stored one does not, cell by cell; cells tagged `varies` are left out."""
+    """What a fresh run shows that the stored one does not, cell by cell; cells tagged `varies` are
+    left out."""
     for place, (old, new) in enumerate(zip(stored.cells, fresh.cells, strict=True)):
         if old.cell_type == "code" and VARIES not in old.metadata.get("tags", []):
             was, now = shown(old), shown(new)
@@ -112,15 +117,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{path.name}: {error}", file=sys.stderr)
             bad = 1
             continue
-        found = list(differences(stored, fresh)) if arguments.check else []
         if not arguments.check:
             nbformat.write(fresh, path)
-        for line in found:
+            print(f"{path.name}: written")
+            continue
+        lines = list(differences(stored, fresh))
+        for line in lines:
             print(f"{path.name}: {line}", file=sys.stderr)
-        bad |= bool(found)
-        print(
-            f"{path.name}: {'differs' if found else 'as stored' if arguments.check else 'written'}"
-        )
+        bad |= bool(lines)
+        print(f"{path.name}: {'differs' if lines else 'as stored'}")
     return bad
 
 

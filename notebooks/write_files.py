@@ -1,4 +1,5 @@
-"""Writes the table of models.md: what of a repository's files is read, and what a key that is not understood does.
+"""Writes the table of models.md: what of a repository's files is read, and what a key that is not
+understood does.
 
 python notebooks/write_files.py [--check]
 """
@@ -66,12 +67,17 @@ def keys_read(name: str, *sources: ModuleType | Callable[..., object]) -> list[s
 def rows() -> list[Row]:
     """In the order in which a folder is read."""
     families = _listed(sorted(TEMPLATE_CLASSES))
+    of_modules = keys_read(
+        "settings", modules.splade_function, heads.read_coder, late._token_pooling
+    )
     return [
         Row(
             ["config.json"],
-            "the keys of the family's class in transformers, and `architectures`, `id2label`, `auto_map`, `max_length`",
-            "Loading fails for an unsupported key of the class, for a missing size and for `quantization_config`. Other keys "
-            "are ignored and logged; with `auto_map` loading fails.",
+            "the keys of the family's class in transformers, and `architectures`, `id2label`, "
+            "`auto_map`, `max_length`",
+            "Loading fails for an unsupported key of the class, for a missing size and for "
+            "`quantization_config`. Other keys are ignored and logged; with `auto_map` loading "
+            "fails.",
         ),
         Row(
             ["tokenizer.json"],
@@ -80,7 +86,8 @@ def rows() -> list[Row]:
         ),
         Row(
             ["special_tokens_map.json"],
-            f"{_listed(vocabularies.ROBERTA)} and `additional_special_tokens`, before those of `tokenizer_config.json`",
+            f"{_listed(vocabularies.ROBERTA)} and `additional_special_tokens`, before those of "
+            "`tokenizer_config.json`",
             "Ignored if it is no object, or if `tokenizer_config.json` has `added_tokens_decoder`.",
         ),
         Row(
@@ -90,28 +97,33 @@ def rows() -> list[Row]:
         ),
         Row(
             ["tokenizer_config.json"],
-            f"{_listed(keys_read('written', settings))}, `model_max_length`, `model_input_names` of pairs, "
-            "`extra_special_tokens`, and as special tokens "
-            f"{_listed(vocabularies.ROBERTA)}; `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` count for "
-            f"BERT's classes ({len(BERT_CLASSES)}), `add_bos_token` and `add_eos_token` for {families}",
-            f"Other keys are ignored. {_listed(sorted(AS_WRITTEN))} and PreTrainedTokenizerFast add only special "
-            "tokens and the side to `tokenizer.json`. Loading fails for a value of the wrong type.",
+            f"{_listed(keys_read('written', settings))}, `model_max_length`, `model_input_names` "
+            "of pairs, `extra_special_tokens`, and as special tokens "
+            f"{_listed(vocabularies.ROBERTA)}; `do_lower_case`, `strip_accents` and "
+            f"`tokenize_chinese_chars` count for BERT's classes ({len(BERT_CLASSES)}), "
+            f"`add_bos_token` and `add_eos_token` for {families}",
+            f"Other keys are ignored. {_listed(sorted(AS_WRITTEN))} and PreTrainedTokenizerFast "
+            "add only special tokens and the side to `tokenizer.json`. Loading fails for a value "
+            "of the wrong type.",
         ),
         Row(
             ["modules.json"],
-            f"the chain of modules: {_listed(modules.ORDER)}, and of late interaction {_listed(modules.LATE_ORDER[3:])}; "
-            "Dropout and a second Normalize are ignored",
-            "Loading fails for another type of module or another order. Unlisted folders are ignored.",
+            f"the chain of modules: {_listed(modules.ORDER)}, and of late interaction "
+            f"{_listed(modules.LATE_ORDER[3:])}; Dropout and a second Normalize are ignored",
+            "Loading fails for another type of module or another order. Unlisted folders are "
+            "ignored.",
         ),
         Row(
             ["*/config.json"],
-            f"of a Pooling `pooling_mode` ({_listed(modules.POOLINGS)}) or {_listed(modules.LEGACY_FLAGS)}, and "
-            "`include_prompt`; of a Dense its sizes, `bias` and `activation_function` (a class that is not torch's is Tanh, "
+            f"of a Pooling `pooling_mode` ({_listed(modules.POOLINGS)}) or "
+            f"{_listed(modules.LEGACY_FLAGS)}, and "
+            "`include_prompt`; of a Dense its sizes, `bias` and `activation_function` (a class "
+            "that is not torch's is Tanh, "
             "with a warning, unless `--trust-remote-code` is given); of the other modules "
-            f"{_listed(keys_read('settings', modules.splade_function, heads.read_coder, late._token_pooling))}, "
+            f"{_listed(of_modules)}, "
             f"{_listed(keys_read('mask', late))}, and those of LogitScore",
-            "Loading fails for another pooling mode or activation, for `use_residual`, and for `include_prompt` false with a "
-            "prompt. Other keys are ignored.",
+            "Loading fails for another pooling mode or activation, for `use_residual`, and for "
+            "`include_prompt` false with a prompt. Other keys are ignored.",
         ),
         Row(
             ["router_config.json"],
@@ -122,25 +134,29 @@ def rows() -> list[Row]:
         Row(
             [sentence.MODEL_FILE],
             _listed(keys_read("sentence", sentence, late, spec)),
-            "Other keys are ignored. A prompt that is null is empty. `similarity_fn_name` changes no vector, and warns "
-            "unless it is the cosine or the vectors have length 1.",
+            "Other keys are ignored. A prompt that is null is empty. `similarity_fn_name` changes "
+            "no vector, and warns unless it is the cosine or the vectors have length 1.",
         ),
         Row(
             sizes.LENGTH_FILES[:1],
-            f"`max_seq_length`, {_listed(keys_read('transformer', late, spec))}, `modality_config`, `processing_kwargs`, "
-            "`processor_kwargs`, `config_kwargs`, `model_kwargs`; without this file of the first of "
-            f"{_listed(sizes.LENGTH_FILES[1:])}",
-            f"Of `processing_kwargs`, {_listed(sentence.WITHOUT_EFFECT)} are ignored if they change no vector. "
-            "Loading fails for its other keys and for a `modality_config` of other outputs. `processor_kwargs` replace "
-            f"{_listed(sorted(sizes.OF_TOKENIZER))} of tokenizer_config.json, and `config_kwargs` keys of config.json; "
-            f"{_listed(sorted(sizes.OF_LOADING))} are ignored, and loading fails for others and for `model_kwargs`. The older "
-            "names `tokenizer_args`, `config_args` and `model_args` are read too. Other keys are ignored.",
+            f"`max_seq_length`, {_listed(keys_read('transformer', late, spec))}, "
+            "`modality_config`, `processing_kwargs`, `processor_kwargs`, `config_kwargs`, "
+            f"`model_kwargs`; without this file of the first of {_listed(sizes.LENGTH_FILES[1:])}",
+            f"Of `processing_kwargs`, {_listed(sentence.WITHOUT_EFFECT)} are ignored if they "
+            "change no vector. Loading fails for its other keys and for a `modality_config` of "
+            f"other outputs. `processor_kwargs` replace {_listed(sorted(sizes.OF_TOKENIZER))} of "
+            "tokenizer_config.json, and `config_kwargs` keys of config.json; "
+            f"{_listed(sorted(sizes.OF_LOADING))} are ignored, and loading fails for others and "
+            "for `model_kwargs`. The older names `tokenizer_args`, `config_args` and "
+            "`model_args` are read too. Other keys are ignored.",
         ),
         Row(
             [*weights.WEIGHTS, *contents.INDEXES],
-            "the tensors that the family needs, in float64, float32, float16 or bfloat16; safetensors before torch's "
-            "files, whose pickles are not run; prefixes such as `bert.` and `model.` are removed",
-            "Loading fails for a missing tensor, another shape, and a tensor of no known head, which may be a layer.",
+            "the tensors that the family needs, in float64, float32, float16 or bfloat16; "
+            "safetensors before torch's files, whose pickles are not run; prefixes such as "
+            "`bert.` and `model.` are removed",
+            "Loading fails for a missing tensor, another shape, and a tensor of no known head, "
+            "which may be a layer.",
         ),
         Row(
             [*GRAPHS["float32"], *GRAPHS["int8"]],
@@ -159,9 +175,10 @@ def rows() -> list[Row]:
         Row([heads.HEADS_FILE], "heads of `hybridtei train`", "Loading fails for another version."),
         Row(
             [rankers.OWN_FILE, "chat_template.jinja"],
-            "the template of a language model that ranks, the first one that is there; of a model with a head for scores if it "
-            "renders a query and a document",
-            "Ignored for other models. Without a template a language model that ranks warns, and joins both texts.",
+            "the template of a language model that ranks, the first one that is there; of a model "
+            "with a head for scores if it renders a query and a document",
+            "Ignored for other models. Without a template a language model that ranks warns, and "
+            "joins both texts.",
         ),
         Row(["idf.json"], "SPLADE's weights of query tokens", "Loading fails for other content."),
         Row(
@@ -172,7 +189,8 @@ def rows() -> list[Row]:
         Row(
             [contents.ADAPTER],
             "its base's name",
-            "Loading fails: adapters in separate files are not supported. The message has the code that merges them.",
+            "Loading fails: adapters in separate files are not supported. The message has the "
+            "code that merges them.",
         ),
         Row([contents.GLINER], "its name", "Loading fails: not supported."),
         Row(

@@ -1,4 +1,5 @@
-"""Writes flags.md: every flag of every command, read off the settings structs and the commands' own parsers.
+"""Writes flags.md: every flag of every command, read off the settings structs and the commands' own
+parsers.
 
 python notebooks/write_flags.py [--check]
 """
@@ -22,8 +23,9 @@ from hybridtei.config import fields_of
 PAGE = Path(__file__).parent / "flags.md"
 HEAD = """# Every flag
 
-Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag wins over its variable, and
-that over the default. A boolean flag needs no value. `--hf-api-token` is an older `--hf-token`. No default means off.
+Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag
+wins over its variable, and that over the default. A boolean flag needs no value. `--hf-api-token`
+is an older `--hf-token`. No default means off.
 """
 DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 
@@ -56,7 +58,8 @@ def page() -> str:
             parts.append(_table(("flag", "default", "meaning"), map(_own_row, own)))
     return (
         "\n".join(parts)
-        + "\nNext: [choose values](tuning.md), or see [what a client gets beyond a limit](limits.md).\n"
+        + "\nNext: [choose values](tuning.md), or see [what a client gets beyond a "
+        + "limit](limits.md).\n"
     )
 
 
@@ -88,13 +91,11 @@ def _settings_rows(kind: Any) -> Iterator[tuple[str, ...]]:
     for field, plain, meta in fields_of(kind):
         text = meta.description or ""
         told = DEFAULT.search(text.rstrip("."))
-        default = (
-            _code(field.default)
-            if field.default not in (None, (), msgspec.NODEFAULT)
-            else told[1]
-            if told
-            else ""
-        )
+        default = ""
+        if field.default not in (None, (), msgspec.NODEFAULT):
+            default = _code(field.default)
+        elif told:
+            default = told[1]
         meaning = DEFAULT.sub("", text.rstrip(".")).rstrip(".") + "."
         flag = f"`--{field.name.replace('_', '-')}`"
         row = (flag, f"`{field.name.upper()}`", _values(plain, meta), default, meaning)
@@ -109,13 +110,11 @@ def _values(plain: Any, meta: msgspec.Meta) -> str:
     if get_origin(plain) is tuple:
         return "text, repeatable"
     low = meta.ge if meta.ge is not None else meta.gt
-    bounds = (
-        ""
-        if low is None
-        else f" from {low:,}"
-        if meta.le is None
-        else f" {'above ' * (meta.gt is not None)}{low:,} to {meta.le:,}"
-    )
+    bounds = ""
+    if low is not None and meta.le is None:
+        bounds = f" from {low:,}"
+    elif low is not None:
+        bounds = f" {'above ' * (meta.gt is not None)}{low:,} to {meta.le:,}"
     return {bool: "`true` `false`", int: "number", float: "number", str: "text"}[plain] + bounds
 
 

@@ -1,4 +1,5 @@
-"""Writes reference.md, of all that `hybridtei` exports, from its docstrings, and the server's page on errors from errors.md.
+"""Writes reference.md, of all that `hybridtei` exports, from its docstrings, and the server's page
+on errors from errors.md.
 
 python notebooks/write_reference.py [--check]
 """
@@ -29,16 +30,24 @@ FOLDER = Path(__file__).parent
 ERRORS = FOLDER / "errors.md"
 HEAD = """# The Python interface
 
-Use this page to look up a name that `hybridtei` exports; `python notebooks/write_reference.py` writes it from docstrings.
-Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d` width of a vector, `h` hidden width. Next:
-[errors, causes and cures](errors.md), or [search from the command line and over HTTP](search.md).
+Use this page to look up a name that `hybridtei` exports; `python notebooks/write_reference.py`
+writes it from docstrings. Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d`
+width of a vector, `h` hidden width. Next: [errors, causes and cures](errors.md), or
+[search from the command line and over HTTP](search.md).
 """
 GROUPS = {
-    "Embed": "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head",
+    "Embed": (
+        "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head"
+    ),
     "A server": "Client AsyncClient Upserted",
-    "Search": "LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model rank_by filter_from",
+    "Search": (
+        "LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model rank_by "
+        "filter_from"
+    ),
     "Ingest": "ingest",
-    "Qdrant by its own client": "open_store schema_for create_arguments check_fits to_points as_lists point_id",
+    "Qdrant by its own client": (
+        "open_store schema_for create_arguments check_fits to_points as_lists point_id"
+    ),
     "Other libraries": "HybridSparseEmbeddings",
     "Settings": "ModelConfig NamedModel EngineConfig ServerConfig StoreConfig",
 }
@@ -97,7 +106,10 @@ def _fields(kind: type) -> Iterator[str]:
     if issubclass(kind, enum.Enum):
         yield f"Members: {', '.join(f'`{one.name} = {one.value!r}`' for one in kind)}.\n"
     elif kind in SETTINGS:
-        yield f"Its fields, each a flag and a variable too: [flags](flags.md#{kind.__name__.lower()}).\n"
+        yield (
+            "Its fields, each a flag and a variable too: "
+            f"[flags](flags.md#{kind.__name__.lower()}).\n"
+        )
     elif issubclass(kind, msgspec.Struct):
         kinds = {
             name: text
@@ -112,13 +124,16 @@ def _fields(kind: type) -> Iterator[str]:
             ]
             yield "\n".join(["| field | meaning |", "| --- | --- |", *rows]) + "\n"
         else:
-            yield f"Fields: {', '.join(f'`{name}: {_plain(kinds[name])}`' for name in kind.__struct_fields__)}.\n"
+            names = [f"`{name}: {_plain(kinds[name])}`" for name in kind.__struct_fields__]
+            yield f"Fields: {', '.join(names)}.\n"
     elif is_dataclass(kind):
-        yield f"Fields: {', '.join(f'`{field.name}: {_plain(field.type)}`' for field in fields(kind) if field.repr)}.\n"
+        names = [f"`{field.name}: {_plain(field.type)}`" for field in fields(kind) if field.repr]
+        yield f"Fields: {', '.join(names)}.\n"
 
 
 def _described(kind: type) -> dict[str, str]:
-    """What the fields of a struct mean, as far as their annotations say it; types of an extra are not looked up."""
+    """What the fields of a struct mean, as far as their annotations say it; types of an extra are
+    not looked up."""
     for base in kind.__mro__:
         if base is not msgspec.Struct and issubclass(base, msgspec.Struct):
             with suppress(NameError):
@@ -132,9 +147,8 @@ def _described(kind: type) -> dict[str, str]:
 
 def _members(kind: type) -> Iterator[str]:
     for name, member in vars(kind).items():
-        if inspect.isfunction(member) and hasattr(
-            member, "__wrapped__"
-        ):  # `Client`'s verbs are `AsyncClient`'s
+        # `Client`'s verbs are `AsyncClient`'s
+        if inspect.isfunction(member) and hasattr(member, "__wrapped__"):
             continue
         function = (
             member.fget if isinstance(member, property) else getattr(member, "__func__", member)
@@ -216,13 +230,11 @@ def _as_html(block: str) -> str:
             else f"<h1>{title}</h1>\n"
         )
     words = html.escape(block, quote=False).replace("\n", " ")
-    words = re.sub(
-        r"(`+)( ?)(.+?)\2\1(?!`)", r"<code>\3</code>", words
-    )  # two backticks enclose code that has one
+    # Two backticks enclose code that has one
+    words = re.sub(r"(`+)( ?)(.+?)\2\1(?!`)", r"<code>\3</code>", words)
     words = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", words)
-    words = re.sub(
-        r"\[([^]]+)\]\([^)]+\)", r"\1", words
-    )  # the pages that links lead to are not served
+    # The pages that links lead to are not served
+    words = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", words)
     return f"<p>{words}</p>\n"
 
 
@@ -240,7 +252,8 @@ if __name__ == "__main__":
     ]
     if "--check" in sys.argv and old:
         raise SystemExit(
-            f"out of date: {', '.join(path.name for path in old)}: run python notebooks/write_reference.py"
+            f"out of date: {', '.join(path.name for path in old)}: run python "
+            "notebooks/write_reference.py"
         )
     for path in old:
         path.write_text(pages()[path], encoding="utf-8")

@@ -1,14 +1,17 @@
-"""The largest amplifier: the single request that makes the server's memory grow most, or blocks its event loop longest.
+"""The largest amplifier: the single request that makes the server's memory grow most, or blocks its
+event loop longest.
 
     python -m conformance.amplify [--seconds 20] [--seed 18] [--findings FILE]
     python -m conformance.amplify --replay 'REQUEST'        one request, as a line of a report tells it
 
-Starts `hybridtei serve` with its default flags, the embedded model and an embedded vector store that holds a collection; passes
-take rows out of a table (`launch`). Requests are drawn for every route of its OpenAPI document, and over gRPC where that is
-installed. Memory is the growth at the server's peak, less the bytes of the request and of its encoded answer; a
-stall is counted in processor time (`probe`). A request above 64 MB or 100 ms (more on a slow processor: `bound_seconds`) is sent three
-times, and the smallest cost counts; the exit status is 1 if that is above, too. `kept.jsonl`, what was ever found, comes first. The same seed draws the same
-requests, as far as the time goes.
+Starts `hybridtei serve` with its default flags, the embedded model and an embedded vector store
+that holds a collection; passes take rows out of a table (`launch`). Requests are drawn for every
+route of its OpenAPI document, and over gRPC where that is installed. Memory is the growth at the
+server's peak, less the bytes of the request and of its encoded answer; a stall is counted in
+processor time (`probe`). A request above 64 MB or 100 ms (more on a slow processor:
+`bound_seconds`) is sent three times, and the smallest cost counts; the exit status is 1 if that is
+above, too. `kept.jsonl`, what was ever found, comes first. The same seed draws the same requests,
+as far as the time goes.
 """
 
 import argparse
@@ -25,12 +28,15 @@ from conformance.amplify.shapes import Shapes
 from conformance.amplify.target import Target, serving
 from conformance.fuzz.bodies import Draw
 
-KEPT = Path(__file__).with_name("kept.jsonl")  # requests that once cost too much
-POINTS = 300  # of more, the engine builds an index for minutes
+# Requests that once cost too much
+KEPT = Path(__file__).with_name("kept.jsonl")
+# Of more, the engine builds an index for minutes
+POINTS = 300
 TEXT = "hybrid search finds words and meanings in documents "
 REPEATS = 3
 HEAD = f"{'MB':>8} {'ms':>7} {'answer MB':>9} {'status':>7}  request"
-WORDS = 3  # at most, of texts that are not made large
+# At most, of texts that are not made large
+WORDS = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def store_collection(target: Target) -> None:
-    """`docs`: points with different texts of half a kilobyte each, since equal texts are one point."""
+    """`docs`: points with different texts of half a kilobyte each, since equal texts are one
+    point."""
     points = [{"text": f"{place} {TEXT * 10}"} for place in range(POINTS)]
     reply = target.ask(
         Request("POST", "/collections/docs/points", {"points": points, "create": True})
@@ -91,7 +98,8 @@ def _report(found: Found, seed: int, findings: Path | None) -> int:
     beyond = [case for case in found.worst if case.excess > 1]
     tried = " ".join(f"{route} {number}" for route, number in sorted(found.tried.items()))
     print(
-        f"seed {seed}: {sum(found.tried.values())} requests, {tried}\nanswered {dict(sorted(found.statuses.items()))}"
+        f"seed {seed}: {sum(found.tried.values())} requests, {tried}\nanswered "
+        f"{dict(sorted(found.statuses.items()))}"
     )
     print("\n".join([HEAD, *map(told, sorted(found.worst, key=lambda case: -case.excess))]))
     print(f"beyond {MAX_BYTES / 1e6:.0f} MB and {MAX_SECONDS * 1e3:.0f} ms: {len(beyond)}")
@@ -105,7 +113,10 @@ def _report(found: Found, seed: int, findings: Path | None) -> int:
 def told(case: Case) -> str:
     """Return a line of the report."""
     cost = case.cost
-    figures = f"{cost.growth_bytes / 1e6:8.1f} {cost.stall_seconds * 1e3:7.1f} {cost.answer_bytes / 1e6:9.1f}"
+    figures = (
+        f"{cost.growth_bytes / 1e6:8.1f} {cost.stall_seconds * 1e3:7.1f} "
+        f"{cost.answer_bytes / 1e6:9.1f}"
+    )
     return f"{figures} {cost.status:>7}  {case.request.told()}"
 
 

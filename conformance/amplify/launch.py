@@ -1,7 +1,8 @@
-"""`hybridtei serve` with a probe inside and without forward passes: `python -m conformance.amplify.launch DESCRIPTOR FLAGS…`.
+"""`hybridtei serve` with a probe inside and without forward passes: `python -m
+conformance.amplify.launch DESCRIPTOR FLAGS…`.
 
-Tokenizer, heads, engine, store and writers are the real ones. Forward passes only read rows of a table, so that the measured
-cost is that of the rest of a request.
+Tokenizer, heads, engine, store and writers are the real ones. Forward passes only read rows of a
+table, so that the measured cost is that of the rest of a request.
 """
 
 import sys
@@ -17,7 +18,8 @@ from hybridtei.outputs import Floats
 from hybridtei.system.machine import LaneKind
 from tests import fake_backend as fake
 
-PASS_TOKENS = 256  # about what is measured of the embedded model on a CPU
+# About what is measured of the embedded model on a CPU
+PASS_TOKENS = 256
 TABLE: Floats = np.random.default_rng(0).normal(0.0, 0.1, (1024, 1024)).astype(np.float32)
 
 

@@ -1,9 +1,12 @@
-"""The cost of one request to its server process: peak memory, and how long the event loop was blocked.
+"""The cost of one request to its server process: peak memory, and how long the event loop was
+blocked.
 
-Runs inside that process; a socket tells it when a request begins and ends. Measures the memory of this process alone: the
-process of an embedded store maps the stored data. The surprise is how a stall is counted: a timer on the loop that comes late
-may have been kept by our own code, or by a neighbour who had the processor. So of the time it was late and the processor time
-that this process took meanwhile the lesser counts; that finds a thread which holds Python's lock as well as a long callback.
+Runs inside that process; a socket tells it when a request begins and ends. Measures the memory of
+this process alone: the process of an embedded store maps the stored data. The surprise is how a
+stall is counted: a timer on the loop that comes late may have been kept by our own code, or by a
+neighbour who had the processor. So of the time it was late and the processor time that this process
+took meanwhile the lesser counts; that finds a thread which holds Python's lock as well as a long
+callback.
 """
 
 import asyncio
@@ -22,11 +25,13 @@ from hybridtei.system.memory import trim
 
 BEAT_SECONDS = 0.001
 RESIDENT, PEAK = re.compile(r"VmRSS:\s+(\d+)"), re.compile(r"VmHWM:\s+(\d+)")
-RESET_PEAK = "5"  # see proc_pid_clear_refs(5)
+# See proc_pid_clear_refs(5)
+RESET_PEAK = "5"
 
 
 class Probe:
-    """`connection`: from which `begin` and `end` come, a line each; each is answered with a line of JSON."""
+    """`connection`: from which `begin` and `end` come, a line each; each is answered with a line of
+    JSON."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -93,7 +98,8 @@ class Probe:
 
 
 def watch(descriptor: int) -> None:
-    """Put a probe into the server that uvicorn starts in this process. `descriptor`: of the probe's socket."""
+    """Put a probe into the server that uvicorn starts in this process. `descriptor`: of the probe's
+    socket."""
     probe = Probe(socket.socket(fileno=descriptor))
     startup = uvicorn.Server.startup
 

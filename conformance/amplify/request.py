@@ -1,8 +1,9 @@
 """A request of any size as a short line of JSON that can be sent again, and its bytes.
 
-A body is JSON, in which an object with one of these keys is replaced by a large value: `*text` [unit, times] a string,
-`*list` [item, times], `*keys` [value, times] an object, `*same` [key, value, times] an object with one key many times,
-`*deep` times lists in each other. Units are written as they are: `\\\\u0000` is six bytes of the body.
+A body is JSON, in which an object with one of these keys is replaced by a large value: `*text`
+[unit, times] a string, `*list` [item, times], `*keys` [value, times] an object, `*same` [key,
+value, times] an object with one key many times, `*deep` times lists in each other. Units are
+written as they are: `\\\\u0000` is six bytes of the body.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ BODILESS = ("GET", "HEAD", "OPTIONS")
 
 @dataclass(frozen=True)
 class Request:
-    """`query`: a unit of it, and how often; the value of a header may be given so, too. `copies`: so many on one connection
-    without waiting, or so many messages of an RPC stream; `chunk`: bytes of a chunk, 0: the body comes whole. An RPC's `path`
-    is its method's."""
+    """`query`: a unit of it, and how often; the value of a header may be given so, too. `copies`:
+    so many on one connection without waiting, or so many messages of an RPC stream; `chunk`: bytes
+    of a chunk, 0: the body comes whole. An RPC's `path` is its method's."""
 
     method: str
     path: str

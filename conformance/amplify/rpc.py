@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from conformance.amplify.target import Target
 
 SECONDS = 60.0
-SIZES = (3_900_000, 2_000_000, 500_000, 20_000, 100)  # up to what gRPC takes by default
+# Up to what gRPC takes by default
+SIZES = (3_900_000, 2_000_000, 500_000, 20_000, 100)
 COPIES = (1, 1, 1, 8, 512)
 INTEGERS = ("TYPE_UINT32", "TYPE_UINT64", "TYPE_ENUM")
 
@@ -27,7 +28,8 @@ def draw_call(draw: Random) -> Request:
     method = draw.choice([method for service in messages.services() for method in service.methods])
     body: dict[str, Any] = {}
     copies = draw.choice(COPIES) if method.client_streaming else 1
-    size = max(draw.choice(SIZES) // copies, 2)  # the smallest size in 512 copies would be nothing
+    # The smallest size in 512 copies would be nothing
+    size = max(draw.choice(SIZES) // copies, 2)
     for field in method.input_type.fields:
         name, kind = field.name, field.type
         if kind == field.TYPE_STRING and not (name == "prompt_name" and draw.random() < 0.9):

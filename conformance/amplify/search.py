@@ -1,4 +1,5 @@
-"""The search for the most expensive request: every route in turn, then variants of the most expensive ones."""
+"""The search for the most expensive request: every route in turn, then variants of the most
+expensive ones."""
 
 import time
 from collections import Counter
@@ -13,12 +14,16 @@ from conformance.amplify.shapes import Shapes
 from conformance.amplify.target import Cost
 
 MAX_BYTES = 64_000_000
-LONGEST_BODY = b"[" + b"5," * 999_999 + b"5]"  # ids, as many as the default --payload-limit takes
+# Ids, as many as the default --payload-limit takes
+LONGEST_BODY = b"[" + b"5," * 999_999 + b"5]"
 DECODINGS = 3
-FRESH_SHARE = 0.8  # of the requests; the others are like the worst so far
-ELITE = 8  # of each route, by each measure
+# Of the requests; the others are like the worst so far
+FRESH_SHARE = 0.8
+# Of each route, by each measure
+ELITE = 8
 REPEATS = 3
-TOLD = 6  # requests of different routes by each measure
+# Requests of different routes by each measure
+TOLD = 6
 
 
 def bound_seconds() -> float:
@@ -51,7 +56,8 @@ class Case:
 
 @dataclass
 class Found:
-    """All requests that were sent, by route, and the most expensive, which were repeated if beyond a bound."""
+    """All requests that were sent, by route, and the most expensive, which were repeated if beyond
+    a bound."""
 
     tried: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -73,7 +79,8 @@ def search(
     kept: Sequence[Request],
     calls: Callable[[], Request] | None,
 ) -> Found:
-    """Send the stored requests, then random ones for `seconds`; then repeat the most expensive. `calls` draws gRPC calls."""
+    """Send the stored requests, then random ones for `seconds`; then repeat the most expensive.
+    `calls` draws gRPC calls."""
     found = Found()
     for request in kept:
         found.add(Case(request, measure(request)))
@@ -134,7 +141,8 @@ def _stall(case: Case) -> float:
 
 
 def _again(measure: Measure, case: Case) -> Case:
-    """Return it with the least cost of its repetitions: other programs and earlier requests also cost."""
+    """Return it with the least cost of its repetitions: other programs and earlier requests also
+    cost."""
     cost = measure(case.request)
     for _ in range(REPEATS - 1):
         cost = cost.least(measure(case.request))

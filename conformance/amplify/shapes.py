@@ -1,7 +1,9 @@
-"""Requests drawn from the routes' own schemas, each with a field or two made as large as a body may be.
+"""Requests drawn from the routes' own schemas, each with a field or two made as large as a body may
+be.
 
-Routes come from the server's OpenAPI document, which includes new routes. Where the fuzzer has valid bodies for it, half of the
-requests begin with one of these, since a schema does not tell which of its optional fields belong together.
+Routes come from the server's OpenAPI document, which includes new routes. Where the fuzzer has
+valid bodies for it, half of the requests begin with one of these, since a schema does not tell
+which of its optional fields belong together.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +14,14 @@ from typing import Any
 from conformance.amplify.request import Request, encode, route_of
 from conformance.fuzz.bodies import POSTS
 
-BODY_BYTES = 1_990_000  # bytes that the default `--payload-limit` allows, without names and braces
+# Bytes that the default `--payload-limit` allows, without names and braces
+BODY_BYTES = 1_990_000
 SIZES = (BODY_BYTES, BODY_BYTES, 1_000_000, 400_000, 100_000, 20_000, 4_000, 500)
 UNITS = ("a", "a ", ". ", "hybrid search ", "\\u0000", "é", "🙂", "\\n", "中", "%2e", "0.1, ")
 COUNTS = (2, 32, 33, 512, 1000, 1001, 10_000, 10_001, 100_000)
 NUMBERS = (0, 1, 2, 32, 1000, 10_000, 100_000, 2**31, 2**32 - 1, 2**63 - 1, -1, 1e308)
-CONDITIONS: tuple[Any, ...] = (  # of filters, which the schema tells nothing of; the second is none
+# Of filters, which the schema tells nothing of; the second is none
+CONDITIONS: tuple[Any, ...] = (
     {"key": "text", "match": {"value": "a"}},
     {"key": "text", "match": {"valu": "a"}},
     {"key": "text", "match": {"text_any": {"*text": ["hybrid ", 40]}}},
@@ -74,7 +78,8 @@ def routes(document: Mapping[str, Any]) -> list[Route]:
 
 
 class Shapes:
-    """Draws requests. `document`: the OpenAPI document; `alias`: below which the model's routes are, too."""
+    """Draws requests. `document`: the OpenAPI document; `alias`: below which the model's routes
+    are, too."""
 
     def __init__(self, document: Mapping[str, Any], alias: str, draw: Random) -> None:
         self.routes = routes(document)
@@ -170,7 +175,8 @@ class Shapes:
             if len(path) < DEEPEST:
                 for name, field in variant.get("properties", {}).items():
                     yield from self._fields(field, (*path, name))
-                if variant.get("items"):  # false: a tuple, whose items are `prefixItems`
+                # False: a tuple, whose items are `prefixItems`
+                if variant.get("items"):
                     yield from self._fields(variant["items"], (*path, 0))
 
     def _smallest(self, schema: Mapping[str, Any], name: str) -> Any:
@@ -211,7 +217,8 @@ class Shapes:
             return self._draw.choice(schema["enum"])
         if kind == "object" and schema.get("properties"):
             return self._object(schema, size)
-        if kind == "object" and self._draw.random() < 0.7:  # of any keys, such as a payload
+        # Of any keys, such as a payload
+        if kind == "object" and self._draw.random() < 0.7:
             return {"a": self._anything(size)}
         return makers.get(kind, lambda: self._anything(size))()
 
@@ -239,7 +246,8 @@ class Shapes:
 
     def _list(self, schema: Mapping[str, Any], size: int) -> Any:
         items = self._draw.choice(self._variants(schema.get("items") or {}))
-        if self._draw.random() < 0.5:  # up to the room that is left
+        # Up to the room that is left
+        if self._draw.random() < 0.5:
             item = (
                 self._smallest(items, "")
                 if items
@@ -283,7 +291,8 @@ class Shapes:
 
 
 def placed(body: Any, path: tuple[Step, ...], value: Any) -> Any:
-    """`body` with `value` at `path`. Missing containers on the path are created, and other values there replaced."""
+    """`body` with `value` at `path`. Missing containers on the path are created, and other values
+    there replaced."""
     if not path:
         return value
     step, *rest = path

@@ -26,7 +26,8 @@ HANG_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a request: memory beyond idle, request and encoded answer; the longest stall; and its outcome."""
+    """The cost of a request: memory beyond idle, request and encoded answer; the longest stall; and
+    its outcome."""
 
     growth_bytes: int
     stall_seconds: float
@@ -59,7 +60,8 @@ class Target:
     def measure(self, request: Request) -> Cost:
         """Send a request while no other runs, and read all of its answer."""
         if request.method == "RPC":
-            from conformance.amplify.rpc import call  # needs grpcio
+            # Needs grpcio
+            from conformance.amplify.rpc import call
 
             sent, work = call(self, request)
         else:
@@ -108,7 +110,8 @@ class Target:
 def running(
     command: Sequence[str], *, port: int, rpc_port: int | None = None, log: Path, **variables: str
 ) -> Iterator[Target]:
-    """A server until the block is left. `command`: with `{probe}` in the place of the descriptor. Raises RuntimeError."""
+    """A server until the block is left. `command`: with `{probe}` in the place of the descriptor.
+    Raises RuntimeError."""
     peer.HANG_SECONDS = HANG_SECONDS
     ours, theirs = socket.socketpair()
     filled = [word.format(probe=theirs.fileno()) for word in command]
@@ -149,7 +152,8 @@ def serving(scratch: Path) -> Iterator[Target]:
 
 def _rpc_port() -> int | None:
     try:
-        import grpc  # noqa: F401 (whether it is there)
+        # Whether it is there
+        import grpc  # noqa: F401
     except ImportError:
         return None
     return free_port()

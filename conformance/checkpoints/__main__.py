@@ -1,11 +1,14 @@
 """Checkpoints that vary what hub repositories vary, on every engine, against their oracle.
 
-    python -m conformance.checkpoints [--only PREFIX] [--sample] [--engines ort,torch] [--out results.tsv]
+    python -m conformance.checkpoints [--only PREFIX] [--sample] [--engines ort,torch] [--out
+    results.tsv]
 
-Each case is built, loaded by `Encoder.load` in float32 and compared with sentence-transformers or transformers on seven texts:
-blank, long, of other scripts, of special tokens. A line a case and engine; then the shares served and wrong, refused without a
-clear reason, and served and right. Appends to `--out`, and skips cases that are in it already. Exit status 1 if one is served
-and wrong, unless `KNOWN` of sample.py lists it; and if one that it lists is not wrong any more, or an engine is missing.
+Each case is built, loaded by `Encoder.load` in float32 and compared with sentence-transformers or
+transformers on seven texts: blank, long, of other scripts, of special tokens. A line a case and
+engine; then the shares served and wrong, refused without a clear reason, and served and right.
+Appends to `--out`, and skips cases that are in it already. Exit status 1 if one is served and
+wrong, unless `KNOWN` of sample.py lists it; and if one that it lists is not wrong any more, or an
+engine is missing.
 """
 
 import argparse
@@ -81,14 +84,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def engines_of_sample(name: str, engines: Sequence[str]) -> Sequence[str]:
-    """The engines of a case of the sample. OpenVINO, which compiles for longest, has those of COMPILED."""
+    """The engines of a case of the sample. OpenVINO, which compiles for longest, has those of
+    COMPILED."""
     if name in COMPILED:
         return engines
     return [engine for engine in engines if engine != "openvino"]
 
 
 def faults_of(rows: Iterable[Row], known: Mapping[tuple[str, str], str]) -> list[str]:
-    """A line for each row that is wrong and not known to be, that is known and not wrong, or that ran nothing."""
+    """A line for each row that is wrong and not known to be, that is known and not wrong, or that
+    ran nothing."""
     faults = []
     for row in rows:
         place = row["case"], row["backend"]
@@ -99,7 +104,8 @@ def faults_of(rows: Iterable[Row], known: Mapping[tuple[str, str], str]) -> list
             faults.append(f"{row['case']} on {row['backend']} is wrong by {row['deviation']}")
         elif place in known and not is_wrong:
             faults.append(
-                f"{row['case']} on {row['backend']} is listed as wrong and is not: remove it from KNOWN"
+                f"{row['case']} on {row['backend']} is listed as wrong and is not: remove it from "
+                "KNOWN"
             )
     return faults
 
@@ -171,7 +177,10 @@ def report(rows: Sequence[Row]) -> Iterable[str]:
     total = max(1, sum(counts.values()))
     yield ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
     yield f"served and wrong: {counts[judge.WRONG]} (expected 0)"
-    yield f"refused without a clear reason: {(counts[judge.UNCLEAR] + counts['crashed']) / total:.1%} (expected < 2 %)"
+    yield (
+        "refused without a clear reason: "
+        f"{(counts[judge.UNCLEAR] + counts['crashed']) / total:.1%} (expected < 2 %)"
+    )
     yield f"served and right: {counts[judge.RIGHT] / total:.1%} (expected >= 70 %)"
 
 

@@ -31,9 +31,10 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`settings` change the configuration before weights are drawn, `steps` edit the written files, and `oracle` those of a
-    copy that the oracle reads, where it would not read what the publisher meant. `task`: end of the class's name. `kind`: of
-    output. `options`: see `judge`. `by_design`: why ours follows TEI or the publisher, where it does."""
+    """`settings` change the configuration before weights are drawn, `steps` edit the written files,
+    and `oracle` those of a copy that the oracle reads, where it would not read what the publisher
+    meant. `task`: end of the class's name. `kind`: of output. `options`: see `judge`. `by_design`:
+    why ours follows TEI or the publisher, where it does."""
 
     base: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -224,7 +225,8 @@ def model_of(config: Any, task: str) -> Any:
 
 
 def oracle_of(folder: Path, case: Case) -> Path:
-    """The folder itself, or a copy, of before `rewritten` or with the case's edits for the oracle."""
+    """The folder itself, or a copy, of before `rewritten` or with the case's edits for the
+    oracle."""
     copy = folder.with_name(f"{folder.name}-oracle")
     if not copy.exists():
         if not case.oracle:
@@ -236,7 +238,8 @@ def oracle_of(folder: Path, case: Case) -> Path:
 
 
 def rewritten(rewrite: Callable[..., object], **changes: Any) -> Step:
-    """Rewrite a checkpoint in its publisher's format. The oracle does not know this format and reads the original."""
+    """Rewrite a checkpoint in its publisher's format. The oracle does not know this format and
+    reads the original."""
 
     def step(folder: Path) -> None:
         shutil.copytree(folder, folder.with_name(f"{folder.name}-oracle"))
@@ -306,8 +309,8 @@ def raw_words(**changes: Any) -> Step:
 
 
 def modules(folder: Path, chain: tuple[str, ...] = ("Pooling",), **pooling: Any) -> None:
-    """Write modules.json with a Transformer and these modules, and 1_Pooling/config.json of mean pooling, updated by
-    `pooling`."""
+    """Write modules.json with a Transformer and these modules, and 1_Pooling/config.json of mean
+    pooling, updated by `pooling`."""
     home = "sentence_transformers.models"
     paths = ["", *(f"{number}_{name}" for number, name in enumerate(chain, start=1))]
     rows = zip(paths, ("Transformer", *chain), strict=True)

@@ -32,8 +32,10 @@ NATIVE |= {
     "llama",
     "gemma3-text",
 }
-FOREIGN = frozenset(BASES) - NATIVE  # families that torch alone runs
-TESTED = {"load": {"measures": True}}  # the self-test finds a family that reads its neighbours
+# Families that torch alone runs
+FOREIGN = frozenset(BASES) - NATIVE
+# The self-test finds a family that reads its neighbours
+TESTED = {"load": {"measures": True}}
 TASKS = {"t5-encoder": "EncoderModel", "mt5-encoder": "EncoderModel"}
 NAMED_SO = "the publisher's class sees both ways, which transformers does not know by its name"
 EMPTY_ADAPTERS: dict[str, Any] = {
@@ -215,7 +217,8 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 def rotary() -> dict[str, Case]:
-    """`rope_parameters` as transformers 5 writes them, and `rope_scaling` with `type`, or both words, of transformers 4."""
+    """`rope_parameters` as transformers 5 writes them, and `rope_scaling` with `type`, or both
+    words, of transformers 4."""
     found: dict[str, Case] = {}
     for base in ("llama", "qwen3", "qwen2", "mistral"):
         for name, more in SCALINGS.items():

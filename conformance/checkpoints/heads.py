@@ -1,4 +1,5 @@
-"""Variants of checkpoints with a head: rerankers, classifiers, taggers, SPLADE, late interaction, static tables."""
+"""Variants of checkpoints with a head: rerankers, classifiers, taggers, SPLADE, late interaction,
+static tables."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from conformance.checkpoints.build import (
 from conformance.checkpoints.tokenizers import llama_template
 from conformance.checkpoints.words import UNTYPED, write_tokenizer
 
-CLS = (chain("Pooling", pooling_mode_cls_token=True),)  # as TEI pools where nothing is declared
+# As TEI pools where nothing is declared
+CLS = (chain("Pooling", pooling_mode_cls_token=True),)
 RANKS = {"num_labels": 1}
 LABELS = {"num_labels": 3}
 POOLED = {"classifier_pooling": "mean"}

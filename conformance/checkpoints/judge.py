@@ -1,4 +1,5 @@
-"""Compares a checkpoint's vectors here with sentence-transformers' or transformers', and judges the clarity of refusals."""
+"""Compares a checkpoint's vectors here with sentence-transformers' or transformers', and judges the
+clarity of refusals."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,8 @@ TEXTS = (
     "baka 🙂 bulo 👩‍👩‍👧 duti",
 )
 PAIRS = [(TEXTS[1], text) for text in TEXTS[2:]]
-TOLERANCE = 2e-5  # of an element of a unit vector, or of a logit, in float32
+# Of an element of a unit vector, or of a logit, in float32
+TOLERANCE = 2e-5
 RIGHT, WRONG, CLEAR, UNCLEAR = (
     "served, right",
     "served, WRONG",
@@ -47,21 +49,24 @@ NOT_JUDGED, BY_DESIGN, AT_REQUEST = (
     "refused at the request",
 )
 
-Rows = dict[str, list[Any]]  # name of an output -> an array a text
+# Name of an output -> an array a text
+Rows = dict[str, list[Any]]
 CURE = (
     r"served|supported|use |convert|pass |--|give |set |load|save|should|needs?\b|install|remove|"
     r"rename|[Mm]erge|[Cc]opy|download|run |one of"
 )
 DAMAGE = "empty|cannot be read|NaN or infinity|not a tokenizer|is missing"
 FOREIGN = (
-    "PytorchStreamReader|miniz|pip install (?!['\"`]?hybridtei)|optimum|Traceback|mat1 and mat2|is invalid for input|"
-    "has no attribute|must be executed to correctly load|Unrecognized|Errno|KeyError"
+    "PytorchStreamReader|miniz|pip install (?!['\"`]?hybridtei)|optimum|Traceback|mat1 and "
+    "mat2|is invalid for input|has no attribute|must be executed to correctly "
+    "load|Unrecognized|Errno|KeyError"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A line of the report. `deviation`: the largest difference of an element, None where nothing was compared."""
+    """A line of the report. `deviation`: the largest difference of an element, None where nothing
+    was compared."""
 
     verdict: str
     message: str
@@ -71,9 +76,10 @@ class Verdict:
 def is_clear(error: BaseException, folder: Path) -> bool:
     """True if a refusal tells a new user what to do.
 
-    It is one of our classes of LoadError; it names a file of the checkpoint, or a key in backquotes; it says what is served,
-    expected or mends it, or that the file is damaged, or (WeightMismatch) which two of the checkpoint's files disagree; and it
-    passes on no raw text of torch, transformers or pip.
+    It is one of our classes of LoadError; it names a file of the checkpoint, or a key in
+    backquotes; it says what is served, expected or mends it, or that the file is damaged, or
+    (WeightMismatch) which two of the checkpoint's files disagree; and it passes on no raw text of
+    torch, transformers or pip.
     """
     message = str(error).replace(str(folder), "")
     names = [path.name for path in folder.rglob("*")] + [
@@ -159,7 +165,8 @@ def _texts(options: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _pairs(options: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """`plain`: without special tokens and long texts, which a ranker's template here keeps plain, and cuts before its end."""
+    """`plain`: without special tokens and long texts, which a ranker's template here keeps plain,
+    and cuts before its end."""
     return [PAIRS[0], PAIRS[1], PAIRS[4]] if options.get("plain") else PAIRS
 
 
@@ -178,9 +185,8 @@ def _dense_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
             one.get("input_type"), model.encode
         )
         named = {"prompt_name": one["prompt_name"]} if "prompt_name" in one else {}
-        vectors = np.concatenate(
-            [method([text], **named) for text in _texts(options)]
-        )  # padding is no part of what is compared
+        # Padding is no part of what is compared
+        vectors = np.concatenate([method([text], **named) for text in _texts(options)])
         rows[f"dense {one or ''}"] = list(vectors if options.get("raw") else _unit(vectors))
     return rows
 

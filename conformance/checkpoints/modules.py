@@ -147,7 +147,8 @@ def poolings() -> dict[str, Case]:
             listed(TRANSFORMER, ("sentence_transformers.models.Pooling", "1_Pooling")),
         ),
         **{f"dense-{name}": case("bert", dense((32, 16, word))) for name, word in torchs.items()},
-        # sentence-transformers takes Tanh for the class of dense-GELUActivation unless it trusts the repository
+        # sentence-transformers takes Tanh for the class of dense-GELUActivation unless it trusts
+        # the repository
         "dense-GELUActivation-trusted": case(
             "bert", dense((32, 16, torchs["GELUActivation"])), load={"trust_remote_code": True}
         ),

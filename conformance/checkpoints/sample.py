@@ -1,6 +1,7 @@
 """The cases that CI runs on every engine, and the ones that are known to be served wrong."""
 
-# The first case of each group, every 48th of all, and late interaction, whose queries have tokens that no other attends to.
+# The first case of each group, every 48th of all, and late interaction, whose queries have tokens
+# that no other attends to.
 SAMPLE = (
     "fam-bert",
     "fam-eurobert",
@@ -44,7 +45,8 @@ SAMPLE = (
     "remote-code-untrusted",
 )
 
-# The cases of the sample that run on OpenVINO too: a kind of attention, position, head or output each.
+# The cases of the sample that run on OpenVINO too: a kind of attention, position, head or output
+# each.
 COMPILED = (
     "fam-bert",
     "cfg-modernbert-old-config-thetas",
@@ -61,5 +63,6 @@ COMPILED = (
     "lm-ranker-qwen3-st6",
 )
 
-# (case, engine) -> what is wrong. The list may only shrink: a case that is here and is not wrong fails, until it is removed.
+# (case, engine) -> what is wrong. The list may only shrink: a case that is here and is not wrong
+# fails, until it is removed.
 KNOWN: dict[tuple[str, str], str] = {}

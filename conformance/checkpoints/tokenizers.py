@@ -67,7 +67,8 @@ def llama_template(bos: bool, eos: bool) -> Step:
 
 
 def llamas(of: str) -> dict[str, Case]:
-    """tokenizer.json with and without BOS and EOS, and the keys of tokenizer_config.json, which a class of its own follows."""
+    """tokenizer.json with and without BOS and EOS, and the keys of tokenizer_config.json, which a
+    class of its own follows."""
     found = {}
     for json in ("10", "11", "01"):
         for keys in ("", "11", "10", "00"):
@@ -187,7 +188,8 @@ def tokenizers() -> dict[str, Case]:
 
 
 def hidden_state(layer: int) -> Step:
-    """sentence_bert_config.json of sentence-transformers 6 whose output is another than the last state."""
+    """sentence_bert_config.json of sentence-transformers 6 whose output is another than the last
+    state."""
     output = {"text": {"method": "forward", "method_output_name": ["hidden_states", layer]}}
     loaded = {"config_kwargs": {"output_hidden_states": True}}
     return sbert(

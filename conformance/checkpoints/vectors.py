@@ -1,4 +1,5 @@
-"""What checkpoints of other vectors vary: SPLADE, late interaction, static tables, publishers' own layouts."""
+"""What checkpoints of other vectors vary: SPLADE, late interaction, static tables, publishers' own
+layouts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,8 @@ def splade(activation: str = "relu", active: int | None = None) -> Step:
 
 
 def sparse(base: str, *steps: Step, plain: bool = True, **settings: Any) -> Case:
-    """A SPLADE: declared by `--pooling splade` alone, which is no file, or as sentence-transformers 6 does."""
+    """A SPLADE: declared by `--pooling splade` alone, which is no file, or as sentence-transformers
+    6 does."""
     options = {"load": {"pooling": "splade"}} if plain else {}
     return Case(
         base, settings, steps if plain or steps else (splade(),), "sparse", "ForMaskedLM", options

@@ -1,4 +1,5 @@
-"""Tokenizers of about 500 pieces as hub repositories hold them: tokenizer.json, and tokenizer_config.json with its class."""
+"""Tokenizers of about 500 pieces as hub repositories hold them: tokenizer.json, and
+tokenizer_config.json with its class."""
 
 import json
 import struct
@@ -176,7 +177,8 @@ def template(*, bos: bool, eos: bool) -> Any:
 
 
 def write_sentencepiece(folder: Path) -> None:
-    """sentencepiece.bpe.model of an XLM-R's pieces: a protobuf of pieces, scores and kinds, and the trainer's ids."""
+    """sentencepiece.bpe.model of an XLM-R's pieces: a protobuf of pieces, scores and kinds, and the
+    trainer's ids."""
     pieces = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     ordinary = [(piece, score, 1) for piece, score in pieces[4:-1]]
     rows = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), *ordinary]

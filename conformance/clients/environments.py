@@ -1,6 +1,8 @@
-"""A virtual environment for each group of compatible clients, made once, and again when its list changes.
+"""A virtual environment for each group of compatible clients, made once, and again when its list
+changes.
 
-`requirements/GROUP.txt` is installed first, then `requirements/GROUP.no-deps.txt`, if there is one, without what it asks for.
+`requirements/GROUP.txt` is installed first, then `requirements/GROUP.no-deps.txt`, if there is one,
+without what it asks for.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import venv
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
-MARK = "made-of"  # has the digest of the installed list; written last, so an incomplete environment lacks it
+# Has the digest of the installed list; written last, so an incomplete environment lacks it
+MARK = "made-of"
 INSTALL_SECONDS = 900
 
 

@@ -1,7 +1,8 @@
-"""Shared by the scripts of all clients: the server's address, its plain answers, the checks and the counts of calls.
+"""Shared by the scripts of all clients: the server's address, its plain answers, the checks and the
+counts of calls.
 
-Standard library only: it runs in every client's environment. Compares a client's results with the same server's answers on
-TEI's routes to plain requests, which other tests compare with the models.
+Standard library only: it runs in every client's environment. Compares a client's results with the
+same server's answers on TEI's routes to plain requests, which other tests compare with the models.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 
 TEXTS = ["baka lomi beti", "duna boka", "pelu dati buka bera mona", "bo"]
 QUERY = "boka lomi"
-TOLERANCE = 1e-5  # of floats that took another way through a batch
+# Of floats that took another way through a batch
+TOLERANCE = 1e-5
 TIMEOUT_SECONDS = 60
-DIRECT = urllib.request.build_opener(
-    urllib.request.ProxyHandler({})
-)  # ignore the environment's proxy
+# Ignore the environment's proxy
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Skipped(Exception):
@@ -40,7 +41,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """`url` of all models; each also has all routes at `at(alias)`. `grpc`: alias -> host:port, of servers of one model."""
+    """`url` of all models; each also has all routes at `at(alias)`. `grpc`: alias -> host:port, of
+    servers of one model."""
 
     url: str
     embed: str
@@ -93,13 +95,15 @@ CALLS: list[Call] = []
 
 
 def call(function: Call) -> Call:
-    """Makes a function a call of its script. The function raises if the client's result is wrong."""
+    """Makes a function a call of its script. The function raises if the client's result is
+    wrong."""
     CALLS.append(function)
     return function
 
 
 def same(found: Any, wanted: Any, where: str = "answer") -> None:
-    """Raises AssertionError unless both hold the same, floats within TOLERANCE. Arrays and tuples are taken for lists."""
+    """Raises AssertionError unless both hold the same, floats within TOLERANCE. Arrays and tuples
+    are taken for lists."""
     found, wanted = _plain(found), _plain(wanted)
     if (
         isinstance(found, float)

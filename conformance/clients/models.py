@@ -1,4 +1,5 @@
-"""The models that the clients ask: given ones, or seeded tiny checkpoints; and the servers in front of them."""
+"""The models that the clients ask: given ones, or seeded tiny checkpoints; and the servers in front
+of them."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from conformance.processes import DIRECT, free_port, started  # noqa: E402 (run as a file, this package is not on the path)
+# Run as a file, this package is not on the path
+from conformance.processes import DIRECT, free_port, started  # noqa: E402
 
-RANGES = "ranges.npz"  # of a tiny model's folder: what int8 is measured by
+# Of a tiny model's folder: what int8 is measured by
+RANGES = "ranges.npz"
 PROMPTS = {"query": "boka ", "passage": "duna "}
 
 
@@ -29,7 +32,8 @@ def tiny(folder: Path, alias: str) -> Path:
 
     home = Path(write_model(alias, folder))
     if alias == "hybrid":
-        write.write_modules(home, pooling="mean", normalize=True)  # which chunks of a document need
+        # Which chunks of a document need
+        write.write_modules(home, pooling="mean", normalize=True)
         write.write_json(
             home / "config_sentence_transformers.json",
             {"prompts": PROMPTS, "default_prompt_name": None},
@@ -51,7 +55,8 @@ def table(alias: str, model: str) -> str:
 def serving(
     models: Mapping[str, str], scratch: Path, *, grpc: bool
 ) -> Iterator[tuple[str, str | None]]:
-    """One process in front of alias -> model: its URL and, where asked for, its gRPC address. Raises RuntimeError."""
+    """One process in front of alias -> model: its URL and, where asked for, its gRPC address.
+    Raises RuntimeError."""
     listed = scratch / f"{'-'.join(models)}.toml"
     listed.write_text("\n".join(table(alias, model) for alias, model in models.items()))
     port, grpc_port = free_port(), free_port()
@@ -76,7 +81,8 @@ def serving(
 
 @contextmanager
 def single_grpc_servers(models: Mapping[str, str], scratch: Path) -> Iterator[dict[str, str]]:
-    """alias -> gRPC address, of a process for each: some clients cannot say which of several models they want."""
+    """alias -> gRPC address, of a process for each: some clients cannot say which of several models
+    they want."""
     with ExitStack() as stack:
         found = {}
         for alias, model in models.items():
@@ -86,14 +92,8 @@ def single_grpc_servers(models: Mapping[str, str], scratch: Path) -> Iterator[di
 
 
 def _environment() -> dict[str, str]:
-    flags = {
-        "MODEL_ID",
-        "PORT",
-        "API_KEY",
-        "HOSTNAME",
-        "GRPC_PORT",
-        "TASK",
-    }  # the user's own, not this script's
+    # The user's own, not this script's
+    flags = {"MODEL_ID", "PORT", "API_KEY", "HOSTNAME", "GRPC_PORT", "TASK"}
     return {
         **{name: value for name, value in os.environ.items() if name not in flags},
         "HF_HUB_OFFLINE": "1",

@@ -1,11 +1,14 @@
-"""Clients of other embedding servers, unmodified, against a running hybridtei: each call is checked by the values it returns.
+"""Clients of other embedding servers, unmodified, against a running hybridtei: each call is checked
+by the values it returns.
 
     python conformance/clients/run.py [--only NAME …] [--venv DIR] [--no-grpc]
-    python conformance/clients/run.py --base-url http://127.0.0.1:3000 [--embedder ALIAS] … [--grpc-address HOST:PORT]
+    python conformance/clients/run.py --base-url http://127.0.0.1:3000 [--embedder ALIAS] …
+    [--grpc-address HOST:PORT]
 
-Makes an environment for each group of clients (`requirements/`), kept in DIR for the next time; starts one server with four
-models, which are seeded tiny checkpoints or those named by flags; runs each client's script in its environment. Prints a table,
-then one line of JSON; ends with 1 if a call failed or a client could not be installed.
+Makes an environment for each group of clients (`requirements/`), kept in DIR for the next time;
+starts one server with four models, which are seeded tiny checkpoints or those named by flags; runs
+each client's script in its environment. Prints a table, then one line of JSON; ends with 1 if a
+call failed or a client could not be installed.
 """
 
 from __future__ import annotations

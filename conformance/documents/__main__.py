@@ -1,4 +1,5 @@
-"""What an ingest reads of `conformance/documents/folder`, in one screen: python -m conformance.documents [FOLDER]
+"""What an ingest reads of `conformance/documents/folder`, in one screen: python -m
+conformance.documents [FOLDER]
 
 Exit status 1 if a file of the folder here is read otherwise than `expected.json` says.
 """

@@ -1,7 +1,9 @@
-"""Words of PDF files that are lost, by pdftotext's: python -m conformance.documents.pdf_words FILE...
+"""Words of PDF files that are lost, by pdftotext's: python -m conformance.documents.pdf_words
+FILE...
 
-For the files of Debian's maint-guide, bash-doc and r-doc-pdf: `apt-get download` them, and unpack them by `dpkg-deb -x`.
-Prints a line a file: its words, those that are lost, and the CPU seconds of reading.
+For the files of Debian's maint-guide, bash-doc and r-doc-pdf: `apt-get download` them, and unpack
+them by `dpkg-deb -x`. Prints a line a file: its words, those that are lost, and the CPU seconds of
+reading.
 """
 
 import re

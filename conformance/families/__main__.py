@@ -1,9 +1,11 @@
-"""Every family of models against transformers, on every engine: `python -m conformance.families [FAMILY ...] [--dtype DTYPE]`
+"""Every family of models against transformers, on every engine: `python -m conformance.families
+[FAMILY ...] [--dtype DTYPE]`
 
-For each family and each setting of it in `variants`, a tiny checkpoint with seeded weights is written, read and computed by
-ONNX Runtime, OpenVINO and torch, as far as they have that precision: five texts in one batch, and each alone. Printed are the
-largest differences from transformers' eager attention: of hidden states relative to the largest, and of mean-pooled unit
-vectors; and that of the engines' vectors. Exit status 1 if one is beyond its tolerance.
+For each family and each setting of it in `variants`, a tiny checkpoint with seeded weights is
+written, read and computed by ONNX Runtime, OpenVINO and torch, as far as they have that precision:
+five texts in one batch, and each alone. Printed are the largest differences from transformers'
+eager attention: of hidden states relative to the largest, and of mean-pooled unit vectors; and that
+of the engines' vectors. Exit status 1 if one is beyond its tolerance.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import openvino as ov
 from transformers.utils import logging
 
 from conformance.families.oracle import (
@@ -30,6 +33,8 @@ from conformance.families.oracle import (
 from conformance.families.variants import VARIANTS
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny
+
+CAPABILITIES = "OPTIMIZATION_CAPABILITIES"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,18 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     wanted, tolerance = options.families, TOLERANCES[options.dtype]
+    engines = engines_of(options.dtype)
     unknown = sorted(set(wanted) - set(tiny.FAMILIES))
     if unknown:
         parser.error(f"no family {unknown[0]!r}")
     logging.disable_progress_bar()
-    print(
-        f"{'family':20}{'settings':44}" + "".join(f"{name:>18}" for name in columns(options.dtype))
-    )
+    print(f"{'family':20}{'settings':44}" + "".join(f"{name:>18}" for name in columns(engines)))
     beyond, apart, count = 0, set(), 0
     for family, settings in VARIANTS:
         if wanted and family not in wanted:
             continue
-        row, within, agree = compare(family, settings, options.dtype)
+        row, within, agree = compare(family, settings, options.dtype, engines)
         count += 1
         beyond += not within
         if not agree:
@@ -76,29 +80,38 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
     print(
-        f"{count} checkpoints, {beyond} beyond {tolerance.hidden:g} (hidden) or {tolerance.vectors:g} (vectors); "
-        f"{len(apart)} families in which engines disagree"
+        f"{count} checkpoints, {beyond} beyond {tolerance.hidden:g} (hidden) or "
+        f"{tolerance.vectors:g} (vectors); {len(apart)} families in which engines disagree"
     )
     return 1 if beyond or apart else 0
 
 
-def columns(dtype: str) -> list[str]:
+def engines_of(dtype: str) -> list[str]:
+    """The engines that compute in this precision on this processor."""
+    engines = list(ENGINES_OF[dtype])
+    if dtype == "bfloat16" and "BF16" not in ov.Core().get_property("CPU", CAPABILITIES):
+        engines.remove("openvino")
+        print("OpenVINO does not compute in bfloat16 on this processor: it is left out")
+    return engines
+
+
+def columns(engines: Sequence[str]) -> list[str]:
     """Names of the figures of a row."""
-    return [
-        f"{engine} {what}" for engine in ENGINES_OF[dtype] for what in ("hidden", "vectors")
-    ] + ["engines apart"]
+    figures = [f"{engine} {what}" for engine in engines for what in ("hidden", "vectors")]
+    return [*figures, "engines apart"]
 
 
-def compare(family: str, settings: Mapping[str, Any], dtype: str) -> tuple[list[float], bool, bool]:
-    """(figures under `columns`, whether each engine is near transformers, whether the engines agree)."""
+def compare(
+    family: str, settings: Mapping[str, Any], dtype: str, engines: Sequence[str]
+) -> tuple[list[float], bool, bool]:
+    """(figures under `columns`, whether each engine is near transformers, whether the engines
+    agree)."""
     with TemporaryDirectory() as name:
         folder = tiny.write_family(Path(name), family, **settings)
         spec = read_spec(folder, pooling="mean")
         texts = texts_of(spec)
         expected = reference(folder, texts)
-        states = [
-            states_of(open_engine(engine, spec, dtype), texts) for engine in ENGINES_OF[dtype]
-        ]
+        states = [states_of(open_engine(engine, spec, dtype), texts) for engine in engines]
     differences = [difference(one, expected, texts) for one in states]
     tolerance = TOLERANCES[dtype]
     vectors = [unit_means(form, texts) for one in states for form in (one.together, one.alone)]

@@ -1,10 +1,12 @@
-"""Write `hybridtei/models/families/declared.json`: the keys of config.json that transformers reads, by `model_type`.
+"""Write `hybridtei/models/families/declared.json`: the keys of config.json that transformers reads,
+by `model_type`.
 
     python -m conformance.families.declared          # writes the file, with transformers 5.23
     python -m conformance.families.declared --check  # exits with 1 if the file is out of date
 
-A key counts where the configuration class has a field or an alias of that name, or where the class, the model's own module or
-the code that all models share reads it. Wrong vectors are worse than a refusal: a key too many does less harm than one too few.
+A key counts where the configuration class has a field or an alias of that name, or where the class,
+the model's own module or the code that all models share reads it. Wrong vectors are worse than a
+refusal: a key too many does less harm than one too few.
 """
 
 import argparse
@@ -22,7 +24,8 @@ from hybridtei.models.families import FAMILIES
 from hybridtei.models.families.settings import DECLARED
 
 VERSION = "5.23.0"
-# Code of every model: the base class, masks, rotary positions, loading, layers that differ, quantisation.
+# Code of every model: the base class, masks, rotary positions, loading, layers that differ,
+# quantisation.
 SHARED = (
     "configuration_utils",
     "integrations.heterogeneity.configuration_utils",
@@ -32,7 +35,8 @@ SHARED = (
     "modeling_utils",
     "quantizers.auto",
 )
-# transformers 4 read these for every model; a checkpoint that it trained with another value is another model.
+# transformers 4 read these for every model; a checkpoint that it trained with another value is
+# another model.
 EARLIER = frozenset({"position_embedding_type", "pruned_heads", "quantization_config"})
 # Functions that are given what config.json holds beyond the fields of the class.
 TAKE_REST = frozenset({"__post_init__", "convert_rope_params_to_dict"})
@@ -70,7 +74,8 @@ def _base() -> Any:
 
 
 def _public(names: Iterable[str]) -> set[str]:
-    """Without the methods of the base class and of dictionaries, which are called and not read, and Python's own names."""
+    """Without the methods of the base class and of dictionaries, which are called and not read, and
+    Python's own names."""
     return {
         name
         for name in names
@@ -79,7 +84,8 @@ def _public(names: Iterable[str]) -> set[str]:
 
 
 def _keys_of(module: ModuleType) -> set[str]:
-    """Names that code reads from a configuration: attributes, texts of `getattr`, `get`, `pop`, `in` and brackets."""
+    """Names that code reads from a configuration: attributes, texts of `getattr`, `get`, `pop`,
+    `in` and brackets."""
     tree = ast.parse(inspect.getsource(module))
     found = set(_reads(tree, {"config", "config_dict"}))
     for node in ast.walk(tree):
@@ -113,15 +119,15 @@ def _reads(tree: ast.AST, holders: Collection[str]) -> Iterator[str]:
                 pass
             case _:
                 continue
-        last = getattr(holder, "id", None) or getattr(
-            holder, "attr", None
-        )  # of `config`, or of `self.config`
+        # Of `config`, or of `self.config`
+        last = getattr(holder, "id", None) or getattr(holder, "attr", None)
         if last in holders:
             yield name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 1 if `--check` finds that the file is out of date, 2 with another transformers."""
+    """The exit status: 1 if `--check` finds that the file is out of date, 2 with another
+    transformers."""
     import transformers
 
     parser = argparse.ArgumentParser(

@@ -1,4 +1,5 @@
-"""The distance of an engine's states and vectors of a tiny checkpoint from transformers', for texts alone and in a batch."""
+"""The distance of an engine's states and vectors of a tiny checkpoint from transformers', for texts
+alone and in a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +20,21 @@ from tests.tolerances import INT8
 
 ENGINES = ("ort", "openvino", "torch")
 ENGINES_OF = {"float32": ENGINES, "bfloat16": ("openvino", "torch"), "int8": ("ort", "openvino")}
-INT8_GROUP = 16  # numbers that share a scale on OpenVINO; the tiny checkpoints are too narrow for the groups of `openvino_int8`
-LENGTHS = (1, 3, 40, 17, 100)  # tokens; beyond the windows and the buckets of the tiny families
-HIDDEN_TOLERANCE = 3e-6  # of float32 hidden states, relative to the largest
-VECTOR_TOLERANCE = 1e-5  # of the elements of unit vectors
+# Numbers that share a scale on OpenVINO; the tiny checkpoints are too narrow for the groups of
+# `openvino_int8`
+INT8_GROUP = 16
+# Tokens; beyond the windows and the buckets of the tiny families
+LENGTHS = (1, 3, 40, 17, 100)
+# Of float32 hidden states, relative to the largest
+HIDDEN_TOLERANCE = 3e-6
+# Of the elements of unit vectors
+VECTOR_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Bounds of the deviation of hidden states, relative to the largest, and of unit vectors' elements."""
+    """Bounds of the deviation of hidden states, relative to the largest, and of unit vectors'
+    elements."""
 
     hidden: float
     vectors: float
@@ -50,7 +57,8 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Largest of hidden states, relative to the largest state, and of the elements of unit vectors."""
+    """Largest of hidden states, relative to the largest state, and of the elements of unit
+    vectors."""
 
     hidden: float
     vectors: float
@@ -73,8 +81,8 @@ def texts_of(spec: ModelSpec) -> list[Encoding]:
 
 
 def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:
-    """A checkpoint's family on one of ENGINES_OF a dtype, without a guard. Raises LoadError, or ImportError if the engine is
-    not installed."""
+    """A checkpoint's family on one of ENGINES_OF a dtype, without a guard. Raises LoadError, or
+    ImportError if the engine is not installed."""
     if name == "torch":
         from hybridtei.inference.backends.torch.backend import TorchBackend
 

@@ -1,4 +1,5 @@
-"""Valid bodies of every route, drawn: what mutations begin with. Texts are words of the tiny models, and everybody else's."""
+"""Valid bodies of every route, drawn: what mutations begin with. Texts are words of the tiny
+models, and everybody else's."""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +46,8 @@ class Draw(Random):
 
 
 def made(draw: Random, form: Any) -> Any:
-    """Draw a value: a member of a tuple, a function's result, an object of drawn fields; any other form is the value."""
+    """Draw a value: a member of a tuple, a function's result, an object of drawn fields; any other
+    form is the value."""
     if callable(form):
         return form(draw)
     if isinstance(form, tuple):
@@ -266,14 +268,21 @@ FORMS: dict[str, Any] = {
         {"points": listed(POINT, 4)}, create=True, truncate=True
     ),
     "/collections/docs/import": some(
-        collection="docs", schema={}, points=3
-    ),  # the first line of an export, or nothing like it
+        collection="docs",
+        schema={},
+        points=3,
+        # The first line of an export, or nothing like it
+    ),
     "/qdrant/inference": body(
         {"inputs": listed(INFERENCE, 4)}, inference=("update", "search"), token="fuzz-key"
     ),
     "/models/load": body(
-        {"model_id": ("/nowhere", "no/where", "")}, alias="a b", dtype="int3", role="cook"
-    ),  # no such model
+        {"model_id": ("/nowhere", "no/where", "")},
+        alias="a b",
+        dtype="int3",
+        role="cook",
+        # No such model
+    ),
     "/models/unload": {"model": ("nobody", "", "classifier ")},
 }
 POSTS: dict[str, Maker] = {

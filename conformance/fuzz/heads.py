@@ -1,4 +1,5 @@
-"""HTTP requests of every kind: valid, with a wrong length, chunked, HTTP/1.0, compressed, pipelined, half sent, or empty."""
+"""HTTP requests of every kind: valid, with a wrong length, chunked, HTTP/1.0, compressed,
+pipelined, half sent, or empty."""
 
 import gzip
 import json
@@ -9,7 +10,8 @@ from conformance.fuzz.bodies import GETS, POSTS, Draw
 from conformance.fuzz.mutations import mutated
 from conformance.fuzz.shot import Shot
 
-UNKNOWN = -1  # as `Shot.answers`: the bytes may be no request, or several
+# As `Shot.answers`: the bytes may be no request, or several
+UNKNOWN = -1
 JSON = b"application/json"
 METHODS = (b"GET", b"HEAD", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE", b"POST")
 TYPES = (
@@ -203,7 +205,8 @@ def request(
 
 
 class Generator:
-    """Shots made from a seed. `aliases`: of the models; `key`: that the server wants, and mostly gets.
+    """Shots made from a seed. `aliases`: of the models; `key`: that the server wants, and mostly
+    gets.
 
     `longest`: words in a text.
     """
@@ -358,7 +361,8 @@ class Generator:
         return Shot("broken chunks", (head + self._draw.choice(wrong),), answers=UNKNOWN)
 
     def length(self) -> Shot:
-        """Return a Content-Length that is wrong, not a number, repeated, or combined with chunks."""
+        """Return a Content-Length that is wrong, not a number, repeated, or combined with
+        chunks."""
         draw = self._draw
         path, body = self._json()
         far = len(body) + draw.choice((1, 100, 3_000_000, 10**12))
@@ -424,7 +428,8 @@ class Generator:
         """Near the payload limit and above, as one long text, many texts, or nothing but depth."""
         draw = self._draw
         path, value = self._valid()
-        field = next(iter(value), "model")  # a body may have no field that it must have
+        # A body may have no field that it must have
+        field = next(iter(value), "model")
         size = draw.choice((60_000, 300_000, 1_900_000, 2_100_000))
         unit = draw.choice(("baka ", "\u0301", "x", "東", "a b "))
         shapes: tuple[Callable[[], bytes], ...] = (

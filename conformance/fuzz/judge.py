@@ -7,15 +7,15 @@ from typing import Any, NoReturn
 from conformance.fuzz.heads import UNKNOWN
 from conformance.fuzz.shot import Outcome, Reply, Shot
 
-FINAL = frozenset(
-    {400, 408, 413, 414, 431}
-)  # after these a server may end a connection with requests still unanswered
-TOLERANCE = 1e-5  # who shares a batch may change the last digits of float32
+# After these a server may end a connection with requests still unanswered
+FINAL = frozenset({400, 408, 413, 414, 431})
+# Who shares a batch may change the last digits of float32
+TOLERANCE = 1e-5
 
 
 def faults(shot: Shot, outcome: Outcome, unread: float = inf) -> list[str]:
-    """Reasons why this is a finding. `unread`: above this number of bytes a server need not read on until the client gets its
-    refusal."""
+    """Reasons why this is a finding. `unread`: above this number of bytes a server need not read on
+    until the client gets its refusal."""
     found = []
     if outcome.hung:
         found.append("hangs")

@@ -6,7 +6,8 @@ from random import Random
 from typing import Any
 
 DEEP = 10_000
-LARGEST = 2_500_000  # bytes; what is far above the payload limit is refused unread, and its sender may not hear why
+# Bytes; what is far above the payload limit is refused unread, and its sender may not hear why
+LARGEST = 2_500_000
 ODD_TEXTS = (
     *(
         "",

@@ -1,4 +1,5 @@
-"""A connection of the fuzzer: sends a shot, reads strict HTTP/1.1, and distinguishes a hang from a wait.
+"""A connection of the fuzzer: sends a shot, reads strict HTTP/1.1, and distinguishes a hang from a
+wait.
 
 Has its own reader, since HTTP libraries accept answers that should be findings.
 """
@@ -11,7 +12,8 @@ from conformance.fuzz.heads import UNKNOWN
 from conformance.fuzz.shot import Outcome, Reply, Shot
 
 HANG_SECONDS = 20.0
-SILENCE_SECONDS = 0.3  # after which nothing more is expected of bytes that may be no request
+# After which nothing more is expected of bytes that may be no request
+SILENCE_SECONDS = 0.3
 READ_LIMIT = 2**20
 BODILESS = frozenset({204, 304})
 
@@ -29,7 +31,8 @@ class Peer:
         self._writer: asyncio.StreamWriter | None = None
 
     async def ask(self, shot: Shot) -> Outcome:
-        """Send a shot and read what it brings. A kept connection that the server has just closed is opened again, once."""
+        """Send a shot and read what it brings. A kept connection that the server has just closed is
+        opened again, once."""
         kept = self._reader is not None
         outcome = await self._ask(shot)
         if (
@@ -80,7 +83,8 @@ class Peer:
                 outcome.replies.append(reply)
 
     async def _until_closed(self, outcome: Outcome) -> None:
-        """Say that nothing more comes: the server has to end it. What it says meanwhile may begin in the middle."""
+        """Say that nothing more comes: the server has to end it. What it says meanwhile may begin
+        in the middle."""
         assert self._reader is not None
         assert self._writer is not None
         self._writer.write_eof()
@@ -99,16 +103,17 @@ class Peer:
         assert self._writer is not None
         for place, piece in enumerate(shot.pieces):
             if place:
-                await asyncio.sleep(0.002)  # else packets would be joined
+                # Else packets would be joined
+                await asyncio.sleep(0.002)
             self._writer.write(piece)
         if len(piece) > 60_000:
             sending = asyncio.ensure_future(self._writer.drain())
-            await asyncio.wait({sending}, timeout=5)  # the server may refuse, and read no further
+            # The server may refuse, and read no further
+            await asyncio.wait({sending}, timeout=5)
             if not sending.done():
                 sending.cancel()
-            await asyncio.gather(
-                sending, return_exceptions=True
-            )  # what it says of the connection, reading will say too
+            # What it says of the connection, reading will say too
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def _reply(self, head_only: bool) -> Reply:
         assert self._reader is not None

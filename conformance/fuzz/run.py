@@ -1,16 +1,18 @@
-"""Fuzz the server: every route, every kind of model, any bytes; and between them requests whose answers must never change.
+"""Fuzz the server: every route, every kind of model, any bytes; and between them requests whose
+answers must never change.
 
     python conformance/fuzz/run.py --requests 200000 [--seed N] [--only PLAN …] [--findings FOLDER]
 
-Starts one server after the other (`servers.PLANS`) over seeded tiny checkpoints. A finding is: a process that ends, no end
-within 20 s, a 5xx, a body that is not what it says, an answer that is missing, a valid request answered otherwise than before,
-a trace in the log, memory that grows. Writes findings to a folder as raw bytes. Write a test for each finding that mattered.
-Prints a table, then one line of JSON; exit 1 if anything was found. The same seed makes the same shots; in which order the
-connections' shots reach the server is the network's.
+Starts one server after the other (`servers.PLANS`) over seeded tiny checkpoints. A finding is: a
+process that ends, no end within 20 s, a 5xx, a body that is not what it says, an answer that is
+missing, a valid request answered otherwise than before, a trace in the log, memory that grows.
+Writes findings to a folder as raw bytes. Write a test for each finding that mattered. Prints a
+table, then one line of JSON; exit 1 if anything was found. The same seed makes the same shots; in
+which order the connections' shots reach the server is the network's.
 
-Memory is flat if what the process comes back to does not rise: after a first fifth, in which it may grow to what its largest
-requests take, the low-water mark of the second half is compared with that of the first, since both see requests of the same
-sizes. Short runs say nothing: see `LOOKS`.
+Memory is flat if what the process comes back to does not rise: after a first fifth, in which it may
+grow to what its largest requests take, the low-water mark of the second half is compared with that
+of the first, since both see requests of the same sizes. Short runs say nothing: see `LOOKS`.
 """
 
 from __future__ import annotations
@@ -29,19 +31,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # run as a file, this package is not on the path
+    # Run as a file, this package is not on the path
+    sys.path.insert(0, str(ROOT))
 
 from conformance.fuzz.servers import PLANS, Plan, Server, serving, write_model  # noqa: E402
 from conformance.fuzz.shot import Shot  # noqa: E402
 from conformance.fuzz.storm import Finding, Storm, Tally  # noqa: E402
 
-GROWTH_SHARE, GROWTH_MB = (
-    0.05,
-    16.0,
-)  # by which the second half's low-water mark may be above the first's, whichever is more
-LOOKS = 60  # two a second; fewer say nothing about memory
-WARM_UP = 5  # the first 1 / WARM_UP of the measurements does not count
-KEPT = 200  # findings of a server whose bytes are written
+# By which the second half's low-water mark may be above the first's, whichever is more
+GROWTH_SHARE, GROWTH_MB = (0.05, 16.0)
+# Two a second; fewer say nothing about memory
+LOOKS = 60
+# The first 1 / WARM_UP of the measurements does not count
+WARM_UP = 5
+# Findings of a server whose bytes are written
+KEPT = 200
 NOTHING = Shot("none", (b"",))
 
 
@@ -94,7 +98,10 @@ def _against(server: Server, seed: int, wanted: int, arguments: argparse.Namespa
     tally = asyncio.run(Storm(server, str(seed), wanted, findings.add).run())
     for reason in (*flatness(server), *strangers(server, before), *server.alarms()):
         findings.add(Finding(server.plan.name, (reason,), NOTHING))
-    line = f"{server.plan.name:10s} {tally.requests:7d} requests {tally.requests / max(tally.seconds, 0.001):6.0f}/s"
+    line = (
+        f"{server.plan.name:10s} {tally.requests:7d} requests "
+        f"{tally.requests / max(tally.seconds, 0.001):6.0f}/s"
+    )
     valid = f"{tally.valid:6d} valid ({tally.exactly_equal} byte-equal)"
     print(f"{line} {valid} {findings.count} findings", flush=True)
     return Result(server, tally, findings.count)

@@ -1,9 +1,10 @@
-"""schemathesis against our own OpenAPI document: what it draws from the schemas of every route, valid and not.
+"""schemathesis against our own OpenAPI document: what it draws from the schemas of every route,
+valid and not.
 
     python conformance/fuzz/schemas.py [--max-examples 100] [--seed N] [-- MORE FLAGS]
 
-Starts the fleet of `run.py`, and runs all of schemathesis' checks (extra `dev`); `schemathesis.toml` has rules that a schema
-cannot express. Its exit status is schemathesis'.
+Starts the fleet of `run.py`, and runs all of schemathesis' checks (extra `dev`);
+`schemathesis.toml` has rules that a schema cannot express. Its exit status is schemathesis'.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from conformance.fuzz.servers import PLANS, serving, write_model  # noqa: E402 (run as a file, this package is not on the path)
+# Run as a file, this package is not on the path
+from conformance.fuzz.servers import PLANS, serving, write_model  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None) -> int:

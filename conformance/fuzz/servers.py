@@ -1,4 +1,5 @@
-"""The servers that are fuzzed: processes of the command over seeded tiny checkpoints, their log, and their memory."""
+"""The servers that are fuzzed: processes of the command over seeded tiny checkpoints, their log,
+and their memory."""
 
 import json
 import os
@@ -29,12 +30,14 @@ KEY = "fuzz-key"
 
 @dataclass(frozen=True)
 class Plan:
-    """A server: its models, its flags, and its share of all requests. `longest`: words in a text; `peers`: connections.
+    """A server: its models, its flags, and its share of all requests. `longest`: words in a text;
+    `peers`: connections.
 
-    Where large batches are split, a body of 2 MB holds 300,000 inputs: ten seconds of two idle cores, and four of these fit
-    inside at once. Such work looks like a hang, so that server accepts bodies of only 200 kB: about ten thousand inputs, half a
-    second.
-    `unread`: bytes of a shot that is so far beyond that limit that its sender may not hear why it was refused.
+    Where large batches are split, a body of 2 MB holds 300,000 inputs: ten seconds of two idle
+    cores, and four of these fit inside at once. Such work looks like a hang, so that server accepts
+    bodies of only 200 kB: about ten thousand inputs, half a second.
+    `unread`: bytes of a shot that is so far beyond that limit that its sender may not hear why it
+    was refused.
     """
 
     name: str
@@ -48,7 +51,8 @@ class Plan:
 
     @property
     def remembers(self) -> bool:
-        """True if the server caches answers: one computed in a batch may differ from others in the last digits."""
+        """True if the server caches answers: one computed in a batch may differ from others in the
+        last digits."""
         return "--embedding-cache-mb" in self.flags
 
 
@@ -180,7 +184,8 @@ def resident(process: psutil.Process) -> float:
 
 @contextmanager
 def serving(plan: Plan, models: Callable[[str], str], scratch: Path) -> Iterator[Server]:
-    """A server of a plan, until the block is left. `models`: alias -> model id. Raises RuntimeError if it does not start."""
+    """A server of a plan, until the block is left. `models`: alias -> model id. Raises RuntimeError
+    if it does not start."""
     port = free_port()
     command = [
         sys.executable,

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """Bytes for one connection. `answers`: the expected number; 0: the bytes are not a whole request, so no answer may come.
+    """Bytes for one connection. `answers`: the expected number; 0: the bytes are not a whole
+    request, so no answer may come.
 
-    `heads`: places of answers without a body, since HEAD asked for them. `leaves`: the client goes away without reading.
+    `heads`: places of answers without a body, since HEAD asked for them. `leaves`: the client goes
+    away without reading.
     """
 
     kind: str
@@ -38,4 +40,5 @@ class Outcome:
     replies: list[Reply] = field(default_factory=list)
     hung: bool = False
     closed: bool = False
-    broken: str = ""  # the reason why the answer is not HTTP
+    # The reason why the answer is not HTTP
+    broken: str = ""

@@ -1,4 +1,5 @@
-"""A storm on one server: many connections, each with its own shots, and the same valid request repeatedly."""
+"""A storm on one server: many connections, each with its own shots, and the same valid request
+repeatedly."""
 
 import asyncio
 import json
@@ -14,9 +15,11 @@ from conformance.fuzz.peer import Peer
 from conformance.fuzz.servers import SENTINELS, Server
 from conformance.fuzz.shot import Outcome, Shot
 
-EVERY = 50  # shots of a connection between two valid requests
+# Shots of a connection between two valid requests
+EVERY = 50
 LOOK_SECONDS = 0.5
-PATIENCE = 200  # times that a valid request may be refused at capacity
+# Times that a valid request may be refused at capacity
+PATIENCE = 200
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,10 @@ class Tally:
     seconds: float = 0.0
     valid: int = 0
     exactly_equal: int = 0
-    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)  # (kind of shot, status)
-    errors: Counter[str] = field(default_factory=Counter)  # what refusals of the model's say
+    # (kind of shot, status)
+    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # What refusals of the model's say
+    errors: Counter[str] = field(default_factory=Counter)
 
 
 class Storm:

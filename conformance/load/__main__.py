@@ -1,8 +1,9 @@
-"""Load tests: `python -m conformance.load NAME [flags]`; `python -m conformance.load NAME --help` tells a scenario's flags.
+"""Load tests: `python -m conformance.load NAME [flags]`; `python -m conformance.load NAME --help`
+tells a scenario's flags.
 
-A scenario is a function of its name, and an entry of its module's `FLAGS`: what argparse takes, or a default. Each prints the
-hardware and versions first. Figures are medians of rounds in which all sides have their turn, on the loopback interface. A GPU
-has a program of its own, `gpu.py`.
+A scenario is a function of its name, and an entry of its module's `FLAGS`: what argparse takes, or
+a default. Each prints the hardware and versions first. Figures are medians of rounds in which all
+sides have their turn, on the loopback interface. A GPU has a program of its own, `gpu.py`.
 """
 
 import argparse
@@ -12,7 +13,8 @@ from importlib import import_module
 
 from conformance.load.report import machine
 
-SCENARIOS = dict.fromkeys(("request_cost", "asgi_servers"), "cost")  # name -> module
+# Name -> module
+SCENARIOS = dict.fromkeys(("request_cost", "asgi_servers"), "cost")
 SCENARIOS |= dict.fromkeys(("http_load", "lone"), "traffic") | dict.fromkeys(
     ("storms", "overload"), "storms"
 )

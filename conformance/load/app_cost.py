@@ -1,10 +1,13 @@
-"""What one `/embed` costs from the client's bytes to the answer's, in one thread and without sockets.
+"""What one `/embed` costs from the client's bytes to the answer's, in one thread and without
+sockets.
 
     python -m conformance.load app_cost [--rounds 5] [--requests 400] [--words 6] [--against FOLDER]
 
-Protocol, application and service are the server's own. The transport keeps the answer's bytes, and the engine answers at once,
-so the figure is the CPU of parsing, routing, checks, tokenising, metrics and writing. It repeats within three percent.
-`--against`: a checkout to compare with, in turns; `x first` is the median of the rounds' ratios to it.
+Protocol, application and service are the server's own. The transport keeps the answer's bytes, and
+the engine answers at once, so the figure is the CPU of parsing, routing, checks, tokenising,
+metrics and writing. It repeats within three percent.
+`--against`: a checkout to compare with, in turns; `x first` is the median of the rounds' ratios to
+it.
 """
 
 import argparse

@@ -3,9 +3,10 @@
     python -m conformance.load request_cost [--rounds 5] [--clients 32,1] [--seconds 3]
     python -m conformance.load asgi_servers [--rounds 5] [--clients 32,1] [--seconds 3]
 
-`request_cost` has ours over a backend that costs nothing, and the floor, uvicorn under an application that reads the body and
-answers as many bytes; then what a request costs that is refused, since no permit is free, to 640 connections that ask again at
-once. `asgi_servers` has one Litestar application under uvicorn, granian and hypercorn, as far as they are installed. `x first`
+`request_cost` has ours over a backend that costs nothing, and the floor, uvicorn under an
+application that reads the body and answers as many bytes; then what a request costs that is
+refused, since no permit is free, to 640 connections that ask again at once. `asgi_servers` has one
+Litestar application under uvicorn, granian and hypercorn, as far as they are installed. `x first`
 is the median of the rounds' ratios to the first server.
 """
 
@@ -41,8 +42,13 @@ ROOT = Path(__file__).parents[2]
 UVICORN = "uvicorn --loop uvloop --http httptools --no-access-log --log-level error --port {port}"
 ASGI_SERVERS = {
     "uvicorn": f"{UVICORN} litestar_app:app",
-    "granian": "granian --interface asgi --loop uvloop --workers 1 --log-level error --port {port} litestar_app:app",
-    "hypercorn": "hypercorn --worker-class uvloop --log-level error --bind 127.0.0.1:{port} litestar_app:app",
+    "granian": (
+        "granian --interface asgi --loop uvloop --workers 1 --log-level error --port {port} "
+        "litestar_app:app"
+    ),
+    "hypercorn": (
+        "hypercorn --worker-class uvloop --log-level error --bind 127.0.0.1:{port} litestar_app:app"
+    ),
 }
 NUMBERS = {"type": lambda given: [int(number) for number in given.split(",")], "default": [32, 1]}
 FLAGS = {
@@ -81,15 +87,15 @@ Cost = dict[str, float]
 def measure(
     module: str, apps: str, clients: list[int], seconds: float, status: int = 200
 ) -> dict[int, Cost]:
-    """By number of clients, of one server, started for this. `apps`: the folder of the applications."""
+    """By number of clients, of one server, started for this. `apps`: the folder of the
+    applications."""
     found = {}
     path = os.pathsep.join([apps, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with started(
         [sys.executable, "-m", *module.split()], {**os.environ, "PYTHONPATH": path}
     ) as server:
-        for (
-            number
-        ) in clients:  # each client sends its own text, since equal waiting texts are computed once
+        # Each client sends its own text, since equal waiting texts are computed once
+        for number in clients:
             group = Group(number, ASKED[:number])
             crowd(server.port, [group], 0.7)
             before = server.cpu_seconds()
@@ -163,10 +169,12 @@ class Ready(FakeBackend):
 
 
 def serve(kind: str, port: int) -> None:
-    """Ours in this process, until it is ended: `ready` hands out ready rows, `full` is that without a free permit."""
+    """Ours in this process, until it is ended: `ready` hands out ready rows, `full` is that without
+    a free permit."""
     model, engine, registry = ModelConfig(), EngineConfig(), Registry()
     server, spec = ServerConfig(hostname=HOST, port=port), find_model(model)
-    logs.configure(json_output=False, level="info")  # each request has its line
+    # Each request has its line
+    logs.configure(json_output=False, level="info")
     service = EngineService(
         text_model(spec, engine), Ready(spec), engine, budget_tokens=1024, registry=registry
     )

@@ -1,8 +1,10 @@
-"""Many connections of one process, each a request at a time: bytes in, bytes out, by epoll alone, since it shares the machine.
+"""Many connections of one process, each a request at a time: bytes in, bytes out, by epoll alone,
+since it shares the machine.
 
     crowd(port, [Group(640, requests), Group(20, requests, pause_seconds=1.0)], seconds)
 
-runs in a process of its own and returns what each group saw. asyncio's clients would take as much of two cores as the server.
+runs in a process of its own and returns what each group saw. asyncio's clients would take as much
+of two cores as the server.
 """
 
 import heapq
@@ -19,21 +21,26 @@ import orjson
 
 from conformance.load.servers import HOST
 
-LAST_SECONDS = 15.0  # for answers that are due when the time is over
+# For answers that are due when the time is over
+LAST_SECONDS = 15.0
 READ_BYTES, POLL_SECONDS = 262_144, 0.05
 
 
 def request(path: str, body: object) -> bytes:
     """A whole HTTP request of JSON."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+        f"{len(content)}\r\n\r\n"
+    )
     return head.encode() + content
 
 
 @dataclass(frozen=True)
 class Group:
-    """Connections that begin at different requests, so that no two send the same request at the same time. Each sends its next
-    request `pause_seconds` after a refusal, and immediately after any other answer."""
+    """Connections that begin at different requests, so that no two send the same request at the
+    same time. Each sends its next request `pause_seconds` after a refusal, and immediately after
+    any other answer."""
 
     connections: int
     requests: Sequence[bytes]
@@ -42,8 +49,9 @@ class Group:
 
 @dataclass
 class Seen:
-    """Answers by status, seconds of each accepted and each refused request, how often each request was accepted before the time
-    was over, connections that ended or still had no answer `LAST_SECONDS` later."""
+    """Answers by status, seconds of each accepted and each refused request, how often each request
+    was accepted before the time was over, connections that ended or still had no answer
+    `LAST_SECONDS` later."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     accepted: list[float] = field(default_factory=list)
@@ -58,7 +66,8 @@ def crowd(port: int, groups: Sequence[Group], seconds: float) -> list[Seen]:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(theirs, port, groups, seconds))
     process.start()
-    theirs.close()  # or a crowd that fails would leave `recv` waiting
+    # Or a crowd that fails would leave `recv` waiting
+    theirs.close()
     try:
         return ours.recv()  # type: ignore[no-any-return]
     finally:
@@ -66,7 +75,8 @@ def crowd(port: int, groups: Sequence[Group], seconds: float) -> list[Seen]:
 
 
 class Client:
-    """One connection. `asked`: the time at which its request was sent; None without an open request."""
+    """One connection. `asked`: the time at which its request was sent; None without an open
+    request."""
 
     def __init__(
         self, port: int, requests: Sequence[bytes], turn: int = 0, pause_seconds: float = 0.0
@@ -116,7 +126,8 @@ def _run(results: Any, port: int, groups: Sequence[Group], seconds: float) -> No
     end = time.perf_counter() + seconds
     for client, _ in clients.values():
         client.ask()
-    later: list[tuple[float, int]] = []  # when to ask again
+    # When to ask again
+    later: list[tuple[float, int]] = []
     while (now := time.perf_counter()) < end or (
         now < end + LAST_SECONDS and any(one.asked for one, _ in clients.values())
     ):
@@ -145,7 +156,8 @@ def _answered(client: Client, seen: Seen, end: float) -> int | None:
     except OSError:
         seen.missing += 1
         client.asked = None
-        client.socket.close()  # and is polled no more
+        # And is polled no more
+        client.socket.close()
         return None
     now = time.perf_counter()
     if status is None or client.asked is None:

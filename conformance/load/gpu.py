@@ -1,21 +1,25 @@
-"""A GPU, measured in process: how near each kernel is, how fast each model is in each way. Prints one table.
+"""A GPU, measured in process: how near each kernel is, how fast each model is in each way. Prints
+one table.
 
-    python -m conformance.load.gpu [--models BERT-base,BGE-M3] [--ways plain,fp8] [--minutes 8] [--out DIR]
+    python -m conformance.load.gpu [--models BERT-base,BGE-M3] [--ways plain,fp8] [--minutes 8]
+    [--out DIR]
 
-Models have the shape of known ones and random weights, made on the device: nothing is downloaded, and torch, transformers and
-numpy are enough. Every model in a way is a cell: a child process with a time limit of its own, which appends each row to
-DIR/rows.jsonl as soon as it is measured. Where a child raises, dies or takes too long, a row says so, its stderr is in
-DIR/MODEL.WAY.stderr, and the next cell begins. `--cpu-smoke` runs tiny models on a CPU, to see that the program works.
+Models have the shape of known ones and random weights, made on the device: nothing is downloaded,
+and torch, transformers and numpy are enough. Every model in a way is a cell: a child process with a
+time limit of its own, which appends each row to DIR/rows.jsonl as soon as it is measured. Where a
+child raises, dies or takes too long, a row says so, its stderr is in DIR/MODEL.WAY.stderr, and the
+next cell begins. `--cpu-smoke` runs tiny models on a CPU, to see that the program works.
 
-A way is `nearness`, each kernel and dtype against float32 on the CPU; `transformers`, its modules with the same weights, on
-texts of one length; or words joined by `+`: `plain`; `fp8`; `outputs`, all of the model's
-outputs; or the name of a kernel. Columns: `tokens/s`, `texts/s` of packed batches, two under way at once; `small`, tokens/s in
-passes of a thousand tokens; `lone ms`, of a single text; `share`, of the rate at which the device multiplies large matrices;
-`deviation`, of states, relative to the largest; `cosine`, the least of dense vectors: of fp8 with those before, of ours with
-transformers'.
+A way is `nearness`, each kernel and dtype against float32 on the CPU; `transformers`, its modules
+with the same weights, on texts of one length; or words joined by `+`: `plain`; `fp8`; `outputs`,
+all of the model's outputs; or the name of a kernel. Columns: `tokens/s`, `texts/s` of packed
+batches, two under way at once; `small`, tokens/s in passes of a thousand tokens; `lone ms`, of a
+single text; `share`, of the rate at which the device multiplies large matrices; `deviation`, of
+states, relative to the largest; `cosine`, the least of dense vectors: of fp8 with those before, of
+ours with transformers'.
 
-Requests/s of a server on a GPU: `python -m conformance.load http_load`, with `--backend torch --dtype float16` in the server's
-command.
+Requests/s of a server on a GPU: `python -m conformance.load http_load`, with `--backend torch
+--dtype float16` in the server's command.
 """
 
 import argparse
@@ -151,7 +155,8 @@ def speeds(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Row]
 
 
 def beside_transformers(shape: Shape, length: int, options: argparse.Namespace) -> Row:
-    """Measure transformers' modules on texts of one length, so without padding, and how near our vectors are."""
+    """Measure transformers' modules on texts of one length, so without padding, and how near our
+    vectors are."""
     kind = {"dtype": DTYPES[options.dtype], "device": options.device}
     torch.manual_seed(0)
     theirs = (
@@ -160,7 +165,8 @@ def beside_transformers(shape: Shape, length: int, options: argparse.Namespace) 
         .eval()
     )
     weights = theirs.state_dict()
-    heads = ("sparse", "colbert")  # of BGE-M3, for which no text asks here
+    # Of BGE-M3, for which no text asks here
+    heads = ("sparse", "colbert")
     backend = make(
         shape,
         options.dtype,
@@ -197,9 +203,11 @@ def with_kernel(backend: Any, name: str) -> None:
 
 
 def flop_per_token(backend: Any, batches: Sequence[PackedBatch]) -> float:
-    """Of products with weights, and of attention where a query meets as many keys as in these texts on average."""
+    """Of products with weights, and of attention where a query meets as many keys as in these texts
+    on average."""
     lengths, model = np.concatenate([batch.lengths for batch in batches]), backend.trunk.model
-    place = {linear: 1, product: 2}  # of the matrix among the arguments
+    # Of the matrix among the arguments
+    place = {linear: 1, product: 2}
     matrices = [
         node.args[place[node.target]].target for node in model.graph.nodes if node.target in place
     ]
@@ -212,7 +220,8 @@ def flop_per_token(backend: Any, batches: Sequence[PackedBatch]) -> float:
 def rate(
     backend: Any, batches: Sequence[PackedBatch], seconds: float, at_once: int | None = None
 ) -> tuple[float, float]:
-    """Return (tokens/s, texts/s). `at_once`: passes under way [default: as many as the backend takes]."""
+    """Return (tokens/s, texts/s). `at_once`: passes under way [default: as many as the backend
+    takes]."""
     backend.forward(batches[0])
     lanes, began = at_once or 1 + backend.ahead, time.perf_counter()
 
@@ -230,12 +239,14 @@ def rate(
 
 
 def product_rate(dtype: str, options: argparse.Namespace) -> float:
-    """Return the FLOP/s of matrix products: the best of several, since other programs only slow one down."""
+    """Return the FLOP/s of matrix products: the best of several, since other programs only slow one
+    down."""
     size, best = 256 if options.cpu_smoke else 8192, 0.0
     a, b = (torch.randn(size, size, device=options.device).to(DTYPES[dtype]) for _ in range(2))
     for _ in range(12):
         began = time.perf_counter()
-        (a @ b)[0, 0].item()  # waits for the device
+        # Waits for the device
+        (a @ b)[0, 0].item()
         best = max(best, 2 * size**3 / (time.perf_counter() - began))
     return best
 
@@ -355,7 +366,8 @@ def main() -> None:
         return
     if not options.cpu_smoke and not torch.cuda.is_available():
         sys.exit(
-            "torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the program with tiny models)"
+            "torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the program "
+            "with tiny models)"
         )
     options.out = options.out or tempfile.mkdtemp(prefix="gpu-")
     Path(options.out).mkdir(parents=True, exist_ok=True)

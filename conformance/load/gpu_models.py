@@ -1,4 +1,5 @@
-"""Models of known shapes with random weights, made on the requested device, and batches for them."""
+"""Models of known shapes with random weights, made on the requested device, and batches for
+them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,14 +21,17 @@ from hybridtei.inference.backends.torch.trunk import PackedTrunk
 from hybridtei.models.checkpoint.classifiers import LinearLayer
 from hybridtei.models.families import run_family
 
-Mix = Sequence[tuple[float, tuple[int, int]]]  # (share, (shortest, longest))
+# (share, (shortest, longest))
+Mix = Sequence[tuple[float, tuple[int, int]]]
 BATCHES = 8
-M3_OFFSET = 2  # RoBERTa's positions begin behind its padding id
+# RoBERTa's positions begin behind its padding id
+M3_OFFSET = 2
 
 
 @dataclass(frozen=True)
 class Shape:
-    """transformers' name for the classes, its sizes, and more of them. `outputs`: it has BGE-M3's heads."""
+    """transformers' name for the classes, its sizes, and more of them. `outputs`: it has BGE-M3's
+    heads."""
 
     classes: str
     pooling: str
@@ -81,7 +85,8 @@ SHAPES = {
 def make(
     shape: Shape, dtype: str, device: str, tensor_of: Callable[..., Tensor] | None = None
 ) -> Any:
-    """Return a TorchBackend. `tensor_of`: weights by transformers' names [default: random ones, see `drawn`]."""
+    """Return a TorchBackend. `tensor_of`: weights by transformers' names [default: random ones, see
+    `drawn`]."""
     config, on, precision = shape.config(), torch.device(device), DTYPES[dtype]
     spec: Any = SimpleNamespace(
         folder=shape.classes,
@@ -127,7 +132,8 @@ def make(
 
 
 def drawn(device: str, dtype: torch.dtype, place: str) -> Callable[..., Tensor]:
-    """Return random weights for a device, drawn at `place`: two devices with one place have the same."""
+    """Return random weights for a device, drawn at `place`: two devices with one place have the
+    same."""
     draw = torch.Generator(place).manual_seed(0)
 
     def tensor_of(name: str, size: tuple[int, ...]) -> Tensor:

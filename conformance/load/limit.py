@@ -1,11 +1,13 @@
 """How near the engine comes to what the processor can do: the embedded model in each precision.
 
-    python -m conformance.load limit [--dtypes float32,bfloat16,int8] [--rounds 5] [--texts 600] [--seconds 8]
+    python -m conformance.load limit [--dtypes float32,bfloat16,int8] [--rounds 5] [--texts 600]
+    [--seconds 8]
 
-For each precision: the model's matrix products alone, by OpenVINO's kernels on all cores (`products`, GFLOP/s; int8 has no such
-row); texts of 128 tokens in one process (`uniform`, tokens/s), and their share of the products' speed; texts of mixed lengths
-(`mixed`), of `uniform`; such texts from 32 clients over HTTP, one a request (`http`), of `mixed`.
-Without OpenVINO the products are left out.
+For each precision: the model's matrix products alone, by OpenVINO's kernels on all cores
+(`products`, GFLOP/s; int8 has no such row); texts of 128 tokens in one process (`uniform`,
+tokens/s), and their share of the products' speed; texts of mixed lengths (`mixed`), of `uniform`;
+such texts from 32 clients over HTTP, one a request (`http`), of `mixed`. Without OpenVINO the
+products are left out.
 """
 
 import argparse
@@ -27,14 +29,18 @@ from hybridtei.encoder import Encoder
 FLAGS = {
     "limit": {"--dtypes": "float32,bfloat16,int8", "--rounds": 5, "--texts": 600, "--seconds": 8.0}
 }
-WIDTH, INNER, LAYERS = 384, 1536, 6  # of the embedded model
-FLOP = 2 * LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)  # of a token, in products
-TOKENS, PASSES = 512, 10  # rows of a product; passes a core in a measurement
+# Of the embedded model
+WIDTH, INNER, LAYERS = 384, 1536, 6
+# Of a token, in products
+FLOP = 2 * LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)
+# Rows of a product; passes a core in a measurement
+TOKENS, PASSES = 512, 10
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def products(dtype: str) -> Callable[[], float] | None:
-    """A measurement of the model's products alone in GFLOP/s; None where nothing here computes them."""
+    """A measurement of the model's products alone in GFLOP/s; None where nothing here computes
+    them."""
     with suppress(ImportError, KeyError):
         import openvino as ov
         from openvino import opset13 as ops
@@ -66,7 +72,8 @@ def products(dtype: str) -> Callable[[], float] | None:
             queue.wait_all()
             return PASSES * cores * TOKENS * FLOP / 1e9 / (time.perf_counter() - began)
 
-        rate()  # kernels are made
+        # Kernels are made
+        rate()
         return rate
     return None
 

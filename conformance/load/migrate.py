@@ -1,12 +1,15 @@
-"""Migrates an ingested collection under searches, writes and deletions, kills the command again and again, and rolls back.
+"""Migrates an ingested collection under searches, writes and deletions, kills the command again and
+again, and rolls back.
 
-    python -m conformance.load migrate --old MODEL --new MODEL [--qdrant-url URL] [--points 50000] [--kills 10] [--seed 0]
+    python -m conformance.load migrate --old MODEL --new MODEL [--qdrant-url URL] [--points 50000]
+    [--kills 10] [--seed 0]
 
-MODEL: folders or hub ids of two models that do not both make the same vectors; `hybridtei serve` has both loaded. Without a URL
-the store is an embedded one, in a temporary folder. Exits with 1 if a search or write is not answered with 200, if an answer
-has scores of another model than it names, if what answers differs from what was written, if a search more than three seconds
-after the switch is answered by the old model, if an ingest of the same documents embeds one again, or if the answers after the
-rollback are those before it.
+MODEL: folders or hub ids of two models that do not both make the same vectors; `hybridtei serve`
+has both loaded. Without a URL the store is an embedded one, in a temporary folder. Exits with 1 if
+a search or write is not answered with 200, if an answer has scores of another model than it names,
+if what answers differs from what was written, if a search more than three seconds after the switch
+is answered by the old model, if an ingest of the same documents embeds one again, or if the answers
+after the rollback are those before it.
 """
 
 import argparse
@@ -38,9 +41,12 @@ COUNTS = {"--points": 50_000, "--kills": 10, "--seed": 0}
 FLAGS = {"migrate": {"--old": MODEL, "--new": MODEL, "--qdrant-url": {}, **COUNTS}}
 NAME, COPY = "migrated", "migrated.1"
 QUERIES = [f"{one} {other}" for one, other in zip(WORDS, WORDS[3:], strict=False)]
-RATES = {"search": 20, "write": 2, "delete": 1}  # a second
-TOP = 100  # hits of the answers with which others are compared
-SAME = 1e-3  # scores that a model gives a text in different batches
+# A second
+RATES = {"search": 20, "write": 2, "delete": 1}
+# Hits of the answers with which others are compared
+TOP = 100
+# Scores that a model gives a text in different batches
+SAME = 1e-3
 
 
 class Collection:
@@ -89,17 +95,16 @@ class Collection:
 
 
 class Traffic:
-    """Searches, writes and deletions at their rates, and their outcomes. `texts`: the last written text by id; ingested
-    documents do not change. `is_same`: nothing changes."""
+    """Searches, writes and deletions at their rates, and their outcomes. `texts`: the last written
+    text by id; ingested documents do not change. `is_same`: nothing changes."""
 
     def __init__(self, server: Server, collection: Collection, chance: random.Random) -> None:
         self.server, self.collection, self.chance, self.is_same = server, collection, chance, False
         self.texts, self.written, self.writable = collection.texts(), 0, threading.Lock()
         self.changes = 0
         self.failed: list[str] = []
-        self.answered: list[
-            tuple[float, str, str, dict[Any, float]]
-        ] = []  # begin, query, model, score by id
+        # Begin, query, model, score by id
+        self.answered: list[tuple[float, str, str, dict[Any, float]]] = []
 
     def ask(self, path: str, body: Any) -> Any:
         """The answer; an empty one if it failed, which is kept."""
@@ -110,7 +115,8 @@ class Traffic:
         try:
             with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=60) as answer:
                 content = json.loads(answer.read())
-        except OSError as error:  # HTTPError is one
+        except OSError as error:
+            # HTTPError is one
             content = {
                 "failed": f"{error} {error.read()!r:.300}" if hasattr(error, "read") else str(error)
             }
@@ -131,7 +137,8 @@ class Traffic:
         return model, hits
 
     def write(self) -> None:
-        """A change, a new point, or the same text again; one after the other, so that the last text of an id is known."""
+        """A change, a new point, or the same text again; one after the other, so that the last text
+        of an id is known."""
         with self.writable:
             number = self.chance.randrange(self.written + 1)
             if self.is_same and number not in self.texts:
@@ -181,7 +188,8 @@ def sentence(chance: random.Random) -> str:
 
 
 def is_of(hits: Mapping[Any, float], best: Mapping[Any, float]) -> bool:
-    """True if all hits are from the model that found the best hit. An index is approximate: half of them suffice."""
+    """True if all hits are from the model that found the best hit. An index is approximate: half of
+    them suffice."""
     common = hits.keys() & best.keys()
     return 2 * len(common) >= len(hits) and all(
         abs(hits[number] - best[number]) < SAME for number in common

@@ -1,11 +1,14 @@
 """Engines and precisions of one model in one process, in turns.
 
-    python -m conformance.load precisions [MODEL ...] [--engine NAME]... [--rounds 7] [--texts 4] [--length 128]
+    python -m conformance.load precisions [MODEL ...] [--engine NAME]... [--rounds 7] [--texts 4]
+    [--length 128]
 
-MODEL: a folder, a hub id, the embedded model, or a name of conformance/families/shapes/checkpoints.toml, which is written with
-random weights. Each engine computes batches of `--texts` texts of `--length` tokens as the server would drive it: a thread for
-each of its bulk lanes. `ratio`: the rate of `--against` divided by the engine's, the median of the rounds. On random weights,
-whose neighbours mean nothing, the guard of OpenVINO's int8 lets everything through.
+MODEL: a folder, a hub id, the embedded model, or a name of
+conformance/families/shapes/checkpoints.toml, which is written with random weights. Each engine
+computes batches of `--texts` texts of `--length` tokens as the server would drive it: a thread for
+each of its bulk lanes. `ratio`: the rate of `--against` divided by the engine's, the median of the
+rounds. On random weights, whose neighbours mean nothing, the guard of OpenVINO's int8 lets
+everything through.
 """
 
 import argparse
@@ -90,7 +93,8 @@ def compare(spec: ModelSpec, options: argparse.Namespace, is_random: bool) -> No
         lanes[name] = backend.lanes.count(LaneKind.BULK)
         enter = backend.enter_lane if lanes[name] > 1 else lambda _: None
         threads = ThreadPoolExecutor(lanes[name], initializer=enter, initargs=(LaneKind.BULK,))
-        rate(backend, threads, batch, lanes[name])  # kernels are made
+        # Kernels are made
+        rate(backend, threads, batch, lanes[name])
         sides[name] = partial(rate, backend, threads, batch, options.batches * lanes[name])
     found = paired(options.rounds, sides)
     base = found.get(options.against, next(iter(found.values())))
@@ -109,7 +113,8 @@ def precisions(options: argparse.Namespace) -> int:
     for name in options.models:
         is_random = name in checkpoints
         print(
-            f"{name}, {options.texts} x {options.length} tokens a batch, {'random' if is_random else 'real'} weights"
+            f"{name}, {options.texts} x {options.length} tokens a batch, "
+            f"{'random' if is_random else 'real'} weights"
         )
         with tempfile.TemporaryDirectory() as scratch:
             if is_random:

@@ -1,4 +1,5 @@
-"""What scenarios print: the machine, rounds of sides that take turns, tables, and promises with a line of JSON for scripts."""
+"""What scenarios print: the machine, rounds of sides that take turns, tables, and promises with a
+line of JSON for scripts."""
 
 import json
 import os
@@ -32,7 +33,10 @@ def machine() -> str:
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
-    return f"{processor()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, {', '.join(found)}"
+    return (
+        f"{processor()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, "
+        f"{', '.join(found)}"
+    )
 
 
 def processor() -> str:
@@ -103,7 +107,8 @@ class Report:
         self.rows: list[dict[str, str | bool | None]] = []
 
     def add(self, tried: str, times: object, result: str, kept: bool | None = None) -> None:
-        """A row, printed immediately, since a run may take long. `kept`: None if nothing was promised."""
+        """A row, printed immediately, since a run may take long. `kept`: None if nothing was
+        promised."""
         self.rows.append({"tried": tried, "times": str(times), "result": result, "kept": kept})
         print(f"| {tried} | {times} | {result} | {VERDICTS[kept]} |", flush=True)
 

@@ -1,4 +1,5 @@
-"""Servers under measurement: started on a port of the system's choice, their metrics, CPU time, memory, log and end.
+"""Servers under measurement: started on a port of the system's choice, their metrics, CPU time,
+memory, log and end.
 
 A server's output goes to a file. Afterwards it is checked for unexpected errors.
 """
@@ -31,7 +32,8 @@ ENDED = ("te_request_success", "te_request_failure")
 
 
 class Settled(NamedTuple):
-    """`seconds` until nothing waited and nothing ran, None if that did not come about; and the metrics then."""
+    """`seconds` until nothing waited and nothing ran, None if that did not come about; and the
+    metrics then."""
 
     seconds: float | None
     values: Mapping[str, float]
@@ -90,7 +92,8 @@ class Server:
 
 @contextmanager
 def started(command: str | Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """A server that accepts connections; `{port}` in its command is a free one. Exits the program if it does not start."""
+    """A server that accepts connections; `{port}` in its command is a free one. Exits the program
+    if it does not start."""
     with socket.create_server((HOST, 0)) as free:
         port = int(free.getsockname()[1])
     words = [

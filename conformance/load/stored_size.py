@@ -1,9 +1,11 @@
-"""What a collection takes after `hybridtei ingest`: disk by component, beside the bytes of title and text; peak memory.
+"""What a collection takes after `hybridtei ingest`: disk by component, beside the bytes of title
+and text; peak memory.
 
     python -m conformance.load stored_size SOURCE [--folder FOLDER] [--flags='--outputs dense']
 
-Runs the command into the embedded engine in FOLDER [default: a fresh one], and samples the memory of the command and of the
-engine's process together, mapped pages included. Repeat a stopped run with the same FOLDER to continue it.
+Runs the command into the embedded engine in FOLDER [default: a fresh one], and samples the memory
+of the command and of the engine's process together, mapped pages included. Repeat a stopped run
+with the same FOLDER to continue it.
 """
 
 import argparse
@@ -24,7 +26,8 @@ from hybridtei.retrieval.ingest.options import ReadOptions
 MORE = {"type": str.split, "default": [], "help": "more flags of ingest"}
 FLAGS = {"stored_size": {"source": {"type": Path}, "--folder": {"type": Path}, "--flags": MORE}}
 COLLECTION, SAMPLE_SECONDS, ONCE_BYTES = "sized", 0.2, 30_000_000
-COMPONENTS = {  # a part of the path -> its name; the first that fits
+# A part of the path -> its name; the first that fits
+COMPONENTS = {
     "/wal/": "write-ahead log",
     "payload_storage": "payload (text, metadata, multi-vectors of bits)",
     "vector_storage-dense": "dense vectors",
@@ -66,7 +69,8 @@ def stored_size(options: argparse.Namespace) -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="sized-"))
     summary, peak = ingest(options.source, folder, options.flags)
     print(
-        f"{summary['documents']:,} documents, {summary['documents_per_s']:.1f}/s, {summary['tokens_per_s']:,.0f} tokens/s"
+        f"{summary['documents']:,} documents, {summary['documents_per_s']:.1f}/s, "
+        f"{summary['tokens_per_s']:,.0f} tokens/s"
     )
     print(f"peak memory of both processes {peak:,.0f} MB; collection in {folder}", flush=True)
     documents = [
@@ -90,6 +94,7 @@ def stored_size(options: argparse.Namespace) -> int:
     text = sum(len(one.encode()) for one in texts)
     beyond, less = ((taken.total() - text - once) / len(texts) for once in (0, ONCE_BYTES))
     print(
-        f"text {text / 1e6:.2f} MB; beyond it {beyond:,.0f} bytes a document, without 30 MB once {less:,.0f}"
+        f"text {text / 1e6:.2f} MB; beyond it {beyond:,.0f} bytes a document, without 30 MB once "
+        f"{less:,.0f}"
     )
     return 130 if summary["stopped"] else 0

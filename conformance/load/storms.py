@@ -1,15 +1,18 @@
 """Promises under faulty clients, and under too many; exit status 1 if one is broken.
 
-    python -m conformance.load storms [--clients 1000] [--rounds 5] [--in-flight 200]
-    python -m conformance.load overload [--model-id MODEL]... [--permits 64] [--times 10] [--seconds 8] [--rounds 3]
+    python -m conformance.load storms [--clients 1000] [--rounds 5] [--in-flight 200] python -m
+    conformance.load overload [--model-id MODEL]... [--permits 64] [--times 10] [--seconds 8]
+    [--rounds 3]
 
-`storms`: clients disconnect or truncate bodies. No request is left inside (queue gauges at zero; each request that was begun
-is counted as answered, refused or dropped), a plain request then takes no longer than `--most-times` its idle time (inf
-promises no times), and SIGTERM lets every accepted request end with an exit status of 0.
+`storms`: clients disconnect or truncate bodies. No request is left inside (queue gauges at zero;
+each request that was begun is counted as answered, refused or dropped), a plain request then takes
+no longer than `--most-times` its idle time (inf promises no times), and SIGTERM lets every accepted
+request end with an exit status of 0.
 
-`overload`: 32 connections first show what the server can do; then TIMES as many connections as permits ask again as soon as
-they are answered. Every answer is 200 or 429, some are 429, memory grows over the rounds by no more than `--max-growth-mb`, no
-request is left inside; and, unless `--any-times`, the medians are within the bounds below.
+`overload`: 32 connections first show what the server can do; then TIMES as many connections as
+permits ask again as soon as they are answered. Every answer is 200 or 429, some are 429, memory
+grows over the rounds by no more than `--max-growth-mb`, no request is left inside; and, unless
+`--any-times`, the medians are within the bounds below.
 """
 
 import argparse
@@ -48,15 +51,17 @@ FLAGS = {
     },
     "overload": {"--model-id": MODELS, **COUNTS, "--max-growth-mb": 20.0, "--any-times": ANY_TIMES},
 }
-HOLD_SECONDS = 0.010  # how long a client of a storm stays
-AFTER, BATCH = 20, 32  # plain requests after each storm, texts of a large request
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close that sends RST
+# How long a client of a storm stays
+HOLD_SECONDS = 0.010
+# Plain requests after each storm, texts of a large request
+AFTER, BATCH = 20, 32
+# SO_LINGER: a close that sends RST
+RESET = struct.pack("ii", 1, 0)
 ALONE, BODIES, WARM_SECONDS = 32, 512, 1.0
-MIN_SHARE = 0.45  # of what 32 connections get
-MAX_ACCEPTED_SECONDS, MAX_REFUSED_SECONDS = (
-    1.2,
-    0.8,
-)  # the 99th percentile; the last, by the client's clock
+# Of what 32 connections get
+MIN_SHARE = 0.45
+# The 99th percentile; the last, by the client's clock
+MAX_ACCEPTED_SECONDS, MAX_REFUSED_SECONDS = (1.2, 0.8)
 
 
 def plain(server: Server, texts: Texts) -> float:
@@ -72,7 +77,8 @@ def plain(server: Server, texts: Texts) -> float:
 
 
 def drop(server: Server, requests: Sequence[bytes]) -> None:
-    """Concurrent clients with one request each that disconnect after a moment, every second one by a reset."""
+    """Concurrent clients with one request each that disconnect after a moment, every second one by
+    a reset."""
     with ExitStack() as stack:
         for place, data in enumerate(requests):
             with suppress(OSError):
@@ -110,7 +116,10 @@ def weather(
     begun = total(values, "te_request_count") - total(before, "te_request_count")
     kinds = [f'te_request_failure{{err="{kind}"}}' for kind in ("dropped", "overloaded")]
     dropped, refused = (values.get(kind, 0) - before.get(kind, 0) for kind in kinds)
-    result = f"{begun:.0f} begun, {dropped:.0f} dropped, {refused:.0f} refused with 429, {inside(values):.0f} unaccounted"
+    result = (
+        f"{begun:.0f} begun, {dropped:.0f} dropped, {refused:.0f} refused with 429, "
+        f"{inside(values):.0f} unaccounted"
+    )
     report.add(
         f"{name}: what is left",
         f"{len(first)} rounds",
@@ -118,7 +127,10 @@ def weather(
         quiet.seconds is not None and inside(values) == 0,
     )
     times = milliseconds(later) / milliseconds(usual)
-    result = f"idle {milliseconds(usual):.1f} ms, the first after {milliseconds(first):.1f} ms, then {times:.2f} times of idle"
+    result = (
+        f"idle {milliseconds(usual):.1f} ms, the first after {milliseconds(first):.1f} ms, then "
+        f"{times:.2f} times of idle"
+    )
     report.add(
         f"{name}: the next requests", len(first) + len(later), result, times <= options.most_times
     )
@@ -141,7 +153,10 @@ def stop(report: Report, server: Server, requests: Sequence[bytes]) -> None:
         with suppress(OSError):
             statuses.append(client.answer())
     status, good = server.end(), statuses.count(200)
-    result = f"{good} answered with 200, {len(statuses) - good} otherwise, {len(requests) - len(statuses)} not at all"
+    result = (
+        f"{good} answered with 200, {len(statuses) - good} otherwise, "
+        f"{len(requests) - len(statuses)} not at all"
+    )
     kept = good == len(requests) and status == 0
     report.add(
         f"SIGTERM with {len(requests)} requests in flight", 1, f"{result}; exit {status}", kept
@@ -238,10 +253,11 @@ def measure(report: Report, name: str, server: Server, options: argparse.Namespa
     report.add(
         f"{name}: {options.permits * options.times} connections for {options.permits} permits",
         f"{len(rounds)} rounds of {options.seconds:g} s, {statuses.total()} answers",
-        f"{found['accepted']:.0f}/s accepted of {found['able']:.0f}/s ({found['share']:.0%}), p99 {found['p99']:.2f} s; "
-        f"{found['refused']:.0f}/s refused, the last after {last:.2f} s; "
-        f"{', '.join(f'{count} × {status}' for status, count in sorted(statuses.items()))}, {missing} without an answer; "
-        f"memory {growth:+.1f} MB; {inside(quiet.values):.0f} left inside, {len(unforeseen)} unforeseen lines of log",
+        f"{found['accepted']:.0f}/s accepted of {found['able']:.0f}/s ({found['share']:.0%}), p99 "
+        f"{found['p99']:.2f} s; {found['refused']:.0f}/s refused, the last after {last:.2f} s; "
+        f"{', '.join(f'{count} × {status}' for status, count in sorted(statuses.items()))}, "
+        f"{missing} without an answer; memory {growth:+.1f} MB; {inside(quiet.values):.0f} left "
+        f"inside, {len(unforeseen)} unforeseen lines of log",
         set(statuses) == {200, 429}
         and leaves_nothing
         and (options.any_times or (in_time and found["share"] >= MIN_SHARE)),

@@ -1,16 +1,19 @@
-"""Traffic against embedding servers over HTTP. In a table of several servers, `first/this` is the first server's figure divided
-by each server's. COMMAND has `{port}` in it.
+"""Traffic against embedding servers over HTTP. In a table of several servers, `first/this` is the
+first server's figure divided by each server's. COMMAND has `{port}` in it.
 
-    python -m conformance.load http_load --server NAME=COMMAND --server NAME=COMMAND [--traffic mixed,queries] [--seconds 8]
-    python -m conformance.load lone --server NAME=COMMAND --server NAME=COMMAND [--route embed|rerank] [--sizes 6,40,120]
+    python -m conformance.load http_load --server NAME=COMMAND --server NAME=COMMAND [--traffic
+    mixed,queries] [--seconds 8] python -m conformance.load lone --server NAME=COMMAND --server
+    NAME=COMMAND [--route embed|rerank] [--sizes 6,40,120]
 
-`http_load` starts the servers one after the other, in each round, and compares useful tokens/s, counted with the embedded
-model's tokenizer, special tokens included, no padding; no text is sent twice at once. `--chart FILE` writes what
-`notebooks/draw.py` draws; kinds of traffic that it has already stay.
+`http_load` starts the servers one after the other, in each round, and compares useful tokens/s,
+counted with the embedded model's tokenizer, special tokens included, no padding; no text is sent
+twice at once. `--chart FILE` writes what `notebooks/draw.py` draws; kinds of traffic that it has
+already stay.
 
-`lone` is one client that waits for each answer. All servers run at the same time and get a few requests each in turn.
-`--sizes`: words of the text for /embed, texts of 60 words of one query for /rerank, with `--mixed` of 5 to 30 words for 70 % of
-these and 100 to 250 for the rest. Every text is new.
+`lone` is one client that waits for each answer. All servers run at the same time and get a few
+requests each in turn.
+`--sizes`: words of the text for /embed, texts of 60 words of one query for /rerank, with `--mixed`
+of 5 to 30 words for 70 % of these and 100 to 250 for the rest. Every text is new.
 """
 
 import argparse
@@ -30,7 +33,8 @@ from conformance.load.report import medians, milliseconds, paired, processor, ra
 from conformance.load.servers import Server, named, started
 from hybridtei.models.checkpoint.files import embedded_model
 
-Mix = tuple[tuple[float, tuple[int, int]], ...]  # (share, (fewest tokens, most tokens))
+# (share, (fewest tokens, most tokens))
+Mix = tuple[tuple[float, tuple[int, int]], ...]
 
 QUERY: Mix = ((1.0, (5, 30)),)
 PASSAGE: Mix = ((1.0, (100, 250)),)
@@ -38,7 +42,8 @@ MIXED: Mix = ((0.7, (5, 30)), (0.3, (100, 250)))
 
 TRAFFIC: dict[
     str, tuple[tuple[int, int, Mix], ...]
-] = {  # groups of connections, each with that many texts a request
+    # Groups of connections, each with that many texts a request
+] = {
     "mixed": ((32, 1, MIXED),),
     "queries": ((32, 1, QUERY),),
     "passages": ((16, 1, PASSAGE),),
@@ -46,7 +51,8 @@ TRAFFIC: dict[
     "bulk 32 x 32": ((32, 32, MIXED),),
     "bulk 4": ((4, 32, MIXED),),
     "one client": ((1, 1, QUERY),),
-    "query under bulk": ((1, 1, QUERY), (4, 32, MIXED)),  # latencies of the first group
+    # Latencies of the first group
+    "query under bulk": ((1, 1, QUERY), (4, 32, MIXED)),
 }
 SERVERS = {
     "action": "append",
@@ -67,7 +73,8 @@ FLAGS = {
     },
     "lone": {"--server": SERVERS, "--route": ROUTES, "--sizes": {}, "--turns": 40, "--mixed": MANY},
 }
-TURN = 15  # requests to one server, before the next has its turn
+# Requests to one server, before the next has its turn
+TURN = 15
 SIZES = {"embed": "6,40,120", "rerank": "1,10,32"}
 WORDS = (
     "search",
@@ -85,9 +92,11 @@ WORDS = (
     "in",
     "text",
 )
-REQUESTS_ONE, REQUESTS_BULK = 64, 12  # of a client, before the first comes again
+# Of a client, before the first comes again
+REQUESTS_ONE, REQUESTS_BULK = 64, 12
 WARM_SECONDS = 1.5
-MIXED_TOKENS = 65  # of a text of `MIXED`, on average
+# Of a text of `MIXED`, on average
+MIXED_TOKENS = 65
 
 Run = dict[str, float]
 
@@ -170,7 +179,8 @@ def http_load(options: argparse.Namespace) -> int:
 
 
 def write_chart(path: Path, found: dict[str, Run]) -> None:
-    """The machine, and each server's median of tokens per second by kind of traffic; kinds that the file has already stay."""
+    """The machine, and each server's median of tokens per second by kind of traffic; kinds that the
+    file has already stay."""
     rows: dict[str, Run] = (
         dict(json.loads(path.read_text(encoding="utf-8"))["rows"]) if path.exists() else {}
     )
@@ -211,7 +221,8 @@ def lone(options: argparse.Namespace) -> int:
 
 
 def turn(port: int, requests: list[bytes]) -> list[float]:
-    """Milliseconds of each, on one connection. Raises RuntimeError unless all are answered with 200."""
+    """Milliseconds of each, on one connection. Raises RuntimeError unless all are answered with
+    200."""
     client, times = Client(port, requests), []
     for _ in requests:
         began = time.perf_counter()

@@ -1,11 +1,13 @@
-"""What small multi-vectors cost in ranking quality: nDCG@10 of MaxSim at each budget, against all tokens in float32.
+"""What small multi-vectors cost in ranking quality: nDCG@10 of MaxSim at each budget, against all
+tokens in float32.
 
-    python conformance/quality/budgets.py --data ../shared/data [--collections cranfield,xquad] [--time]
+    python conformance/quality/budgets.py --data ../shared/data [--collections cranfield,xquad]
+    [--time]
 
-The 100 best by dense vectors are ranked anew by MaxSim, with documents as `Encoder.encode(..., multivector=...)` makes them;
-bits stand for ±1. Prints for each budget its nDCG@10, its share of what all tokens reach with a 95 % interval (paired bootstrap
-over queries), and bytes a document. `--time`: also milliseconds to merge one document's tokens. Exits 1 if a share is below its
-mark.
+The 100 best by dense vectors are ranked anew by MaxSim, with documents as `Encoder.encode(...,
+multivector=...)` makes them; bits stand for ±1. Prints for each budget its nDCG@10, its share of
+what all tokens reach with a 95 % interval (paired bootstrap over queries), and bytes a document.
+`--time`: also milliseconds to merge one document's tokens. Exits 1 if a share is below its mark.
 """
 
 import argparse
@@ -87,7 +89,8 @@ def measure(encoder: Encoder, folder: Path, *, timed: bool) -> list[str]:
     top = np.argsort(-(queries.dense @ documents.dense.T), axis=1, kind="stable")[:, :TOP]
     full = gains(rescored(asked, whole, top), collection.relevance)
     print(
-        f"\n{folder.name}: nDCG@10, dense {gains(top, collection.relevance).mean():.4f}; share of all tokens in float32; bytes"
+        f"\n{folder.name}: nDCG@10, dense {gains(top, collection.relevance).mean():.4f}; share of "
+        "all tokens in float32; bytes"
     )
     for tokens in TOKENS:
         merged = (
@@ -108,7 +111,8 @@ def measure(encoder: Encoder, folder: Path, *, timed: bool) -> list[str]:
             )
             size = f"{made.values.nbytes / len(made):>9,.0f}"
             print(
-                f"  {name:12} {found.mean():.4f}  {ratio:8.2%} [{low:.2%}, {high:.2%}] {size}{verdict}",
+                f"  {name:12} {found.mean():.4f}  {ratio:8.2%} [{low:.2%}, {high:.2%}] "
+                f"{size}{verdict}",
                 flush=True,
             )
             missed += (

@@ -1,13 +1,16 @@
-"""What `hybridtei search` finds without flags on judged collections, beside dense, BM25 and reciprocal ranks.
+"""What `hybridtei search` finds without flags on judged collections, beside dense, BM25 and
+reciprocal ranks.
 
     python conformance/quality/default_search.py --data ../shared/data --collections cranfield,xquad
 
-Each collection is ingested as `hybridtei ingest` does without flags (in chunks), into the embedded engine in a temporary
-folder, or into `--qdrant-url`. nDCG@10 is of documents, each where its best chunk stands; its gains are linear. Each other
-way's line has the default's lead over it, with the 95 % interval of a paired bootstrap over the queries. BM25 is Lucene's,
-k1 1.5, b 0.75, over whole documents, without English stop words. `--dense-and-sparse` ingests no multi-vectors.
-`--query-encoder table` is about searches whose sparse vector is looked up: they have to be above the same, and to reach 97 % of
-the default. Exits 1 if the default is below one of them, has a document twice, or fewer documents than asked for.
+Each collection is ingested as `hybridtei ingest` does without flags (in chunks), into the embedded
+engine in a temporary folder, or into `--qdrant-url`. nDCG@10 is of documents, each where its best
+chunk stands; its gains are linear. Each other way's line has the default's lead over it, with the
+95 % interval of a paired bootstrap over the queries. BM25 is Lucene's, k1 1.5, b 0.75, over whole
+documents, without English stop words. `--dense-and-sparse` ingests no multi-vectors.
+`--query-encoder table` is about searches whose sparse vector is looked up: they have to be above
+the same, and to reach 97 % of the default. Exits 1 if the default is below one of them, has a
+document twice, or fewer documents than asked for.
 """
 
 import argparse
@@ -77,7 +80,8 @@ def bm25(folder: Path, judged: Judgements, k1: float = 1.5, b: float = 0.75) -> 
 
 
 async def searched(searcher: Searcher, judged: Judgements, options: SearchOptions) -> Run:
-    """One search a query, of `LIMIT` documents. Exits where a document comes twice, or too few come."""
+    """One search a query, of `LIMIT` documents. Exits where a document comes twice, or too few
+    come."""
     run = {}
     there = await searcher.store.count("judged")
     for query, text in judged.queries.items():
@@ -85,7 +89,8 @@ async def searched(searcher: Searcher, judged: Judgements, options: SearchOption
         documents = [str(hit.payload["document_id"]) for hit in hits]
         if len(set(documents)) != len(documents) or len(documents) < min(LIMIT, there):
             sys.exit(
-                f"query {query}: {len(documents)} hits, {len(set(documents))} documents, asked for {LIMIT}"
+                f"query {query}: {len(documents)} hits, {len(set(documents))} documents, asked for "
+                f"{LIMIT}"
             )
         run[query] = scores_by_rank(documents)
     return run
@@ -158,7 +163,8 @@ def main() -> int:
             )
         default = found.pop("hybridtei search")
         print(
-            f"\n{name}, {len(default)} queries, nDCG@10\n  {'hybridtei search':18} {default.mean():.4f}"
+            f"\n{name}, {len(default)} queries, nDCG@10\n  {'hybridtei search':18} "
+            f"{default.mean():.4f}"
         )
         if "by table" in found:
             share = found["by table"].mean() / default.mean()

@@ -1,10 +1,12 @@
 """Makes the ranges of the embedded model's dimensions, which int8 and uint8 outputs need.
 
-    python -m conformance.quality.ranges Translation-en [--output hybridtei/models/heads/minilm_ranges.npz]
+    python -m conformance.quality.ranges Translation-en [--output
+    hybridtei/models/heads/minilm_ranges.npz]
 
-Reads Debian's package descriptions, as `apt-get update` fetches them (see data.md; `/usr/lib/apt/apt-helper cat-file` unpacks
-them). Chosen are those of the smallest `Description-md5`: of 2,000 packages the paragraphs after the title, 700 characters
-each at most, and of another 400 the title, which is as short as a query. Cut vectors have their own ranges.
+Reads Debian's package descriptions, as `apt-get update` fetches them (see data.md;
+`/usr/lib/apt/apt-helper cat-file` unpacks them). Chosen are those of the smallest
+`Description-md5`: of 2,000 packages the paragraphs after the title, 700 characters each at most,
+and of another 400 the title, which is as short as a query. Cut vectors have their own ranges.
 """
 
 import argparse
@@ -47,7 +49,8 @@ def ranges_of(rows: Floats) -> Floats:
 
 
 def chosen(descriptions: str) -> list[str]:
-    """Return the paragraphs of some records and the titles of other records, in the order of their digests."""
+    """Return the paragraphs of some records and the titles of other records, in the order of their
+    digests."""
     records = sorted(set(RECORD.findall(descriptions)))
     bodies = [
         " ".join(body.replace("\n .\n", "\n").split())[:MAX_CHARACTERS]

@@ -1,12 +1,14 @@
-"""Ranking quality of a running server on judged collections: nDCG@10 for every output and for their fusions.
+"""Ranking quality of a running server on judged collections: nDCG@10 for every output and for their
+fusions.
 
     hybridtei serve &
     python conformance/quality/retrieval.py --data ../shared/data --base-url http://127.0.0.1:3000
 
-Without --base-url a server with the embedded model is started for the run. All vectors come over HTTP from `/embed_hybrid`.
-nDCG@10 has linear gains; ties are broken by corpus order. Sparse with idf multiplies the query's weights by
-ln(1 + (N - df + 0.5) / (df + 0.5)), df counted over the collection's own sparse vectors, as Qdrant's `modifier: idf` does.
-MaxSim ranks the whole collection. Exits 1 if a mark of the embedded model is missed (`--marks` to check them).
+Without --base-url a server with the embedded model is started for the run. All vectors come over
+HTTP from `/embed_hybrid`. nDCG@10 has linear gains; ties are broken by corpus order. Sparse with
+idf multiplies the query's weights by ln(1 + (N - df + 0.5) / (df + 0.5)), df counted over the
+collection's own sparse vectors, as Qdrant's `modifier: idf` does. MaxSim ranks the whole
+collection. Exits 1 if a mark of the embedded model is missed (`--marks` to check them).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-from conformance.processes import free_port, started  # noqa: E402 (run as a file, this package is not on the path)
+# Run as a file, this package is not on the path
+from conformance.processes import free_port, started  # noqa: E402
 
 Scores = NDArray[np.float32]
 BATCH = 16
@@ -46,10 +49,8 @@ MARKS: dict[str, dict[str, tuple[float, float]]] = {
     },
     "xquad": {"dense": (0.941, 0.945)},
 }
-SHARES = {
-    "dense": 0.25,
-    "sparse": 0.05,
-}  # beside 1 for MaxSim's mean: what the embedded model's `/rerank` takes
+# Beside 1 for MaxSim's mean: what the embedded model's `/rerank` takes
+SHARES = {"dense": 0.25, "sparse": 0.05}
 REFERENCE = {
     "cranfield": "BM25 0.4983, SPLADE-tiny 0.4912",
     "xquad": "BM25 0.9585, SPLADE-tiny 0.9658",
@@ -146,11 +147,11 @@ def reciprocal_ranks(scores: Scores, k: int = 60) -> Scores:
 
 
 def reranked(fused: Scores, scores: Scores, top: int = 50) -> Scores:
-    """The best `top` of each query in the order of other scores, the rest below them in the order it was."""
+    """The best `top` of each query in the order of other scores, the rest below them in the order
+    it was."""
     floor = np.sort(fused, axis=1)[:, -top, None]
-    return np.where(
-        fused >= floor, scores.astype(np.float64) + 1e6, fused
-    )  # float32 would round them away
+    # float32 would round them away
+    return np.where(fused >= floor, scores.astype(np.float64) + 1e6, fused)
 
 
 def ndcg(scores: Scores, relevance: Sequence[dict[int, int]], cut: int = 10) -> float:
@@ -161,7 +162,8 @@ def ndcg(scores: Scores, relevance: Sequence[dict[int, int]], cut: int = 10) -> 
 def gains(
     places: NDArray[np.int64], relevance: Sequence[dict[int, int]], cut: int = 10
 ) -> NDArray[np.float64]:
-    """nDCG@cut of each query with linear gains, from documents' places in order; the ideal order has all judged documents."""
+    """nDCG@cut of each query with linear gains, from documents' places in order; the ideal order
+    has all judged documents."""
     discount = 1 / np.log2(np.arange(2, cut + 2))
     found = []
     for top, judged in zip(places, relevance, strict=True):
@@ -207,7 +209,8 @@ def scores_of(queries: Vectors, documents: Vectors) -> dict[str, Scores]:
 def evaluate(client: httpx.Client, folder: Path) -> dict[str, float]:
     """nDCG@10 of every output and fusion on one collection."""
     collection = read_collection(folder)
-    width = 1 << 20  # wider than any vocabulary
+    # Wider than any vocabulary
+    width = 1 << 20
     documents = embed(client, collection.documents, width, f"{folder.name} documents")
     queries = embed(client, collection.queries, width, f"{folder.name} queries")
     scores = scores_of(queries, documents)

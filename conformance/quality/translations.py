@@ -1,4 +1,5 @@
-"""Pairs of Debian's package descriptions, for `hybridtei train --pairs`: a JSON line for each title and its long description.
+"""Pairs of Debian's package descriptions, for `hybridtei train --pairs`: a JSON line for each title
+and its long description.
 
     python -m conformance.quality.translations Translation-en [...] > pairs.jsonl
 
@@ -23,7 +24,8 @@ FIELD = "Description-en:"
 
 
 def read_translations(path: Path) -> Iterator[Pair]:
-    """Yield the pairs of a `Translation-en` file: plain, .gz, .xz, or .lz4 (with apt's helper or the lz4 program).
+    """Yield the pairs of a `Translation-en` file: plain, .gz, .xz, or .lz4 (with apt's helper or
+    the lz4 program).
 
     Raises RuntimeError where an .lz4 file cannot be read for want of either program, or is damaged.
     """

@@ -1,4 +1,5 @@
-"""Size and structure of the code, to compare before and after a change: `python -m conformance.structure [--requests]`.
+"""Size and structure of the code, to compare before and after a change: `python -m
+conformance.structure [--requests]`.
 
 Ends with status 1 if modules import each other in a circle, or if a request has more files, calls
 or nested coroutines than `requests.BOUNDS`, and names them.

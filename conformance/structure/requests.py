@@ -1,4 +1,5 @@
-"""What runs in the package for one warm request: files, calls, calls across files, and nested coroutines.
+"""What runs in the package for one warm request: files, calls, calls across files, and nested
+coroutines.
 
 The command line is the package's own, in a real server. Before it runs, a profile function is set
 in every thread that starts; it notes each call of a function of the package while recording is on.

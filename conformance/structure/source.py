@@ -1,4 +1,5 @@
-"""Figures of the source tree: modules, lines, statements, layers of imports, and the largest file and folder."""
+"""Figures of the source tree: modules, lines, statements, layers of imports, and the largest file
+and folder."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +48,8 @@ def read_modules(package: Path) -> dict[str, Module]:
 
 
 def read_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
-    """For each module the modules of the same package that it imports anywhere, but for annotations alone."""
+    """For each module the modules of the same package that it imports anywhere, but for annotations
+    alone."""
     return {
         name: {found for found in _imported(module, modules) if found != name}
         for name, module in modules.items()
@@ -55,7 +57,8 @@ def read_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
 
 
 def find_circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others. Imports inside functions count."""
+    """Groups of modules that import each other, directly or through others. Imports inside
+    functions count."""
     first_of = _circles(imports)
     groups: dict[str, list[str]] = {}
     for module in sorted(imports):
@@ -64,7 +67,8 @@ def find_circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def count_layers(imports: Mapping[str, Iterable[str]], rooms: Mapping[str, str]) -> int:
-    """The longest chain of imports between rooms (module -> room); rooms that import each other in a circle are one layer."""
+    """The longest chain of imports between rooms (module -> room); rooms that import each other in
+    a circle are one layer."""
     arrows: dict[str, set[str]] = {room: set() for room in rooms.values()}
     for module, targets in imports.items():
         arrows[rooms[module]] |= {rooms[target] for target in targets} - {rooms[module]}
@@ -106,8 +110,12 @@ def measure(package: Path) -> dict[str, object]:
             module.lines < SHORT_MODULE_LINES for module in written
         ),
         "modules with one importer": sum(importers[module.name] == 1 for module in written),
-        "files in the largest folder": f"{folders[largest_folder]} ({largest_folder.relative_to(package.parent)})",
-        "lines of the largest file": f"{largest_file.lines} ({largest_file.path.relative_to(package.parent)})",
+        "files in the largest folder": (
+            f"{folders[largest_folder]} ({largest_folder.relative_to(package.parent)})"
+        ),
+        "lines of the largest file": (
+            f"{largest_file.lines} ({largest_file.path.relative_to(package.parent)})"
+        ),
     }
 
 

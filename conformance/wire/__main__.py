@@ -28,7 +28,8 @@ from conformance.wire.case import (
 from conformance.wire.judge import judged
 from conformance.wire.launch import OURS, launched
 
-AT_ONCE = 2  # servers: one starts while the other answers
+# Servers: one starts while the other answers
+AT_ONCE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,14 +130,16 @@ def _report(
     failures: Mapping[str, list[str]],
     bare: Sequence[str],
 ) -> int:
-    """A line a clause, what failed, what nothing covers, and all of it as JSON. `cases`: of each profile."""
+    """A line a clause, what failed, what nothing covers, and all of it as JSON. `cases`: of each
+    profile."""
     asked = [(case, profile) for profile, mine in cases.items() for case in mine]
     for name, clause in clauses.items():
         mine = [f"{case.name} {profile}" for case, profile in asked if name in case.clauses]
         failed = [one for one in mine if one in failures]
         if mine:
             print(
-                f"{'FAIL' if failed else 'ok  '} {len(mine) - len(failed):3d}/{len(mine):<3d} {name:34s} {clause.title}"
+                f"{'FAIL' if failed else 'ok  '} {len(mine) - len(failed):3d}/{len(mine):<3d} "
+                f"{name:34s} {clause.title}"
             )
         for one in failed:
             for reason in failures[one]:

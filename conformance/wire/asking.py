@@ -23,7 +23,8 @@ class Answer:
     headers: dict[str, str]
     body: bytes
     request: str
-    again: Callable[[Question], Answer] | None = None  # asks the same server something else
+    # Asks the same server something else
+    again: Callable[[Question], Answer] | None = None
 
     @property
     def text(self) -> str:

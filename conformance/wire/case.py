@@ -1,4 +1,5 @@
-"""Cases and clauses as data: the request, the server, and the expected answer. `cases/*.toml`, `clauses.toml`.
+"""Cases and clauses as data: the request, the server, and the expected answer. `cases/*.toml`,
+`clauses.toml`.
 
 A case belongs to one or more clauses, and runs under one or more profiles (a model and flags).
 """
@@ -17,8 +18,8 @@ Fill = tuple[str, int]
 class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. `raw`: the bytes of head and body instead, with \\r\\n for every line end.
 
-    A body is sent as JSON unless `headers` say otherwise ("" leaves a header out). `fill`: name -> (text, times); `$name` in
-    body, path or raw is replaced by the repeated text.
+    A body is sent as JSON unless `headers` say otherwise ("" leaves a header out). `fill`: name ->
+    (text, times); `$name` in body, path or raw is replaced by the repeated text.
     """
 
     request: str = ""
@@ -31,10 +32,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Case(Question, frozen=True, kw_only=True):
     """A request, and the checked properties of its answer.
 
-    `text`: the whole body. `json`: the same as data, numbers within a tolerance. `has`: path (`0.1.score`, `data.0.index`) ->
-    value there. `header`: name -> regular expression of the whole value. `absent`: headers that should not be there. `check`:
-    functions of `checks`, each with its arguments. `same_as`, `unlike`: another question (what it leaves out is as here),
-    whose body should be equal, or should not.
+    `text`: the whole body. `json`: the same as data, numbers within a tolerance. `has`: path
+    (`0.1.score`, `data.0.index`) -> value there. `header`: name -> regular expression of the whole
+    value. `absent`: headers that should not be there. `check`: functions of `checks`, each with its
+    arguments. `same_as`, `unlike`: another question (what it leaves out is as here), whose body
+    should be equal, or should not.
     """
 
     clause: str | tuple[str, ...]
@@ -60,15 +62,16 @@ class Case(Question, frozen=True, kw_only=True):
 
 
 class Clause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A clause of the specification. `elsewhere`: why HTTP does not show it, or which tests check it instead."""
+    """A clause of the specification. `elsewhere`: why HTTP does not show it, or which tests check
+    it instead."""
 
     title: str
     elsewhere: str | None = None
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A server: one of the models of `checkpoints`, flags, environment. `ours`: flags of this server
-    that make it TEI's, which another server does not know."""
+    """A server: one of the models of `checkpoints`, flags, environment. `ours`: flags of this
+    server that make it TEI's, which another server does not know."""
 
     model: str
     args: tuple[str, ...] = ()

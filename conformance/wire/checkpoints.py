@@ -1,4 +1,5 @@
-"""The models that profiles name: seeded tiny checkpoints in hub format, which a TEI loads, too. To write them takes torch."""
+"""The models that profiles name: seeded tiny checkpoints in hub format, which a TEI loads, too. To
+write them takes torch."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,9 +27,8 @@ def _guessed(folder: Path) -> None:
 def _roberta(folder: Path) -> None:
     tiny.write_family(folder, "roberta")
     tiny.write_modules(folder, pooling="cls", layout="old")
-    (
-        folder / "sentence_bert_config.json"
-    ).unlink()  # so that positions decide how long a text may be
+    # So that positions decide how long a text may be
+    (folder / "sentence_bert_config.json").unlink()
 
 
 def _xlmr(folder: Path) -> None:

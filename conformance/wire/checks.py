@@ -1,4 +1,5 @@
-"""Checks of answers that cases name, with words as arguments. Each check returns the fault, or None."""
+"""Checks of answers that cases name, with words as arguments. Each check returns the fault, or
+None."""
 
 import base64
 import json

@@ -2,9 +2,10 @@
 
     python conformance/wire/grpc_replay.py --golden FOLDER [--profile NAME]
 
-FOLDER holds `grpc.json` and `models/`. Codes, texts and integers are compared exactly, numbers within 2e-3 (TEI computes GELU
-in its tanh form); near-zero entries of a sparse vector may be missing, and prompts are named in no order. Calls that TEI never
-answered must be answered once. Ends with `grpc: A/B equal`, and with status 0 when all are.
+FOLDER holds `grpc.json` and `models/`. Codes, texts and integers are compared exactly, numbers
+within 2e-3 (TEI computes GELU in its tanh form); near-zero entries of a sparse vector may be
+missing, and prompts are named in no order. Calls that TEI never answered must be answered once.
+Ends with `grpc: A/B equal`, and with status 0 when all are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-from conformance.processes import free_port, started  # noqa: E402 (run as a file, this package is not on the path)
+# Run as a file, this package is not on the path
+from conformance.processes import free_port, started  # noqa: E402
 
 PROFILES: dict[str, tuple[str, list[str]]] = {
     "grpc.bert-mean": ("bert-mean", []),
@@ -40,23 +42,17 @@ PROFILES: dict[str, tuple[str, list[str]]] = {
 }
 TOLERANCE = 2e-3
 SECONDS = 60
-FREE = {
-    "version",
-    "sha",
-    "docker_label",
-    "model_id",
-    "max_batch_requests",
-    "tokenization_workers",
-}  # of Info
+# Of Info
+FREE = {"version", "sha", "docker_label", "model_id", "max_batch_requests", "tokenization_workers"}
 NEVER_ANSWERED = "NEVER ANSWERED"
-Serve = Callable[
-    [Path, Sequence[str]], AbstractContextManager[str]
-]  # (model, flags) -> the gRPC address of a server
+# (model, flags) -> the gRPC address of a server
+Serve = Callable[[Path, Sequence[str]], AbstractContextManager[str]]
 
 
 @contextmanager
 def server(model: Path, flags: Sequence[str]) -> Iterator[str]:
-    """A server process, once it is ready: its gRPC address. Raises RuntimeError if it does not come up."""
+    """A server process, once it is ready: its gRPC address. Raises RuntimeError if it does not come
+    up."""
     port, grpc_port = free_port(), free_port()
     command = [
         sys.executable,

@@ -11,8 +11,10 @@ from conformance.wire.asking import Answer, ask
 from conformance.wire.case import Case, Profile, Question, filled
 
 TOLERANCE = 2e-4
-ANYTHING = "*"  # in `has`: any value, if the key exists
-SHOWN = 300  # characters of a body in a complaint
+# In `has`: any value, if the key exists
+ANYTHING = "*"
+# Characters of a body in a complaint
+SHOWN = 300
 
 
 def judged(
@@ -49,7 +51,10 @@ def _faults(url: str, key: str | None, case: Case) -> Iterator[str]:
         if other is not None:
             told = ask(url, _completed(other, case), key)
             if (told.status == answer.status and _near(told.data, answer.data)) is not should_equal:
-                yield f"{'differs from' if should_equal else 'equals'} that to {other.body}: {told.text[:SHOWN]}"
+                yield (
+                    f"{'differs from' if should_equal else 'equals'} that to {other.body}: "
+                    f"{told.text[:SHOWN]}"
+                )
 
 
 def _completed(other: Question, case: Case) -> Question:

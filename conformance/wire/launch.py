@@ -1,4 +1,5 @@
-"""A server for a profile: a process of a command line with TEI's flags, on a free port, until the block is left."""
+"""A server for a profile: a process of a command line with TEI's flags, on a free port, until the
+block is left."""
 
 import os
 import shlex
@@ -12,19 +13,14 @@ from conformance.processes import free_port, started
 from conformance.wire.case import Profile
 
 OURS = f"{shlex.quote(sys.executable)} -m hybridtei serve --model-id {{model}} --port {{port}}"
-OTHERS = (
-    "MODEL_ID",
-    "POOLING",
-    "API_KEY",
-    "TASK",
-    "MAX_CLIENT_BATCH_SIZE",
-    "DEFAULT_PROMPT",
-)  # would speak for every profile
+# Would speak for every profile
+OTHERS = ("MODEL_ID", "POOLING", "API_KEY", "TASK", "MAX_CLIENT_BATCH_SIZE", "DEFAULT_PROMPT")
 
 
 @contextmanager
 def launched(template: str, profile: Profile, model: Path) -> Iterator[str]:
-    """The URL of a server that answers. `template`: with `{model}` and `{port}`. Raises RuntimeError if it never does."""
+    """The URL of a server that answers. `template`: with `{model}` and `{port}`. Raises
+    RuntimeError if it never does."""
     port = free_port()
     words = shlex.split(template)
     if template == OURS:

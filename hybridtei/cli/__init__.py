@@ -1,6 +1,8 @@
-"""The two programs: `hybridtei COMMAND`, and `text-embeddings-router`, which is `hybridtei serve` under TEI's name.
+"""The two programs: `hybridtei COMMAND`, and `text-embeddings-router`, which is `hybridtei serve`
+under TEI's name.
 
-Usage errors exit with status 2; other errors print `Error: …` to standard error and exit with status 1.
+Usage errors exit with status 2; other errors print `Error: …` to standard error and exit with
+status 1.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from hybridtei.errors import HybridTeiError, UsageError, name_of
 from hybridtei.system import machine, memory
 from hybridtei.system.terminal import safe_streams, without_passwords
 
-# command -> the function that adds it and its flags, in the order of the help. Its module is imported when needed.
+# command -> the function that adds it and its flags, in the order of the help. Its module is
+# imported when needed.
 COMMANDS = {
     "serve": "serve.add",
     "embed": "embed.add",
@@ -73,10 +76,10 @@ def _begin(argv: Sequence[str] | None) -> Sequence[str]:
     if argv is None:
         machine.leave_process_one()
     for name in ("stdout", "stderr"):
-        if (
-            getattr(sys, name) is None
-        ):  # closed: the next opened file would get its number, and writing would fail
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
+        # Closed: the next opened file would get its number, and writing would fail
+        if getattr(sys, name) is None:
+            # As long as the process
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     memory.collect_seldom()
     return sys.argv[1:] if argv is None else argv
 
@@ -112,7 +115,8 @@ def _help_on(error: HybridTeiError) -> str:
 
 
 def explicit_booleans(argv: Sequence[str]) -> list[str]:
-    """Replace `--flag` by `--flag=true` unless true or false follows: argparse would take the next word as its value."""
+    """Replace `--flag` by `--flag=true` unless true or false follows: argparse would take the next
+    word as its value."""
     flags = boolean_flags(*SETTINGS)
     following = [*argv[1:], ""]
     return [

@@ -1,6 +1,7 @@
-"""Commands on a Qdrant collection: `ingest` fills it with documents from files, and continues a stopped run; `search` finds the
-hits of a query, with the scores of every stage; `eval` measures every way of searching a judged collection; `migrate` changes
-a collection's model, or its format of multi-vectors, while it is searched and written."""
+"""Commands on a Qdrant collection: `ingest` fills it with documents from files, and continues a
+stopped run; `search` finds the hits of a query, with the scores of every stage; `eval` measures
+every way of searching a judged collection; `migrate` changes a collection's model, or its format of
+multi-vectors, while it is searched and written."""
 
 from __future__ import annotations
 
@@ -33,10 +34,16 @@ from hybridtei.system.own_loop import OwnLoop
 from hybridtei.system.terminal import without_passwords
 
 NO_INGEST_FLAGS = (
-    *("source", "outputs", "plan"),
-    *("max_file_bytes", "max_document_characters", "max_metadata_bytes", "max_id_characters"),
+    "source",
+    "outputs",
+    "plan",
+    "max_file_bytes",
+    "max_document_characters",
+    "max_metadata_bytes",
+    "max_id_characters",
 )
-OF_THE_MODEL = ("multivector_tokens", "multivector_dtype")  # a plan's flags
+# A plan's flags
+OF_THE_MODEL = ("multivector_tokens", "multivector_dtype")
 
 
 def add_ingest(commands: Commands) -> None:
@@ -44,7 +51,10 @@ def add_ingest(commands: Commands) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="file or folder of texts, pages, PDF, office files, tables, mail, code, BEIR; in the image, user 10001 must be able to read it",
+        help=(
+            "file or folder of texts, pages, PDF, office files, tables, mail, code, BEIR; in the "
+            "image, user 10001 must be able to read it"
+        ),
     )
     add_options(parser, IngestOptions, without=NO_INGEST_FLAGS)
     add_options(parser, CollectionPlan, without=OF_THE_MODEL)
@@ -56,7 +66,8 @@ def add_ingest(commands: Commands) -> None:
 
 
 def run_ingest(arguments: argparse.Namespace) -> int:
-    """Embed documents from files and store them in Qdrant. Run it again to continue a stopped run or to store changes."""
+    """Embed documents from files and store them in Qdrant. Run it again to continue a stopped run
+    or to store changes."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     if arguments.engine != "ray" and (
@@ -127,15 +138,15 @@ def add_search(commands: Commands) -> None:
 
 
 def run_search(arguments: argparse.Namespace) -> int:
-    """Search a collection by all its vectors and print one hit per document. A reranker can reorder the best hits."""
+    """Search a collection by all its vectors and print one hit per document. A reranker can reorder
+    the best hits."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     require_extra("qdrant", "qdrant_client")
     loop, opened = OwnLoop(), open_store(store)
     assert opened is not None
-    if (
-        opened.kind == "embedded"
-    ):  # the engine's process opens the collection while this one loads the model
+    # The engine's process opens the collection while this one loads the model
+    if opened.kind == "embedded":
         loop.start(opened.count(arguments.collection))
     try:
         from hybridtei.encoder import Encoder
@@ -183,7 +194,8 @@ def options_of(arguments: argparse.Namespace) -> SearchOptions:
 
 
 def weights_of(text: str | None) -> dict[str, float] | list[float] | str | None:
-    """Parse `1,0.3` to a list, `dense=1,sparse=0.3` to a dict. Any other text is a preset's name. Raises InvalidInput."""
+    """Parse `1,0.3` to a list, `dense=1,sparse=0.3` to a dict. Any other text is a preset's name.
+    Raises InvalidInput."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -237,7 +249,8 @@ def add_eval(commands: Commands) -> None:
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
-    """Measure every way of searching a judged collection: nDCG@10, MRR@10, recall@100 and latency."""
+    """Measure every way of searching a judged collection: nDCG@10, MRR@10, recall@100 and
+    latency."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     require_extra("qdrant", "qdrant_client")
@@ -295,7 +308,10 @@ STEPS = {
 
 
 def add_migrate(commands: Commands) -> None:
-    usage = "COLLECTION (--to MODEL | --multivector-tokens N | --rollback | --status | --delete-old) [flags]"
+    usage = (
+        "COLLECTION (--to MODEL | --multivector-tokens N | --rollback | --status | --delete-old) "
+        "[flags]"
+    )
     parser = new_parser(commands, "migrate", run_migrate, usage)
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument(
@@ -319,7 +335,8 @@ def add_migrate(commands: Commands) -> None:
 
 
 def run_migrate(arguments: argparse.Namespace) -> None:
-    """Embed a collection's stored texts with another model, then switch its name to the copy; repeat it after a stop."""
+    """Embed a collection's stored texts with another model, then switch its name to the copy;
+    repeat it after a stop."""
     require_extra("qdrant", "qdrant_client")
     from hybridtei.retrieval.migrate.run import run_migration
 

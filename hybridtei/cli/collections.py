@@ -1,4 +1,5 @@
-"""`collections`: lists, describes and deletes a store's collections, and moves them between stores as JSON lines."""
+"""`collections`: lists, describes and deletes a store's collections, and moves them between stores
+as JSON lines."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.store.collection import CollectionSchemas
 
 Act = Callable[["CollectionSchemas", argparse.Namespace], Awaitable[None]]
-CHUNK_BYTES = 1_000_000  # bytes per read of a file
+# Bytes per read of a file
+CHUNK_BYTES = 1_000_000
 
 
 def add(commands: Commands) -> None:
@@ -54,14 +56,16 @@ def add(commands: Commands) -> None:
 def _add(actions: Commands, name: str, act: Act) -> argparse.ArgumentParser:
     parser = new_parser(actions, name, act)
     add_flags(parser, (StoreConfig,))
-    for flag in parser._actions:  # flags before the action's name count too
+    # Flags before the action's name count too
+    for flag in parser._actions:
         flag.default = argparse.SUPPRESS
     parser.set_defaults(run=run, act=act)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """List, describe and delete collections, and move them between stores; without an action, list them."""
+    """List, describe and delete collections, and move them between stores; without an action, list
+    them."""
     require_extra("qdrant", "qdrant_client")
     from hybridtei.retrieval.store.collection import CollectionSchemas
 
@@ -81,7 +85,8 @@ async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> No
     for name in names:
         schema, count = await schemas.of(name), await schemas.store.count(name)
         print(
-            f"{name:{width}}  {count:>12,} points  {schema.metadata.get(MODEL_ID, 'of an unnamed model')}",
+            f"{name:{width}}  {count:>12,} points  "
+            f"{schema.metadata.get(MODEL_ID, 'of an unnamed model')}",
             flush=True,
         )
     for alias, collection in sorted(aliases.items()):
@@ -136,15 +141,15 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
         if input(f"Delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
             return
     await store.drop(name)
-    for alias in (
-        set(aliases) & (await store.aliases()).keys()
-    ):  # a server deletes aliases with the collection
+    # A server deletes aliases with the collection
+    for alias in set(aliases) & (await store.aliases()).keys():
         await store.drop(alias)
     print(f"deleted {what}", file=sys.stderr)
 
 
 async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
-    """Write a collection as JSON lines, with its vectors. Run it again to continue a stopped export."""
+    """Write a collection as JSON lines, with its vectors. Run it again to continue a stopped
+    export."""
     from tqdm.auto import tqdm
 
     from hybridtei.retrieval.store.transfer import export_to, exported
@@ -162,7 +167,8 @@ async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
 
 
 async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
-    """Store the points of an export that the collection lacks. Run it again to continue a stopped import."""
+    """Store the points of an export that the collection lacks. Run it again to continue a stopped
+    import."""
     from tqdm.auto import tqdm
 
     from hybridtei.retrieval.store.transfer import import_from
@@ -175,7 +181,8 @@ async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
         done = await import_from(schemas, _chunks(file), arguments.name, advance=bar.update)
     made = "made, " if done.created else ""
     print(
-        f"{done.collection}: {made}{done.written:,} points stored, {done.points - done.written:,} were there",
+        f"{done.collection}: {made}{done.written:,} points stored, {done.points - done.written:,} "
+        "were there",
         flush=True,
     )
 

@@ -49,7 +49,8 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Embed a file of texts."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    writer_for(arguments.output)  # before a model is loaded
+    # Before a model is loaded
+    writer_for(arguments.output)
     encoder = Encoder.load(config=model, engine=engine)
     outputs = arguments.outputs.split(",") if arguments.outputs else None
     count = embed_file(encoder, arguments.file, arguments.output, outputs, field=arguments.field)
@@ -67,7 +68,8 @@ def embed_file(
     *,
     field: str = "text",
 ) -> int:
-    """Embed every text of `source` into `target`. Return their number. Raises InvalidInput, naming file and line."""
+    """Embed every text of `source` into `target`. Return their number. Raises InvalidInput, naming
+    file and line."""
     write = writer_for(target)
     texts = list(read_texts(Path(source), field))
     if not texts:
@@ -92,7 +94,8 @@ def _embedded(encoder: Encoder, texts: Sequence[str], heads: frozenset[Head], ba
 
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:
-    """Yield the non-empty texts of a .txt file (one a line) or a .jsonl file (strings, or objects with `field`).
+    """Yield the non-empty texts of a .txt file (one a line) or a .jsonl file (strings, or objects
+    with `field`).
 
     Raises InvalidInput, naming the line.
     """
@@ -114,7 +117,8 @@ def _json_text(line: str, field: str, where: str) -> str:
     if not line.strip():
         return ""
     try:
-        value = orjson.loads(line)  # refuses lone surrogates, which no tokenizer accepts
+        # Refuses lone surrogates, which no tokenizer accepts
+        value = orjson.loads(line)
     except ValueError as error:
         raise InvalidInput(f"{where}: not JSON: {error}") from error
     text = value.get(field) if isinstance(value, dict) else value
@@ -147,7 +151,8 @@ def write_jsonl(file: BinaryIO, chunks: Chunks) -> None:
 def write_npz(file: BinaryIO, chunks: Chunks) -> None:
     """Write NumPy arrays at the end, when their sizes are known.
 
-    `texts` has the UTF-8 of all texts and `texts_offsets` their starts, since NumPy's strings are all as wide as the longest.
+    `texts` has the UTF-8 of all texts and `texts_offsets` their starts, since NumPy's strings are
+    all as wide as the longest.
     """
     written: list[bytes] = []
     parts: list[Embeddings] = []
@@ -183,9 +188,8 @@ def write_parquet(file: BinaryIO, chunks: Chunks) -> None:
             rows = list(_rows(texts, embeddings))
             for row in rows:
                 if "multivector" in row:
-                    row["multivector"] = list(
-                        row["multivector"]
-                    )  # Parquet has no arrays of two dimensions
+                    # Parquet has no arrays of two dimensions
+                    row["multivector"] = list(row["multivector"])
             table = pyarrow.Table.from_pylist(rows)
             writer = writer or stack.enter_context(
                 pyarrow.parquet.ParquetWriter(file, table.schema)
@@ -198,8 +202,8 @@ WRITERS: Mapping[str, Write] = {".jsonl": write_jsonl, ".npz": write_npz, ".parq
 
 
 def writer_for(target: str) -> Write:
-    """Return the writer for a file's ending. Raises InvalidInput for an unknown ending or a missing folder, LoadError without
-    the extra."""
+    """Return the writer for a file's ending. Raises InvalidInput for an unknown ending or a missing
+    folder, LoadError without the extra."""
     path = Path(target)
     write = WRITERS.get(path.suffix)
     if write is None:

@@ -1,7 +1,9 @@
-"""Settings structs <-> flags and environment: names, types, bounds, headings and help come from the fields.
+"""Settings structs <-> flags and environment: names, types, bounds, headings and help come from the
+fields.
 
-The rules are TEI's. Every flag has a variable of its name in upper snake case; the flag overrides it. An empty variable is a
-value, which numbers and booleans refuse. A boolean flag may have no value. Only list flags may be repeated.
+The rules are TEI's. Every flag has a variable of its name in upper snake case; the flag overrides
+it. An empty variable is a value, which numbers and booleans refuse. A boolean flag may have no
+value. Only list flags may be repeated.
 """
 
 from __future__ import annotations
@@ -21,19 +23,32 @@ from hybridtei.errors import UsageError
 
 S = TypeVar("S", bound=msgspec.Struct)
 SETTINGS = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
-Commands = Any  # argparse has no public name for the result of `add_subparsers`
+# Argparse has no public name for the result of `add_subparsers`
+Commands = Any
 BOOLEANS = {"true": True, "false": False}
 # Removed flags and variables -> what to do instead. A command that reads models refuses them.
-MIRROR = "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A B --from access.jsonl`"
+MIRROR = (
+    "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A "
+    "B --from access.jsonl`"
+)
 RETIRED: Mapping[str, str] = {
     **dict.fromkeys(("shadow", "shadow_rate", "shadow_api_key"), MIRROR),
-    "http_workers": "one process speaks HTTP; on many cores start several servers, each with --reuse-port (deploy/scale.md)",
-    "table_under_load": 'leave it out; after a 429 a client can send "mode": "sparse" and "query_encoder": "table"',
+    "http_workers": (
+        "one process speaks HTTP; on many cores start several servers, each with --reuse-port "
+        "(deploy/scale.md)"
+    ),
+    "table_under_load": (
+        'leave it out; after a 429 a client can send "mode": "sparse" and "query_encoder": "table"'
+    ),
     "chunking": "leave it out; for late chunks send `spans` to /embed_hybrid and store the vectors",
-    "cuda_devices": "start a server for each GPU, with CUDA_VISIBLE_DEVICES=N and --reuse-port (notebooks/tuning.md)",
+    "cuda_devices": (
+        "start a server for each GPU, with CUDA_VISIBLE_DEVICES=N and --reuse-port "
+        "(notebooks/tuning.md)"
+    ),
     **dict.fromkeys(("cuda_graphs", "torch_compile"), "leave it out: it made passes slower"),
 }
-SEEN = "flags_seen"  # a namespace's attribute: the flags read so far
+# A namespace's attribute: the flags read so far
+SEEN = "flags_seen"
 
 
 class _Once(argparse.Action):
@@ -56,7 +71,8 @@ class _Once(argparse.Action):
 def add_flags(
     parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeatable: Collection[str] = ()
 ) -> None:
-    """Add a flag for each field under its heading, without defaults, since `from_flags` also reads the environment.
+    """Add a flag for each field under its heading, without defaults, since `from_flags` also reads
+    the environment.
     `repeatable`: fields whose flags may be repeated and make lists."""
     if ModelConfig in kinds:
         for name in RETIRED:
@@ -89,16 +105,18 @@ def add_flags(
 def add_options(
     parser: argparse.ArgumentParser, kind: Kind, *, without: Collection[str] = ()
 ) -> None:
-    """Add a flag for each field of a command's options, with its default and without a variable. Read them by `options_from`.
+    """Add a flag for each field of a command's options, with its default and without a variable.
+    Read them by `options_from`.
 
     The flag of a boolean that is on by default is `--no-NAME`.
     """
     for field, plain, meta in fields_of(kind):
         if field.name in without:
             continue
-        text = f"{(meta.description or '').rstrip('.')}{'' if plain is bool else _shown_default(field)}".replace(
-            "%", "%%"
-        )
+        text = (meta.description or "").rstrip(".")
+        if plain is not bool:
+            text += _shown_default(field)
+        text = text.replace("%", "%%")
         options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": text}
         if plain is bool:
             flag = _flag(f"no_{field.name}" if field.default else field.name)
@@ -138,8 +156,8 @@ def boolean_flags(*kinds: Kind) -> frozenset[str]:
 
 
 def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str, str]) -> S:
-    """Make a struct from flags, else variables, else defaults. Raises UsageError, naming the flag and its bounds, or what to
-    use instead of a removed flag."""
+    """Make a struct from flags, else variables, else defaults. Raises UsageError, naming the flag
+    and its bounds, or what to use instead of a removed flag."""
     if kind is ModelConfig:
         for name, advice in RETIRED.items():
             text, source = _lookup(name, flags, environment)
@@ -162,15 +180,15 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
 
 
 def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each name in use that is deprecated, and for each variable of a port that
-    Kubernetes has set."""
+    """Return a warning for each name in use that is deprecated, and for each variable of a port
+    that Kubernetes has set."""
     warnings = list[str]()
     for field, _, meta in (row for kind in SETTINGS for row in fields_of(kind)):
         variable = field.name.upper()
         if flags.get(field.name) is None and is_service_link(field.name, environment):
             warnings.append(
-                f"{variable}={environment[variable]} is ignored: Kubernetes sets it for a Service of "
-                f"that name; {_flag(field.name)} sets the port"
+                f"{variable}={environment[variable]} is ignored: Kubernetes sets it for a Service "
+                f"of that name; {_flag(field.name)} sets the port"
             )
         alias = _alias(meta)
         text, source = (None, "") if alias is None else _lookup(alias, flags, environment)
@@ -219,9 +237,11 @@ def _value(text: str | list[str], plain: Any, meta: Meta, source: str) -> Any:
     try:
         if plain is bool and text not in BOOLEANS:
             raise ValueError("should be true or false")
-        value: Any = (
-            BOOLEANS[text] if plain is bool else plain(text) if plain in (int, float) else text
-        )
+        value: Any = text
+        if plain is bool:
+            value = BOOLEANS[text]
+        elif plain in (int, float):
+            value = plain(text)
         return msgspec.convert(value, typing.Annotated[plain, meta], strict=False)
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{source}: invalid value {text!r}: {error}") from None
@@ -245,7 +265,8 @@ def _shown_default(field: msgspec.structs.FieldInfo) -> str:
 def new_parser(
     commands: Commands, name: str, run: Callable[..., Any], usage: str | None = None
 ) -> argparse.ArgumentParser:
-    """Add a command's parser, without abbreviated flags. The docstring of `run` is its help. `usage`: without the command."""
+    """Add a command's parser, without abbreviated flags. The docstring of `run` is its help.
+    `usage`: without the command."""
     about = " ".join((run.__doc__ or "").split())
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=about, description=about, allow_abbrev=False

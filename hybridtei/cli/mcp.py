@@ -1,4 +1,5 @@
-"""`mcp`: a collection as tools of an agent, over standard input and output or HTTP, by a server or in this process."""
+"""`mcp`: a collection as tools of an agent, over standard input and output or HTTP, by a server or
+in this process."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Let agents search a collection, over the Model Context Protocol; with --writable, they may also add texts to it."""
+    """Let agents search a collection, over the Model Context Protocol; with --writable, they may
+    also add texts to it."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     key = os.environ.get("API_KEY") if arguments.api_key is None else arguments.api_key
@@ -99,7 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(hostname: str, key: str | None) -> None:
-    """Raises UsageError if the address is invalid, or if other machines could reach it without a key."""
+    """Raises UsageError if the address is invalid, or if other machines could reach it without a
+    key."""
     try:
         address = ipaddress.ip_address(hostname)
     except ValueError:
@@ -150,7 +153,8 @@ def application(server: Any, hostname: str, key: str | None, origins: Sequence[s
 
 
 def guarded(app: Any, keys: Keyring, origins: Sequence[str]) -> Any:
-    """Return the application that answers 403 to pages of other origins and 401 without the key, before it reads a body."""
+    """Return the application that answers 403 to pages of other origins and 401 without the key,
+    before it reads a body."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         headers: list[tuple[bytes, bytes]] = [(b"content-length", b"0")]

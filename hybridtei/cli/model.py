@@ -1,6 +1,7 @@
-"""Commands on a model: `train` makes a sparse and a multi-vector head for a frozen dense encoder, `export` writes ONNX files,
-`tune` measures backends and batch sizes, `pack` stores packed weights for later starts, `compare` compares two servers'
-vectors. `explain` prints the cause and remedy of an error, with the texts of `/page/errors.html`."""
+"""Commands on a model: `train` makes a sparse and a multi-vector head for a frozen dense encoder,
+`export` writes ONNX files, `tune` measures backends and batch sizes, `pack` stores packed weights
+for later starts, `compare` compares two servers' vectors. `explain` prints the cause and remedy of
+an error, with the texts of `/page/errors.html`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import HybridTeiError, UsageError
 from hybridtei.system.machine import require_extra
 
-ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.models`, which imports torch
+# Of `heads.models`, which imports torch
+ACTIVATIONS = ("gelu", "relu", "silu")
 DROPS = ("first", "specials", "none")
 
 
@@ -40,7 +42,10 @@ def add_train(commands: Commands) -> None:
         metavar="FOLDER",
         help="model in the Hugging Face layout",
     )
-    output_help = "head file to write; to serve the heads, put it into the model's folder as hybridtei_heads.safetensors"
+    output_help = (
+        "head file to write; to serve the heads, put it into the model's folder as "
+        "hybridtei_heads.safetensors"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output_help)
     cache_help = "folder of token states; a later run with the same model and texts uses them again"
     parser.add_argument("--cache", type=Path, required=True, metavar="FOLDER", help=cache_help)
@@ -115,7 +120,8 @@ def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> Non
 
 
 def run_train(arguments: argparse.Namespace) -> None:
-    """Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."""
+    """Train a sparse and a multi-vector head over a frozen dense encoder, without relevance
+    labels."""
     require_extra("torch", "torch", "transformers")
     from hybridtei.models.heads.run import train
 
@@ -194,7 +200,8 @@ def add_pack(commands: Commands) -> None:
 
 
 def run_pack(arguments: argparse.Namespace) -> None:
-    """Pack a model's weights for this processor and ONNX Runtime, so that later starts on this machine take seconds."""
+    """Pack a model's weights for this processor and ONNX Runtime, so that later starts on this
+    machine take seconds."""
     from hybridtei.inference.backends.graph.packed_file import GB, packed_files, prune
     from hybridtei.inference.backends.select import open_backend
     from hybridtei.inference.load import find_model
@@ -210,7 +217,8 @@ def run_pack(arguments: argparse.Namespace) -> None:
     found = [each for each in packed_files() if each.used >= began]
     if not found and not arguments.list:
         raise HybridTeiError(
-            f"{arguments.model}: no weights are kept: too small, or no room for them (see the warning)"
+            f"{arguments.model}: no weights are kept: too small, or no room for them (see the "
+            "warning)"
         )
     print(*found, sep="\n")
 
@@ -232,12 +240,16 @@ def add_compare(commands: Commands) -> None:
             help=f"the model to ask server {side.upper()} for, by OpenAI's API",
         )
     parser.add_argument("--json", action="store_true", help="print the report as a line of JSON")
-    recorded_help = 'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers instead of the sample texts'
+    recorded_help = (
+        'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers instead of the sample '
+        "texts"
+    )
     parser.add_argument("--from", dest="recorded", type=Path, metavar="FILE", help=recorded_help)
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Compare two servers' vectors by TEI's or OpenAI's API: can server B search an index that server A made?"""
+    """Compare two servers' vectors by TEI's or OpenAI's API: can server B search an index that
+    server A made?"""
     from hybridtei.retrieval.evaluate.compare import Endpoint, compare, replay
 
     a = Endpoint(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
@@ -277,7 +289,8 @@ def run_explain(arguments: argparse.Namespace) -> None:
     found = sections.get(arguments.name.lower())
     if found is None:
         raise UsageError(
-            f"NAME is {arguments.name!r}, which is no error; known: {', '.join(name for name, _ in sections.values())}"
+            f"NAME is {arguments.name!r}, which is no error; known: "
+            f"{', '.join(name for name, _ in sections.values())}"
         )
     name, body = found
     print(name)

@@ -1,4 +1,5 @@
-"""`serve`: one model or several over HTTP. `text-embeddings-router` is the same command under TEI's name."""
+"""`serve`: one model or several over HTTP. `text-embeddings-router` is the same command under TEI's
+name."""
 
 from __future__ import annotations
 
@@ -37,14 +38,18 @@ def add(commands: Commands) -> None:
 
 
 def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) -> None:
-    """Add the flags of `serve` to a parser. `as_tei`: begin the log with all settings, as TEI does."""
+    """Add the flags of `serve` to a parser. `as_tei`: begin the log with all settings, as TEI
+    does."""
     parser.usage = "%(prog)s [--model-id MODEL]... [flags]"
     parser.add_argument(
         "--models",
         metavar="FILE",
         help="TOML file of [[model]] tables: several models in one process",
     )
-    parser.epilog = "--model-id may be repeated. Every flag may also be given as the variable shown after it; the flag wins."
+    parser.epilog = (
+        "--model-id may be repeated. Every flag may also be given as the variable shown after it; "
+        "the flag wins."
+    )
     add_flags(
         parser, (ModelConfig, EngineConfig, ServerConfig, StoreConfig), repeatable=("model_id",)
     )
@@ -52,13 +57,15 @@ def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) ->
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Serve a model over HTTP: dense, sparse and multi-vectors, ranking, classification; TEI's flags, variables and routes."""
+    """Serve a model over HTTP: dense, sparse and multi-vectors, ranking, classification; TEI's
+    flags, variables and routes."""
     model_ids: list[str] = arguments.model_id or []
     arguments.model_id = model_ids[0] if model_ids else None
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     server, store = read_settings(arguments, ServerConfig), read_settings(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
-    memory.limit_heaps()  # before any thread starts, including threads that imports start
+    # Before any thread starts, including threads that imports start
+    memory.limit_heaps()
     from hybridtei.server import start
     from hybridtei.system import logs, tracing
 
@@ -78,7 +85,8 @@ def run(arguments: argparse.Namespace) -> None:
     tei_face = server.tei_face or (arguments.as_tei and not is_set("tei_face", arguments))
     server = msgspec.structs.replace(server, hostname=hostname, tei_face=tei_face)
     if server.otlp_endpoint is not None:
-        tracing.require()  # before the models are loaded, which may take minutes
+        # Before the models are loaded, which may take minutes
+        tracing.require()
     fixed_permits = is_set("max_concurrent_requests", arguments)
     if arguments.models is None and len(model_ids) < 2:
         start.serve([model], engine, server, store, fixed_permits=fixed_permits)
@@ -104,7 +112,8 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
             )
         if server.served_model_name is not None:
             raise UsageError(
-                "--served-model-name names a single model; name several models by the `alias` of each table"
+                "--served-model-name names a single model; name several models by the `alias` of "
+                "each table"
             )
     ports = {
         "--port": server.port,
@@ -128,18 +137,20 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
 
 def check_key(key: str | None) -> None:
     """Raises UsageError for a key that no client can send."""
-    from hybridtei.server.http.security import is_sendable  # imported late, with the framework
+    # Imported late, with the framework
+    from hybridtei.server.http.security import is_sendable
 
     if key is not None and not is_sendable(key):
         raise UsageError(
-            "--api-key: no header can carry this key; it should be printable ASCII without a space at either end"
+            "--api-key: no header can carry this key; it should be printable ASCII without a space "
+            "at either end"
         )
 
 
 def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str, str]:
-    """Return the address of all ports, and the reason for it: the given address; else all interfaces, as TEI or with a key;
-    else localhost. A host name is ignored. The container's own name, which containers export as HOSTNAME, is ignored without a
-    warning.
+    """Return the address of all ports, and the reason for it: the given address; else all
+    interfaces, as TEI or with a key; else localhost. A host name is ignored. The container's own
+    name, which containers export as HOSTNAME, is ignored without a warning.
     """
     if is_given:
         with suppress(ValueError):
@@ -154,5 +165,6 @@ def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str,
         return EVERYWHERE, "requests need an API key"
     return (
         THIS_MACHINE,
-        f"no API key is set, so other machines cannot connect; --api-key or --hostname {EVERYWHERE} lets them",
+        "no API key is set, so other machines cannot connect; --api-key or --hostname "
+        f"{EVERYWHERE} lets them",
     )

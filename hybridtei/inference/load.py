@@ -1,6 +1,8 @@
-"""Loads models: configuration + checkpoint -> a model ready to run; and reads the list of models of one process.
+"""Loads models: configuration + checkpoint -> a model ready to run; and reads the list of models of
+one process.
 
-Only this module names concrete backends. Several models come from repeated `--model-id`, or from a TOML file of `[[model]]`
+Only this module names concrete backends. Several models come from repeated `--model-id`, or from a
+TOML file of `[[model]]`
 tables:
 
     [[model]]
@@ -55,8 +57,9 @@ FORMS = {
     Padding.ATTENTION: "packed, attention padded",
     Padding.ALL: "padded",
 }
-# Tokens of the longer text. In transformers' modules, length-dependent rotary embeddings change only in long texts. Graphs have
-# known families, and each token costs 8 ms at the start of a model of 0.6B on two cores.
+# Tokens of the longer text. In transformers' modules, length-dependent rotary embeddings change
+# only in long texts. Graphs have known families, and each token costs 8 ms at the start of a model
+# of 0.6B on two cores.
 SELF_TEST_TOKENS, GRAPH_TEST_TOKENS = 512, 16
 # Largest deviation of a state, relative to the largest state.
 SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "int8": 0.02, "fp8": 0.5}
@@ -104,17 +107,21 @@ class LoadedModel:
             else "late interaction"
         )
         return [
-            f"model    {spec.model_type}, {embeds if spec.kind == 'embedding' else f'{spec.kind}, {len(spec.labels)} labels'}",
+            f"model    {spec.model_type}, "
+            f"{embeds if spec.kind == 'embedding' else f'{spec.kind}, {len(spec.labels)} labels'}",
             f"outputs  {', '.join(sorted(spec.heads))}",
-            f"backend  {backend.name}, {backend.dtype}, {form}, lanes: {', '.join(sorted(backend.lanes, reverse=True))}",
+            f"backend  {backend.name}, {backend.dtype}, {form}, lanes: "
+            f"{', '.join(sorted(backend.lanes, reverse=True))}",
             f"limits   {reader.max_input_length} tokens an input, {self.budget_tokens} a pass",
         ]
 
 
 def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = True) -> LoadedModel:
-    """Find, read, check and warm up a model. `measures`: as for `Encoder.load`. Raises LoadError."""
+    """Find, read, check and warm up a model. `measures`: as for `Encoder.load`. Raises
+    LoadError."""
     spec = find_model(config)
-    with ThreadPoolExecutor(1) as thread:  # reading a large vocabulary takes as long as the weights
+    # Reading a large vocabulary takes as long as the weights
+    with ThreadPoolExecutor(1) as thread:
         reading = thread.submit(text_model, spec, engine)
         backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
         model = reading.result()
@@ -122,9 +129,8 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
         return LoadedModel(model, backend, min(engine.max_batch_tokens, backend.busy_tokens))
     parts = backend.backends if isinstance(backend, Routed) else (backend,)
     try:
-        with threadpool_limits(
-            limits=1, user_api="blas"
-        ):  # a team would wait for the cores that open further sessions
+        # A team would wait for the cores that open further sessions
+        with threadpool_limits(limits=1, user_api="blas"):
             for one in parts:
                 tokens = SELF_TEST_TOKENS if one.name == "torch" else GRAPH_TEST_TOKENS
                 _self_test(
@@ -188,7 +194,8 @@ def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
     )
     if not spec.pools_prompts and prompts.named(prompts.own):
         raise LoadError(
-            f'{spec.folder}: a prompt goes before every text, and {WITHOUT_PROMPT}: give --default-prompt ""'
+            f"{spec.folder}: a prompt goes before every text, and {WITHOUT_PROMPT}: give "
+            '--default-prompt ""'
         )
     tokenizer = Tokenizer.load(
         spec.folder / "tokenizer.json",
@@ -206,8 +213,8 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
         return spec.max_input_length
     if not engine.auto_truncate:
         raise LoadError(
-            f"the model takes {spec.max_input_length} tokens, more than `max-batch-tokens` ({engine.max_batch_tokens}): "
-            "raise that, or allow `auto-truncate`"
+            f"the model takes {spec.max_input_length} tokens, more than `max-batch-tokens` "
+            f"({engine.max_batch_tokens}): raise that, or allow `auto-truncate`"
         )
     log.warning(
         "inputs are cut to max-batch-tokens (%d); the model takes more", engine.max_batch_tokens
@@ -216,9 +223,10 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
 
 
 def _self_test(backend: Backend, longest: int) -> None:
-    """Run all outputs once. Raises LoadError unless a short text has the same states alone and after a long text in one pass. A
-    family that hides its layout from our attention, or depends on the longest text of a pass, fails here, at start. The long
-    text uses the model's last adapter, the short one none."""
+    """Run all outputs once. Raises LoadError unless a short text has the same states alone and
+    after a long text in one pass. A family that hides its layout from our attention, or depends on
+    the longest text of a pass, fails here, at start. The long text uses the model's last adapter,
+    the short one none."""
     spec = backend.spec
     heads = spec.heads if spec.is_splade else spec.heads | {Head.TOKENS}
     first = spec.positions.offset
@@ -234,19 +242,23 @@ def _self_test(backend: Backend, longest: int) -> None:
     )
     alone = _values(backend.forward(pack([short], heads, spec.positions)), 0)
     worst = float(np.abs(alone - together).max() / max(1.0, np.abs(alone).max()))
-    if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:  # `not`, so that NaN fails too
+    # `not`, so that NaN fails too
+    if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:
         if spec.model_type not in FAMILIES:
             raise _unserved(
                 spec,
-                f"lets a text see its padding or its neighbours, and changes its states by {worst:.2g}",
+                "lets a text see its padding or its neighbours, and changes its states by "
+                f"{worst:.2g}",
             )
         raise LoadError(
-            f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together"
+            f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone "
+            "and together"
         )
 
 
 def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
-    """The error of a model that only transformers' modules could run, but not independently of a text's neighbours."""
+    """The error of a model that only transformers' modules could run, but not independently of a
+    text's neighbours."""
     file = spec.folder / "config.json"
     return UnsupportedArchitecture(
         f"{file}: the family `{spec.model_type}` {why}; supported: {', '.join(FAMILIES)}"
@@ -254,7 +266,8 @@ def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
 
 
 def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
-    """Return the token budget of a pass: the configured one, or less if the device lacks memory. Raises LoadError."""
+    """Return the token budget of a pass: the configured one, or less if the device lacks memory.
+    Raises LoadError."""
     most = backend.max_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
     if most < engine.max_batch_tokens:
         log.warning(
@@ -294,7 +307,8 @@ def read_models(path: Path, flags: ModelConfig) -> list[NamedModel]:
 
 
 def named_model(table: Mapping[str, Any], flags: ModelConfig, where: str) -> NamedModel:
-    """Return the model of one table, which overrides the flags. Raises LoadError, beginning with `where`."""
+    """Return the model of one table, which overrides the flags. Raises LoadError, beginning with
+    `where`."""
     unknown = sorted(set(table) - set(NamedModel.__struct_fields__))
     if unknown:
         raise LoadError(
@@ -311,7 +325,8 @@ def named_model(table: Mapping[str, Any], flags: ModelConfig, where: str) -> Nam
         raise LoadError(f"{where}: {error}") from None
     if not ALIAS.fullmatch(model.alias):
         raise LoadError(
-            f"{where}: alias {model.alias!r} should be 1 to 100 letters, digits, dots, dashes, underscores"
+            f"{where}: alias {model.alias!r} should be 1 to 100 letters, digits, dots, dashes, "
+            "underscores"
         )
     return model
 
@@ -343,7 +358,8 @@ def default_alias(model_id: str) -> str:
 def configured(
     config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]
 ) -> tuple[ModelConfig, EngineConfig]:
-    """Return both configs with `options` applied. Raises TypeError for an unknown option, UsageError for a wrong value."""
+    """Return both configs with `options` applied. Raises TypeError for an unknown option,
+    UsageError for a wrong value."""
     known = {
         field.name: field
         for kind in (ModelConfig, EngineConfig)

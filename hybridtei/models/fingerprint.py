@@ -1,4 +1,5 @@
-"""Hashes of everything that a model's vectors depend on. If they are equal, vectors of two models can be compared."""
+"""Hashes of everything that a model's vectors depend on. If they are equal, vectors of two models
+can be compared."""
 
 from __future__ import annotations
 
@@ -23,11 +24,8 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw, tokeniz
 
 Fingerprint = Mapping[str, str | None]
 log = logging.getLogger(__name__)
-WEIGHTS = (
-    ".safetensors",
-    ".bin",
-    ".pt",
-)  # if a model has weights in several formats, the first format counts
+# If a model has weights in several formats, the first format counts
+WEIGHTS = (".safetensors", ".bin", ".pt")
 # Upper and lower case, accents, Chinese, leading and inner spaces, special tokens as text.
 PROBE = " Na\u00efve CAF\u00c9,  \u6771\u4eac</s>[SEP]<|endoftext|> end"
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_function")
@@ -36,11 +34,13 @@ ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_func
 def fingerprint(
     spec: ModelSpec, *, dtype: str | None = None, default_prompt: str | None = None
 ) -> dict[str, str | None]:
-    """Return the parts `weights`, `tokenizer`, `pooling`, `prompts`, `activation`, `dtype`; `id`, the hash of all of them; and
-    `model`, the hash of all but dtype and default prompt. A part without files is None. `reading` is added only if texts are
-    read differently than in version 0.1.0, so that other models' collections keep their fingerprints.
+    """Return the parts `weights`, `tokenizer`, `pooling`, `prompts`, `activation`, `dtype`; `id`,
+    the hash of all of them; and `model`, the hash of all but dtype and default prompt. A part
+    without files is None. `reading` is added only if texts are read differently than in version
+    0.1.0, so that other models' collections keep their fingerprints.
 
-    Reads the weights once (about a second a gigabyte) and again when a file changes. Raises OSError.
+    Reads the weights once (about a second a gigabyte) and again when a file changes. Raises
+    OSError.
     """
     weights = [
         sha256_of(path) for path in sorted(set(_weights(spec)), key=partial(_order, spec.folder))
@@ -83,14 +83,16 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
 
 
 def _order(folder: Path, file: Path) -> tuple[bool, tuple[str, ...]]:
-    """Sort key: the checkpoint's files by relative path, then others by name. Hashes must not depend on absolute paths."""
+    """Sort key: the checkpoint's files by relative path, then others by name. Hashes must not
+    depend on absolute paths."""
     inside = file.is_relative_to(folder)
     return not inside, file.relative_to(folder).parts if inside else (file.name,)
 
 
 def _reading(spec: ModelSpec) -> str | None:
-    """Return the hash of the settings for reading texts, or None if version 0.1.0 read texts the same way. It ignored
-    tokenizer_config.json, used the smallest of all lengths, no default prompt, and no prompt called passage for documents."""
+    """Return the hash of the settings for reading texts, or None if version 0.1.0 read texts the
+    same way. It ignored tokenizer_config.json, used the smallest of all lengths, no default prompt,
+    and no prompt called passage for documents."""
     file, prompts = spec.folder / "tokenizer.json", _newly_used(spec)
     if spec.model_type == STATIC_TYPE or not file.is_file():
         return _digest(prompts) if prompts else None
@@ -127,7 +129,8 @@ def _reading(spec: ModelSpec) -> str | None:
 
 
 def _newly_used(spec: ModelSpec) -> list[str]:
-    """Return the prompts that version 0.1.0 ignored: the default, and documents' prompts with their second and third names."""
+    """Return the prompts that version 0.1.0 ignored: the default, and documents' prompts with their
+    second and third names."""
     prompts = spec.prompts or {}
     names = [
         spec.default_prompt_name or "",
@@ -163,8 +166,9 @@ _beginning = Lock()
 
 
 def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerprint | None]:
-    """Return the future fingerprint of `owner`'s model. The first call starts a thread that computes it; neither a start nor
-    the end of the process waits for it. None if a file is missing or changed since it was loaded. `options`: arguments of `fingerprint`."""
+    """Return the future fingerprint of `owner`'s model. The first call starts a thread that
+    computes it; neither a start nor the end of the process waits for it. None if a file is missing
+    or changed since it was loaded. `options`: arguments of `fingerprint`."""
     with _beginning:
         if (found := _begun.get(owner)) is not None:
             return found
@@ -174,7 +178,8 @@ def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerpr
     def read() -> None:
         try:
             parts = fingerprint(spec, **options)
-        except Exception as error:  # of files that changed while they were read
+        except Exception as error:
+            # Of files that changed while they were read
             log.warning("no fingerprint: %s", error)
             made.set_result(None)
             return
@@ -190,6 +195,7 @@ def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerpr
 
 
 async def model_hash(reading: Future[Fingerprint | None]) -> str | None:
-    """Wait for a fingerprint from `begin` and return its `model`. Cancelling one waiter does not affect the others."""
+    """Wait for a fingerprint from `begin` and return its `model`. Cancelling one waiter does not
+    affect the others."""
     found = await asyncio.shield(asyncio.wrap_future(reading))
     return None if found is None else found["model"]

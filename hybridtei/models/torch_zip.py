@@ -1,8 +1,9 @@
 """Reads the tensors of a file that torch saved, without torch and without running its pickle.
 
-The file is a zip: `data.pkl` describes the tensors, `data/KEY` has the uncompressed bytes of each storage. A small interpreter
-reads the description. It knows only the opcodes and names with which torch describes tensors, and refuses all others. It
-creates only tuples, dicts and places in the file.
+The file is a zip: `data.pkl` describes the tensors, `data/KEY` has the uncompressed bytes of each
+storage. A small interpreter reads the description. It knows only the opcodes and names with which
+torch describes tensors, and refuses all others. It creates only tuples, dicts and places in the
+file.
 
 Source: torch's `serialization.py` and `_utils.py`, and `pickletools` for the opcodes.
 """
@@ -51,8 +52,10 @@ REBUILT, PARAMETER, ORDERED = (
 )
 NAMES = frozenset({REBUILT, PARAMETER, ORDERED, *(f"torch {name}" for name in STORAGES)})
 MAX_DESCRIPTION_BYTES, MAX_BYTEORDER_BYTES = 64_000_000, 16
-MAX_OPCODES = 4_000_000  # enough for 100,000 tensors; each opcode may create an object of 64 bytes
-MAX_DIMENSIONS = 64  # torch's own
+# Enough for 100,000 tensors; each opcode may create an object of 64 bytes
+MAX_OPCODES = 4_000_000
+# torch's own
+MAX_DIMENSIONS = 64
 LOCAL_HEADER_BYTES = 30
 
 
@@ -90,6 +93,7 @@ class _View:
 
 
 _MARK = object()
+# Opcodes whose argument is their value
 PUSHED = frozenset(
     {
         "BINUNICODE",
@@ -101,7 +105,7 @@ PUSHED = frozenset(
         "LONG1",
         "BINFLOAT",
     }
-)  # opcodes whose argument is their value
+)
 CONSTANTS: Mapping[str, Callable[[], Any]] = {
     "MARK": lambda: _MARK,
     "NEWTRUE": lambda: True,
@@ -144,7 +148,8 @@ def places(path: Path) -> dict[str, Place]:
             size = storage.count * SIZES[storage.dtype]
             if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size < size:
                 raise LoadError(
-                    f"{path}: storage `{storage.key}` is missing, compressed, or shorter than {size} bytes"
+                    f"{path}: storage `{storage.key}` is missing, compressed, or shorter than "
+                    f"{size} bytes"
                 )
             file.seek(entry.header_offset + 26)
             name_bytes, extra_bytes = (int.from_bytes(file.read(2), "little") for _ in range(2))
@@ -180,7 +185,8 @@ def _place(path: Path, name: str, view: _View, start_of: Callable[[_Storage], in
 
 
 def _read(path: Path, description: bytes) -> dict[str, _View]:
-    """Read the views in a description. Raises LoadError for an opcode, a name or a result that torch does not write."""
+    """Read the views in a description. Raises LoadError for an opcode, a name or a result that
+    torch does not write."""
     try:
         found = _run(description)
     except _Refused as error:
@@ -201,7 +207,8 @@ class _Refused(Exception):
 class _Interpreter:
     """Runs the opcodes of a description. The last value on the stack is the result.
 
-    A pickle can refer to a value repeatedly, so nested tuples can stand for 2^n values: never compare, hash or print one.
+    A pickle can refer to a value repeatedly, so nested tuples can stand for 2^n values: never
+    compare, hash or print one.
     """
 
     def __init__(self) -> None:
@@ -252,7 +259,8 @@ class _Interpreter:
             case "SETITEMS":
                 pairs = self._since_mark()
                 stack[-1].update(zip(map(_text, pairs[::2]), pairs[1::2], strict=True))
-            case "BUILD":  # attributes of an OrderedDict, such as module versions
+            # Attributes of an OrderedDict, such as module versions
+            case "BUILD":
                 stack.pop()
             case "PROTO" | "FRAME" | "STOP":
                 pass

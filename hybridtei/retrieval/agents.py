@@ -1,7 +1,8 @@
-"""A server's collection as tools of an agent, over the Model Context Protocol: `find`, and `store` if it is allowed.
+"""A server's collection as tools of an agent, over the Model Context Protocol: `find`, and `store`
+if it is allowed.
 
-A call is finished even if the client leaves, so that a text is stored whole. The number of calls is bounded, and further calls
-are refused at once. Needs the extra `mcp`.
+A call is finished even if the client leaves, so that a text is stored whole. The number of calls is
+bounded, and further calls are refused at once. Needs the extra `mcp`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from hybridtei.retrieval.search.options import Mode
 from hybridtei.retrieval.store.query import MAX_FILTER_BYTES
 from hybridtei.system.own_loop import started
 
-MAX_CALLS = 32  # running or waiting for the server
+# Running or waiting for the server
+MAX_CALLS = 32
 MAX_HITS = 50
 MAX_QUERY_CHARACTERS = 10_000
 MAX_TEXT_CHARACTERS = 1_000_000
 MAX_METADATA_BYTES = 100_000
-MAX_ANSWER_BYTES = 1_000_000  # bound, since a language model reads the whole answer
+# Bound, since a language model reads the whole answer
+MAX_ANSWER_BYTES = 1_000_000
 
 Query = Annotated[
     str,
@@ -42,7 +45,10 @@ Limit = Annotated[int, Field(ge=1, le=MAX_HITS, description="How many hits at mo
 Conditions = Annotated[
     dict[str, Any] | None,
     Field(
-        description='Qdrant\'s filter of payloads, as {"must": [{"key": "metadata.year", "match": {"value": 2024}}]}.'
+        description=(
+            'Qdrant\'s filter of payloads, as {"must": [{"key": "metadata.year", "match": '
+            '{"value": 2024}}]}.'
+        )
     ),
 ]
 Ranking = Annotated[
@@ -70,13 +76,15 @@ class CollectionTools:
     async def find(
         self, query: Query, limit: Limit = 10, filter: Conditions = None, mode: Ranking = None
     ) -> dict[str, Any]:
-        """Search the collection by meaning and by words. The best hits come first; `highlights` mark the shared terms."""
+        """Search the collection by meaning and by words. The best hits come first; `highlights`
+        mark the shared terms."""
         return await self._finished(self._find(query, limit, filter, mode))
 
     async def store(
         self, text: Passage, metadata: Metadata = None, id: Name = None
     ) -> dict[str, Any]:
-        """Keep a text in the collection, so that `find` finds it. A text that is too long for the model is refused."""
+        """Keep a text in the collection, so that `find` finds it. A text that is too long for the
+        model is refused."""
         return await self._finished(self._store(text, metadata or {}, id))
 
     async def close(self) -> None:

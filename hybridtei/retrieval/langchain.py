@@ -1,11 +1,14 @@
-"""Sparse vectors for LangChain's Qdrant store, from an encoder in this process or from a running server.
+"""Sparse vectors for LangChain's Qdrant store, from an encoder in this process or from a running
+server.
 
-    QdrantVectorStore.from_texts(…, sparse_embedding=HybridSparseEmbeddings(encoder), sparse_vector_params={"modifier": …})
+    QdrantVectorStore.from_texts(…, sparse_embedding=HybridSparseEmbeddings(encoder),
+    sparse_vector_params={"modifier": …})
 
-Lexical weights need `modifier: idf` on the collection's sparse field (nDCG@10 of the embedded model on cranfield: 0.518,
-without it 0.495); weights of SPLADE and BGE-M3 include the importance of a term and get worse by it. `hybridtei.schema_for`
-tells a checkpoint's: `schema_for(encoder.spec, "minilm-hybrid").sparse["sparse"].modifier`. LangChain's store does not check
-the object's class, so only the vector's class is imported from LangChain, at the first vector.
+Lexical weights need `modifier: idf` on the collection's sparse field (nDCG@10 of the embedded model
+on cranfield: 0.518, without it 0.495); weights of SPLADE and BGE-M3 include the importance of a
+term and get worse by it. `hybridtei.schema_for` tells a checkpoint's: `schema_for(encoder.spec,
+"minilm-hybrid").sparse["sparse"].modifier`. LangChain's store does not check the object's class, so
+only the vector's class is imported from LangChain, at the first vector.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ if TYPE_CHECKING:
 
 
 class HybridSparseEmbeddings:
-    """The methods of `langchain_qdrant.SparseEmbeddings`. `source`: an `Encoder`, a `Client`, or a server's URL.
+    """The methods of `langchain_qdrant.SparseEmbeddings`. `source`: an `Encoder`, a `Client`, or a
+    server's URL.
 
-    Queries and documents get the model's prompts. `query_prompt`, `document_prompt`: the names of other prompts.
+    Queries and documents get the model's prompts. `query_prompt`, `document_prompt`: the names of
+    other prompts.
     """
 
     def __init__(

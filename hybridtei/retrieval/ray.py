@@ -1,8 +1,8 @@
 """A Ray cluster that embeds by actors with an `Encoder` each. Needs the extra `ray`.
 
-The ingest reads, cuts and stores in its own process. It sends batches to idle actors, which return vectors. If an actor's
-process ends, Ray starts it again with the same batch. A text that ends its process is found by halving the batch, like a text
-that fails (`pipeline.embed_each`).
+The ingest reads, cuts and stores in its own process. It sends batches to idle actors, which return
+vectors. If an actor's process ends, Ray starts it again with the same batch. A text that ends its
+process is found by halving the batch, like a text that fails (`pipeline.embed_each`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from hybridtei.system.machine import GRANTED, available_cores, require_extra
 MAX_WORKERS = 10_000
 LOCAL = "local"
 REACH_S = 10.0
-TRIES = 3  # tries of a batch, since a process can end without a text's fault
+# Tries of a batch, since a process can end without a text's fault
+TRIES = 3
 
 
 def check(workers: int | None) -> None:
@@ -35,8 +36,8 @@ def check(workers: int | None) -> None:
 class RayEmbedder:
     """`workers` actors with one processor each. Default: one for each processor of the cluster.
 
-    Create it in the main thread. `parallel` threads may call `encode` at once. Raises InvalidInput, LoadError without Ray,
-    ConnectionError if no cluster answers.
+    Create it in the main thread. `parallel` threads may call `encode` at once. Raises InvalidInput,
+    LoadError without Ray, ConnectionError if no cluster answers.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class RayEmbedder:
             self._idle.put(worker.remote(model, engine))
 
     def encode(self, texts: Sequence[str], outputs: Iterable[str], **settings: Any) -> Embeddings:
-        """Like `Encoder.encode`. Raises its errors, and BackendError if the worker's process ended `TRIES` times."""
+        """Like `Encoder.encode`. Raises its errors, and BackendError if the worker's process ended
+        `TRIES` times."""
         import ray
 
         actor = self._idle.get()
@@ -84,7 +86,8 @@ class Worker:
     """An actor with an encoder on one processor."""
 
     def __init__(self, model: ModelConfig, engine: EngineConfig) -> None:
-        limit_threads(1)  # before libraries count the processors
+        # Before libraries count the processors
+        limit_threads(1)
         from hybridtei.encoder import Encoder
 
         self._encoder = Encoder.load(config=model, engine=engine)
@@ -94,10 +97,12 @@ class Worker:
 
 
 def join(address: str | None, processors: int) -> Callable[[], None]:
-    """Join a cluster, or start one here with this number of processors. Return a function that leaves it. Main thread only.
+    """Join a cluster, or start one here with this number of processors. Return a function that
+    leaves it. Main thread only.
 
-    `address`: default RAY_ADDRESS; without it a new cluster starts here, even if the machine runs one. A cluster that this
-    process has joined before is not changed. Raises LoadError without Ray, ConnectionError if nothing answers.
+    `address`: default RAY_ADDRESS; without it a new cluster starts here, even if the machine runs
+    one. A cluster that this process has joined before is not changed. Raises LoadError without Ray,
+    ConnectionError if nothing answers.
     """
     require_extra("ray", "ray")
     import ray
@@ -110,7 +115,8 @@ def join(address: str | None, processors: int) -> Callable[[], None]:
     own: dict[str, Any] = (
         {"num_cpus": processors, "include_dashboard": False} if address == LOCAL else {}
     )
-    # As a job of Ray's client: its processes do not import modules from this process's working folder.
+    # As a job of Ray's client: its processes do not import modules from this process's working
+    # folder.
     isolated = JobConfig(_client_job=True)
     try:
         ray.init(
@@ -127,7 +133,8 @@ def join(address: str | None, processors: int) -> Callable[[], None]:
 
 
 def _reach(address: str) -> None:
-    """Raises ConnectionError if nothing listens. Ray would try for minutes, and then end the process."""
+    """Raises ConnectionError if nothing listens. Ray would try for minutes, and then end the
+    process."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
         return
@@ -142,5 +149,6 @@ def limit_threads(processors: int) -> None:
     from threadpoolctl import threadpool_limits
 
     os.environ[GRANTED] = str(processors)
-    os.environ["RAYON_NUM_THREADS"] = str(processors)  # the tokenizer's variable
+    # The tokenizer's variable
+    os.environ["RAYON_NUM_THREADS"] = str(processors)
     threadpool_limits(limits=processors)

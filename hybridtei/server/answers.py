@@ -41,7 +41,8 @@ def to_json(answer: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):  # not contiguous; msgspec needs contiguous memory
+    # Not contiguous; msgspec needs contiguous memory
+    if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value)
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value)
@@ -58,7 +59,8 @@ def piecewise(answer: Any) -> bytes:
         return answer
     buffer = BytesIO()
     write_json(answer, buffer)
-    return buffer.getvalue()  # its contents without a copy
+    # Its contents without a copy
+    return buffer.getvalue()
 
 
 def write_json(answer: Any, buffer: BytesIO) -> None:
@@ -159,19 +161,24 @@ ENDING_IN_SLASH = re.compile(rb"(/m/[^/]*)?(/docs)?/")
 
 
 def is_path(scope: Any) -> bool:
-    """False for doubled and trailing slashes, which Litestar removes from a path and TEI does not."""
+    """False for doubled and trailing slashes, which Litestar removes from a path and TEI does
+    not."""
     raw = scope["raw_path"]
     path = unquote_to_bytes(raw) if b"%" in raw else raw
     return b"//" not in path and (path[-1:] != b"/" or ENDING_IN_SLASH.fullmatch(path) is not None)
 
 
-SMALL_BYTES = 1_000_000  # an answer up to this size does not wait
-SMALL_SHARE = 4  # a quarter of the bound is left to small answers
-WAIT_SECONDS = 30.0  # longer than the server keeps a client that reads nothing
+# An answer up to this size does not wait
+SMALL_BYTES = 1_000_000
+# A quarter of the bound is left to small answers
+SMALL_SHARE = 4
+# Longer than the server keeps a client that reads nothing
+WAIT_SECONDS = 30.0
 
 
 class Unsent:
-    """Counts the `bytes` of answers that are encoded, or about to be, and not yet taken by the system. For one event loop."""
+    """Counts the `bytes` of answers that are encoded, or about to be, and not yet taken by the
+    system. For one event loop."""
 
     def __init__(self, limit: int, wait_seconds: float = WAIT_SECONDS) -> None:
         self.bytes = 0
@@ -179,9 +186,8 @@ class Unsent:
         self._large_limit = limit - limit // SMALL_SHARE
         self._wait_seconds = wait_seconds
         self._waiting_bytes = 0
-        self._first = (
-            asyncio.Lock()
-        )  # held by the first waiting answer; the others queue for it in order of arrival
+        # Held by the first waiting answer; the others queue for it in order of arrival
+        self._first = asyncio.Lock()
         self._fewer = asyncio.Event()
 
     @property
@@ -202,8 +208,9 @@ class Unsent:
     async def room(self, size: int) -> int:
         """Wait, in order of arrival, until an answer of about `size` bytes may be encoded.
 
-        Returns the number of bytes counted for it; the caller must subtract them later. An answer larger than the bound runs
-        alone. Raises AnswersUnsent after `wait_seconds`, or at once if the waiting answers reach the bound already.
+        Returns the number of bytes counted for it; the caller must subtract them later. An answer
+        larger than the bound runs alone. Raises AnswersUnsent after `wait_seconds`, or at once if
+        the waiting answers reach the bound already.
         """
         size = min(size, self._large_limit)
         if self._waiting_bytes + size > self._limit:
@@ -223,8 +230,8 @@ class Unsent:
 
     def _refusal(self) -> AnswersUnsent:
         return AnswersUnsent(
-            f"{self.bytes} bytes of answers wait for clients that do not read them, {self._limit} are allowed "
-            "(max-unsent-bytes): try again later"
+            f"{self.bytes} bytes of answers wait for clients that do not read them, {self._limit} "
+            "are allowed (max-unsent-bytes): try again later"
         )
 
 

@@ -36,7 +36,8 @@ from hybridtei.system.tracing import Recorder
 log = logging.getLogger(__name__)
 
 for _module in iter_modules(api.__path__):
-    import_module(f"{api.__name__}.{_module.name}")  # which adds its routes to `ROUTES`
+    # Which adds its routes to `ROUTES`
+    import_module(f"{api.__name__}.{_module.name}")
 
 if TYPE_CHECKING:
     from litestar.plugins import PluginProtocol
@@ -51,15 +52,15 @@ def context_for(
 ) -> Context:
     """The context of a model. Raises LoadError for unreadable quantization ranges."""
     if model.quantization_ranges is not None:
-        ranges_in(
-            model.quantization_ranges
-        )  # so an unreadable file stops the server before it listens
+        # So an unreadable file stops the server before it listens
+        ranges_in(model.quantization_ranges)
     metrics = RequestMetrics(registry, service.reader.max_input_length)
     return Context(service, server, model, registry, metrics)
 
 
 async def close_within(store: Store, seconds: float) -> None:
-    """Close a store that may have stopped: its engine keeps what it acknowledged, so the server's end waits no longer."""
+    """Close a store that may have stopped: its engine keeps what it acknowledged, so the server's
+    end waits no longer."""
     try:
         async with asyncio.timeout(seconds):
             await store.close()
@@ -105,9 +106,8 @@ def create_models_app(
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
-    permits = (
-        models.default.service.config.max_concurrent_requests
-    )  # requests to the store get the same number
+    # Requests to the store get the same number
+    permits = models.default.service.config.max_concurrent_requests
     app = framework(server) if app is None else app
     app.state = Shared(  # type: ignore[assignment]
         server=server,
@@ -124,14 +124,15 @@ def create_models_app(
         certificate=certificate,
     )
     app.after_exception.append(count)
-    app.on_startup += [models.start, *([rpc.start] if rpc else [])]
-    app.on_shutdown += [
-        *([rpc.stop] if rpc else []),
-        models.stop,
-        *on_stop,
-        *([partial(close_within, schemas.store, server.drain_seconds)] if schemas else []),
-        *([recorder.close] if recorder else []),
-    ]
+    app.on_startup.append(models.start)
+    if rpc is not None:
+        app.on_startup.append(rpc.start)
+        app.on_shutdown.append(rpc.stop)
+    app.on_shutdown += [models.stop, *on_stop]
+    if schemas is not None:
+        app.on_shutdown.append(partial(close_within, schemas.store, server.drain_seconds))
+    if recorder is not None:
+        app.on_shutdown.append(recorder.close)
     return app
 
 

@@ -41,9 +41,12 @@ from hybridtei.system.metrics import (
 from hybridtei.system.tracing import CURRENT
 
 CHUNK_DOCUMENTS = 64
-NUMBERS_A_RANK = 40  # the cost of building and writing one ranked item, in numbers
-MAX_INSTRUCTION_CHARACTERS = 8_000_000  # length of the instruction times the number of documents
-OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop
+# The cost of building and writing one ranked item, in numbers
+NUMBERS_A_RANK = 40
+# Length of the instruction times the number of documents
+MAX_INSTRUCTION_CHARACTERS = 8_000_000
+# An answer of more numbers is written outside the event loop
+OFFLOAD_NUMBERS = 200_000
 
 T = TypeVar("T")
 Write = Callable[[T, Usage], Any]
@@ -182,7 +185,8 @@ class Context:
         `check`, `field`: as for `run`. `numbers`: the count of numbers to write, if larger than the
         answer's.
         """
-        load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)  # characters, and ids
+        # Characters, and ids
+        load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
         answer, usage = await self.run(task, load, check=check, numbers=numbers, field=field)
         return await self.reply(write, answer, usage, max(numbers, answer.numbers))
 
@@ -200,7 +204,8 @@ class Context:
         """Run a task in the engine, and count it under `scope`. Raises HybridTeiError.
 
         `bounds`: default: those of the number of inputs. `check`: called once the request has its
-        permits, instead of the task's own check. `numbers`: the count of numbers to write, if known.
+        permits, instead of the task's own check. `numbers`: the count of numbers to write, if
+        known.
         `field`: the field of the inputs on routes other than TEI's; an error names it, with the
         place of the wrong one in a list.
         """
@@ -264,8 +269,8 @@ def check_instruction(instruction: str | None, documents: int) -> None:
     length = len(instruction or "")
     if length * documents > MAX_INSTRUCTION_CHARACTERS:
         raise InvalidInput(
-            f"`instruction` holds {length} characters for each of {documents} documents, {length * documents} in all > "
-            f"maximum allowed {MAX_INSTRUCTION_CHARACTERS}"
+            f"`instruction` holds {length} characters for each of {documents} documents, "
+            f"{length * documents} in all > maximum allowed {MAX_INSTRUCTION_CHARACTERS}"
         )
 
 
@@ -292,7 +297,8 @@ def usage_of(usage: Usage) -> dict[str, int]:
 
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
-MAX_HISTOGRAM_LENGTH = 2**19  # a bound of its histogram
+# A bound of its histogram
+MAX_HISTOGRAM_LENGTH = 2**19
 
 Scope = Literal["embed", "predict"]
 

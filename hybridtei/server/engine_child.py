@@ -1,8 +1,10 @@
-"""The engine's process: it loads models and runs passes for the HTTP process that started it, and ends when that one ends.
+"""The engine's process: it loads models and runs passes for the HTTP process that started it, and
+ends when that one ends.
 
     python -m hybridtei.server.engine_child DESCRIPTOR
 
-DESCRIPTOR: the inherited file descriptor of its end of the connection. `engine_process` describes the messages.
+DESCRIPTOR: the inherited file descriptor of its end of the connection. `engine_process` describes
+the messages.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import signal
 import sys
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -28,7 +31,8 @@ from hybridtei.server.start import ModelLoader, on_thread
 from hybridtei.system import logs, memory
 from hybridtei.system.metrics import Reading, Registry
 
-COUNT_SECONDS = 0.5  # between checks of the lanes; metrics are sent at each check
+# Between checks of the lanes; metrics are sent at each check
+COUNT_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +49,8 @@ class EngineChild:
         self._answers: list[Any] = []
 
     async def serve(self, calls: list[Any]) -> None:
-        """Answer `calls` and all later ones. End the process when the lanes die or the connection closes."""
+        """Answer `calls` and all later ones. End the process when the lanes die or the connection
+        closes."""
         asyncio.get_running_loop().add_reader(self._connection.fileno(), self._read)
         self._begin(calls)
         while self._loader.dead is None:
@@ -66,9 +71,8 @@ class EngineChild:
         )
         await engine.start()
         self._engines[number] = engine, registry
-        spec = replace(
-            one.spec, max_input_length=loaded.model.reader.max_input_length
-        )  # the HTTP process has warned already
+        # The HTTP process has warned already
+        spec = replace(one.spec, max_input_length=loaded.model.reader.max_input_length)
         found = RemoteBackend(
             spec,
             one.name,
@@ -79,7 +83,8 @@ class EngineChild:
             loaded.budget_tokens,
         )
         del loaded
-        memory.collect_as_usual()  # the HTTP process tokenises
+        # The HTTP process tokenises
+        memory.collect_as_usual()
         return found
 
     async def unload(self, number: int, seconds: float | None) -> list[Reading]:
@@ -113,14 +118,18 @@ class EngineChild:
                 task = self._running[number] = asyncio.create_task(
                     self._run(number, getattr(self, method)(*arguments))
                 )
-                task.add_done_callback(lambda _, number=number: self._running.pop(number, None))  # type: ignore[misc]
+                task.add_done_callback(partial(self._forget, number))
             elif number in self._running:
                 self._running[number].cancel()
+
+    def _forget(self, number: int, _: asyncio.Task[Any]) -> None:
+        self._running.pop(number, None)
 
     async def _run(self, number: int, work: Coroutine[Any, Any, Any]) -> None:
         try:
             self._answer(number, await work)
-        except Exception as error:  # every error is answered, since the caller waits
+        except Exception as error:
+            # Every error is answered, since the caller waits
             known = isinstance(error, HybridTeiError)
             self._answer(
                 number, None, error if known else BackendError(f"{type(error).__name__}: {error}")
@@ -128,9 +137,8 @@ class EngineChild:
 
     def _answer(self, number: int, value: Any, error: Exception | None = None) -> None:
         if not self._answers:
-            asyncio.get_running_loop().call_soon(
-                self._flush
-            )  # the answers of one pass are sent together
+            # The answers of one pass are sent together
+            asyncio.get_running_loop().call_soon(self._flush)
         self._answers.append((number, value, error))
 
     def _flush(self) -> None:
@@ -149,20 +157,20 @@ def _end(status: int) -> NoReturn:
 
 def main(descriptor: int) -> None:
     """Serve the connection in `sys.argv`."""
+    # Terminals and systemd signal it too
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
         signal.SIGHUP,
-    ):  # terminals and systemd signal it too
+    ):
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     memory.limit_heaps()
     connection = Connection(descriptor)
     (config, settings), *calls = receive(connection)
     logs.configure(**settings)
-    asyncio.run(
-        EngineChild(connection, config).serve(calls)
-    )  # not uvloop: it would make the connection non-blocking
+    # Not uvloop: it would make the connection non-blocking
+    asyncio.run(EngineChild(connection, config).serve(calls))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""The HTTP process's side of the engine's process: start it, call it, and start it again when it ends.
+"""The HTTP process's side of the engine's process: start it, call it, and start it again when it
+ends.
 
-The two processes hold the ends of a pair of Unix sockets. The child inherits its end, so there is no address and no key.
-Messages are pickles; only this program's own child sends them. Arrays above `IN_BAND` bytes follow their message unpickled, so
-a result is copied once, into the receiver's memory.
+The two processes hold the ends of a pair of Unix sockets. The child inherits its end, so there is
+no address and no key. Messages are pickles; only this program's own child sends them. Arrays above
+`IN_BAND` bytes follow their message unpickled, so a result is copied once, into the receiver's
+memory.
 """
 
 from __future__ import annotations
@@ -35,10 +37,14 @@ from hybridtei.system import machine
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 
-IN_BAND = 16_384  # bytes; a smaller array costs less to copy than to send as its own message
-COUNTED = -1  # the number of a message that answers no call: the metrics of each model
-RETRY_SECONDS = 1.0  # before an ended process is started again
-GRACE_SECONDS = 5.0  # for a process to end by itself, or to answer a probe
+# Bytes; a smaller array costs less to copy than to send as its own message
+IN_BAND = 16_384
+# The number of a message that answers no call: the metrics of each model
+COUNTED = -1
+# Before an ended process is started again
+RETRY_SECONDS = 1.0
+# For a process to end by itself, or to answer a probe
+GRACE_SECONDS = 5.0
 MODULE = "hybridtei.server.engine_child"
 
 log = logging.getLogger(__name__)
@@ -59,12 +65,14 @@ def send(connection: Connection, message: Any) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Block until a message is there, and return it. Raises EOFError or OSError if the other process has ended."""
+    """Block until a message is there, and return it. Raises EOFError or OSError if the other
+    process has ended."""
     return pickle.loads(connection.recv_bytes(), buffers=iter(connection.recv_bytes, None))
 
 
 def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[int, ...]]]:
-    """Join encodings end to end for another process: ids int64[t], token types, and the numbers of each encoding.
+    """Join encodings end to end for another process: ids int64[t], token types, and the numbers of
+    each encoding.
 
     Token types None may become zeros, which mean the same.
     """
@@ -105,10 +113,13 @@ class RemoteBackend:
 
 
 class RemoteEngine:
-    """An `EngineClient` of the engine's process. That process counts batches; `registry` holds its latest counts."""
+    """An `EngineClient` of the engine's process. That process counts batches; `registry` holds its
+    latest counts."""
 
-    dead = None  # an ended process is started again
-    busy = False  # no pass runs in this process
+    # An ended process is started again
+    dead = None
+    # No pass runs in this process
+    busy = False
 
     def __init__(self, process: EngineProcess, number: int) -> None:
         self.registry = Registry()
@@ -128,7 +139,8 @@ class RemoteEngine:
         return request
 
     async def check_health(self) -> None:
-        """Raises the errors of `Engine.check_health`, and Unhealthy if no answer comes within `GRACE_SECONDS`."""
+        """Raises the errors of `Engine.check_health`, and Unhealthy if no answer comes within
+        `GRACE_SECONDS`."""
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 await self._process.ask("probe", self._number)
@@ -143,7 +155,8 @@ class RemoteEngine:
 
 
 class _Child:
-    """One process, its connection, and the thread that writes to it, since a full socket must not block the event loop."""
+    """One process, its connection, and the thread that writes to it, since a full socket must not
+    block the event loop."""
 
     def __init__(self, settings: Any) -> None:
         self.connection, theirs = Pipe()
@@ -152,10 +165,12 @@ class _Child:
                 machine.python_command("-m", MODULE, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=machine.child_environment(),  # the same working folder, since configs hold relative paths
+                # The same working folder, since configs hold relative paths
+                env=machine.child_environment(),
             )
         self._out: SimpleQueue[Any] = SimpleQueue()
-        self.send = self._out.put  # the writer thread sends all waiting messages together
+        # The writer thread sends all waiting messages together
+        self.send = self._out.put
         self.send(settings)
         self._writer = threading.Thread(target=self._write, name="to-engine", daemon=True)
         self._writer.start()
@@ -172,7 +187,8 @@ class _Child:
         return f"status {status}" if status >= 0 else signal.Signals(-status).name
 
     def _write(self) -> None:
-        with suppress(OSError):  # the process has ended; the reader thread handles it
+        # The process has ended; the reader thread handles it
+        with suppress(OSError):
             while True:
                 messages = [self._out.get()]
                 with suppress(Empty):
@@ -188,19 +204,21 @@ class EngineProcess:
 
     def __init__(self, engine: EngineConfig, settings: dict[str, Any]) -> None:
         self._engine, self._settings = engine, settings
-        self._configs: dict[int, ModelConfig] = {}  # of the models that every new process loads
+        # Of the models that every new process loads
+        self._configs: dict[int, ModelConfig] = {}
         self._engines: dict[int, RemoteEngine] = {}
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._child: _Child | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._away = ""  # why calls are refused now; "" if they are taken
+        # Why calls are refused now; "" if they are taken
+        self._away = ""
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="from-engine", daemon=True)
 
     def load(self, config: ModelConfig) -> tuple[LoadedModel, RemoteEngine]:
-        """Load a model and block until it is ready: before `start`, or outside the event loop's thread. Raises LoadError, and
-        Unhealthy if a started process ends meanwhile."""
+        """Load a model and block until it is ready: before `start`, or outside the event loop's
+        thread. Raises LoadError, and Unhealthy if a started process ends meanwhile."""
         number = next(self._numbers)
         if self._loop is not None:
             found = asyncio.run_coroutine_threadsafe(
@@ -211,7 +229,8 @@ class EngineProcess:
                 found = self._now(self._child or self._spawn(), "load", number, config)
             except (EOFError, OSError) as error:
                 raise LoadError(
-                    f"the engine's process ended ({self._end() or error}) before it had loaded a model"
+                    f"the engine's process ended ({self._end() or error}) before it had loaded a "
+                    "model"
                 ) from None
         engine = self._engines[number] = RemoteEngine(self, number)
         self._configs[number] = config
@@ -232,15 +251,14 @@ class EngineProcess:
             self._keeper.start()
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `EngineChild`; return its answer, or raise its error. Cancelling the caller cancels the call. Raises
-        Unhealthy if the process ends, or has ended."""
+        """Call a method of `EngineChild`; return its answer, or raise its error. Cancelling the
+        caller cancels the call. Raises Unhealthy if the process ends, or has ended."""
         if self._away:
             raise Unhealthy(self._away)
         number, child = next(self._numbers), self._child
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        if (
-            child is not None
-        ):  # otherwise the process has just ended, and `_switch` will fail this call
+        # Otherwise the process has just ended, and `_switch` will fail this call
+        if child is not None:
             child.send((number, method, arguments))
         try:
             return await answer
@@ -299,8 +317,12 @@ class EngineProcess:
                 self._on_loop(self._switch, "")
                 while True:
                     self._on_loop(self._answered, receive(child.connection))
-            except Exception as error:  # a message that cannot be read ends the connection, too
-                ended = f"the engine's process ended ({self._end() or error}) and is started again: send the request again"
+            except Exception as error:
+                # A message that cannot be read ends the connection, too
+                ended = (
+                    f"the engine's process ended ({self._end() or error}) and is started again: "
+                    "send the request again"
+                )
                 if not self._closing.is_set():
                     log.error("%s", error if isinstance(error, HybridTeiError) else ended)
                 self._on_loop(self._switch, ended)
@@ -308,7 +330,8 @@ class EngineProcess:
 
     def _on_loop(self, act: Callable[[Any], object], value: Any) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # the event loop is closed
+        # The event loop is closed
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act, value)
 
     def _switch(self, away: str) -> None:

@@ -1,10 +1,12 @@
-"""The models of a server, the choice of the model that answers a request, and the permits of requests to the vector store.
+"""The models of a server, the choice of the model that answers a request, and the permits of
+requests to the vector store.
 
-A request that names a model gets that model, even if it lacks the capability. A request without a name gets the first model
-with the capability. A server of one model accepts every name, as TEI does, since clients send the name in their configuration.
+A request that names a model gets that model, even if it lacks the capability. A request without a
+name gets the first model with the capability. A server of one model accepts every name, as TEI
+does, since clients send the name in their configuration.
 
-Requests to the store have their own permits and the request timeout, so a slow store delays no model and a bounded number of
-requests.
+Requests to the store have their own permits and the request timeout, so a slow store delays no
+model and a bounded number of requests.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_LOADING = 8  # models loading at once; each takes a thread and memory
-NO_NAMES = frozenset(
-    {"", "default", "default/not-specified"}
-)  # clients without a model name send these
+# Models loading at once; each takes a thread and memory
+MAX_LOADING = 8
+# Clients without a model name send these
+NO_NAMES = frozenset({"", "default", "default/not-specified"})
 
 Opener = Callable[[NamedModel], Awaitable[Context]]
 State = Literal["loading", "ready", "failed", "unloading"]
@@ -67,8 +69,9 @@ class Entry:
 
 
 class Models:
-    """The models. Only the event loop's thread may use it. `opener`: makes a started context from a configuration; None: models
-    cannot be loaded at run time. `flags`: the process's; a model loaded later cannot exceed them."""
+    """The models. Only the event loop's thread may use it. `opener`: makes a started context from a
+    configuration; None: models cannot be loaded at run time. `flags`: the process's; a model loaded
+    later cannot exceed them."""
 
     def __init__(
         self,
@@ -83,7 +86,8 @@ class Models:
         # The contexts of ready models: first the configured ones, then the loaded ones
         self.ready: list[Context] = []
         self.list_ready()
-        self.registry = Registry()  # of the whole process
+        # Of the whole process
+        self.registry = Registry()
         self._opener = opener
         self.alias: str | None = None
 
@@ -109,7 +113,8 @@ class Models:
     def choose(
         self, alias: str | None, name: str | None, capability: Sequence[Callable[[Context], bool]]
     ) -> Context:
-        """Choose the model of a request. `alias`: from the path; `name`: from the body. Raises UnknownModel."""
+        """Choose the model of a request. `alias`: from the path; `name`: from the body. Raises
+        UnknownModel."""
         if alias is not None:
             return self.named(alias)
         ready = self.ready
@@ -118,13 +123,14 @@ class Models:
             return ready[0]
         if name is not None and name not in NO_NAMES:
             return self.named(name)
-        fitting = (
-            context for able in capability for context in ready if able(context)
-        )  # the best capability first
-        return next(fitting, ready[0])  # its error names the missing capability
+        # The best capability first
+        fitting = (context for able in capability for context in ready if able(context))
+        # Its error names the missing capability
+        return next(fitting, ready[0])
 
     def named(self, name: str) -> Context:
-        """Find a model by alias, served name or model id. Raises UnknownModel, naming its state or the served models."""
+        """Find a model by alias, served name or model id. Raises UnknownModel, naming its state or
+        the served models."""
         if name not in self.entries:
             # Ollama's clients add the tag; a model has one version here
             name = name.removesuffix(":latest")
@@ -144,14 +150,16 @@ class Models:
         raise UnknownModel(f"the model `{shown}` is not served here; served are {served}")
 
     def metrics(self) -> str:
-        """The Prometheus text of all models together and of the process. Below `/m/ALIAS` each model has its own."""
+        """The Prometheus text of all models together and of the process. Below `/m/ALIAS` each
+        model has its own."""
         of_models = (entry.context.registry for entry in self.entries.values() if entry.context)
         return text_of(
             reading for registry in (*of_models, self.registry) for reading in registry.readings()
         )
 
     async def load(self, config: NamedModel) -> Entry:
-        """Load a model while the others serve. Raises InvalidInput if the name is taken; LoadError, which `entries` keeps."""
+        """Load a model while the others serve. Raises InvalidInput if the name is taken; LoadError,
+        which `entries` keeps."""
         if self._opener is None:
             raise InvalidInput("this server loads no models at run time")
         known = self.entries.get(config.alias)
@@ -161,7 +169,8 @@ class Models:
             raise InvalidInput(
                 f"{MAX_LOADING} models are loading already: wait until one is ready or has failed"
             )
-        self.entries.pop(config.alias, None)  # so that it comes last in the order
+        # So that it comes last in the order
+        self.entries.pop(config.alias, None)
         entry = self.entries[config.alias] = Entry(config.alias, "loading")
         began = perf_counter()
         try:
@@ -177,7 +186,8 @@ class Models:
         return entry
 
     async def unload(self, alias: str) -> None:
-        """Finish running passes, fail waiting requests, free memory. Raises UnknownModel; InvalidInput for the last model."""
+        """Finish running passes, fail waiting requests, free memory. Raises UnknownModel;
+        InvalidInput for the last model."""
         entry = self.entries.get(alias)
         if entry is None or entry.state in ("loading", "unloading"):
             raise UnknownModel(
@@ -203,7 +213,8 @@ class Models:
 
     @property
     def dead(self) -> BackendError | None:
-        """The error of the first model that works again only after a restart of the process; None without such a model."""
+        """The error of the first model that works again only after a restart of the process; None
+        without such a model."""
         return next(
             (context.service.dead for context in self.ready if context.service.dead is not None),
             None,
@@ -212,7 +223,8 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Able:
-    """The required kind and outputs of a model, which with a configured role gets only requests for it or by name."""
+    """The required kind and outputs of a model, which with a configured role gets only requests for
+    it or by name."""
 
     role: ModelRole
     kind: str | None = "embedding"
@@ -246,7 +258,8 @@ CLASSIFY, TAG = (
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """Bounds that all requests to the store share: one permit an input; one thread for work that would block the event loop."""
+    """Bounds that all requests to the store share: one permit an input; one thread for work that
+    would block the event loop."""
 
     admission: Admission
     aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -258,8 +271,8 @@ class StoreBounds:
 
 
 def check_capacity(route: Route, alias: str | None, models: Models, store: StoreBounds) -> None:
-    """Raises Overloaded, before the body is read, if no model that the request can reach has a free permit. `alias`: the model
-    that the path names, if any."""
+    """Raises Overloaded, before the body is read, if no model that the request can reach has a free
+    permit. `alias`: the model that the path names, if any."""
     if not route.takes_permits:
         return
     if route.source == "store":
@@ -295,7 +308,8 @@ STORE_ERRORS: Mapping[type[StoreError], str] = {
 
 
 def store_errors(registry: Registry) -> Counter:
-    """The counter of `STORE_ERRORS`, 0 for each kind. The models' metrics do not show failing searches."""
+    """The counter of `STORE_ERRORS`, 0 for each kind. The models' metrics do not show failing
+    searches."""
     counter = registry.counter("hybridtei_store_errors_total")
     for kind in STORE_ERRORS.values():
         counter.add(0, kind=kind)
@@ -304,8 +318,8 @@ def store_errors(registry: Registry) -> Counter:
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:
-    """The context of functions that use the store. `named`: the model that the path or the body names, if any. `collection`:
-    of the path, if any."""
+    """The context of functions that use the store. `named`: the model that the path or the body
+    names, if any. `collection`: of the path, if any."""
 
     models: Models
     schemas: CollectionSchemas
@@ -315,7 +329,8 @@ class StoreContext:
     collection: str = ""
 
     async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a request's work with permits and within the request timeout. Raises Overloaded, TimedOut."""
+        """Run a request's work with permits and within the request timeout. Raises Overloaded,
+        TimedOut."""
         held = self.holding(min(inputs, self.server.max_client_batch_size))
         with held, self.models.default.service.deadlines.limit():
             return await work()
@@ -325,7 +340,8 @@ class StoreContext:
         return self.bounds.admission.inside(min(inputs, self.bounds.admission.permits))
 
     def embedder(self, schema: CollectionSchema | None) -> Context:
-        """The named model, else the one that made the collection's vectors, else the first that embeds. Raises UnknownModel."""
+        """The named model, else the one that made the collection's vectors, else the first that
+        embeds. Raises UnknownModel."""
         from hybridtei.retrieval.store.plan import MODEL_ID
 
         if self.named is None and schema is not None:

@@ -1,4 +1,5 @@
-"""The OpenAPI document: the routes, msgspec's schemas of their structs, each route's errors, and TEI's names.
+"""The OpenAPI document: the routes, msgspec's schemas of their structs, each route's errors, and
+TEI's names.
 
 Litestar's own document lacks the bounds of nested types and knows no errors.
 """
@@ -37,7 +38,8 @@ ERRORS = {
     "429": "Overloaded",
     "503": "Timeout, or the vector store is unavailable",
 }
-OF_BODIES = ("400", "413", "415", "422")  # plain text, unless the route's clients expect its struct
+# Plain text, unless the route's clients expect its struct
+OF_BODIES = ("400", "413", "415", "422")
 NO_KEY = {"401": {"description": "No key, or an unknown one"}}
 TEXT = {"type": "string"}
 PLAIN_TEXT = {"text/plain": {"schema": TEXT}}
@@ -60,7 +62,8 @@ FIELDS = {
     ("error_type", "ErrorResponse"): "ErrorType",
     ("truncation_direction", *REQUESTS_WITH_DIRECTION): "TruncationDirection",
 }
-TEI_RESPONSES = {  # TEI's names for answers
+# TEI's names for answers
+TEI_RESPONSES = {
     "/embed": "EmbedResponse",
     "/embed_all": "EmbedAllResponse",
     "/embed_sparse": "EmbedSparseResponse",
@@ -78,11 +81,12 @@ TEXTS = ["hybrid search", "a search by words and meaning"]
 QUERY = "how fast can a jaguar run"
 DOCUMENTS = ["The jaguar, a big cat, can run 80 km/h.", "How to run fast: a plan for beginners."]
 # A collection of another schema, as `/collections/{name}/export` writes it
-EXPORT = """\
-{"hybridtei":"0.2.0","collection":"imported","schema":{"vectors":{"dense":{"size":2,"distance":"Cosine"}},"sparse":{},"metadata":{}}}
-{"id":7,"payload":{"text":"hybrid search"},"vectors":{"dense":[0.6,0.8]}}
-{"points":1}
-"""
+EXPORT = (
+    '{"hybridtei":"0.2.0","collection":"imported","schema":'
+    '{"vectors":{"dense":{"size":2,"distance":"Cosine"}},"sparse":{},"metadata":{}}}\n'
+    '{"id":7,"payload":{"text":"hybrid search"},"vectors":{"dense":[0.6,0.8]}}\n'
+    '{"points":1}\n'
+)
 # API -> path -> a body to try; None: the route takes none. Every documented path is here. The
 # search finds what the example of `/collections/{name}/points` stores.
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {

@@ -108,10 +108,11 @@ def row_of(error: Exception) -> Row:
 
 
 class ErrorResponse(Struct, frozen=True):
-    """Errors of TEI's routes and of hybridtei's own. Errors of a body's schema are plain text. Errors of unknown paths and
-    methods, and of keys on TEI's routes, have no body."""
+    """Errors of TEI's routes and of hybridtei's own. Errors of a body's schema are plain text.
+    Errors of unknown paths and methods, and of keys on TEI's routes, have no body."""
 
-    takes_body_errors: ClassVar[bool] = False  # False: errors of bodies are plain text
+    # False: errors of bodies are plain text
+    takes_body_errors: ClassVar[bool] = False
 
     error: str
     error_type: ErrorType
@@ -252,8 +253,8 @@ class Route:
     # False: answered without a free permit, like every GET
     takes_permits: bool = True
 
-    # Inference in the API of another server than TEI: null is an absent field, half a surrogate pair
-    # is U+FFFD, and the limits of texts and bytes are that API's
+    # Inference in the API of another server than TEI: null is an absent field, half a surrogate
+    # pair is U+FFFD, and the limits of texts and bytes are that API's
     is_peer: bool = field(init=False)
     # A path of TEI's API and of others: the body's fields tell them apart
     is_shared: bool = field(init=False)
@@ -317,9 +318,12 @@ TEI_ONLY: Mapping[str, Any] = {
     "only_tei": True,
 }
 PAGE = "/page"
-CLOSING = (408, 413, 503)  # the rest of the body is not read
-BELOW = "/m/{alias:str}"  # before the paths of one model
-ROUTE, ALLOW = "route", "allow"  # in the `opt` of Litestar's handlers
+# The rest of the body is not read
+CLOSING = (408, 413, 503)
+# Before the paths of one model
+BELOW = "/m/{alias:str}"
+# In the `opt` of Litestar's handlers
+ROUTE, ALLOW = "route", "allow"
 PREFLIGHT_METHODS = (b"access-control-allow-methods", b"GET,POST")
 # A preflight that asks for more is answered as TEI answers
 MAX_ALLOWED_HEADERS_BYTES = 2_000
@@ -349,7 +353,8 @@ def request_error(request: AnyRequest, error: Exception) -> Answer:
     """The error in the route's format. A 401 of TEI's routes has no body."""
     route = route_of(request.scope)
     log.error("%.1000s (errors.md#%s)", error, anchor_of(error))
-    clear_frames(error.__traceback__)  # frames keep the request's memory until garbage collection
+    # Frames keep the request's memory until garbage collection
+    clear_frames(error.__traceback__)
     if isinstance(error, NoKey) and (route is None or route.is_tei):
         return Answer(401, [])
     headers = _help(route, error)

@@ -1,7 +1,9 @@
-"""Run the application under uvicorn until SIGTERM or SIGINT; then finish open requests and exit with status 0.
+"""Run the application under uvicorn until SIGTERM or SIGINT; then finish open requests and exit
+with status 0.
 
 When the drain ends, unfinished requests, such as stalled ones, are cut off. On the port of
-`--prometheus-port`, for scrapers that must not reach the API, every path is /metrics, as in TEI's gRPC build.
+`--prometheus-port`, for scrapers that must not reach the API, every path is /metrics, as in TEI's
+gRPC build.
 """
 
 from __future__ import annotations
@@ -32,13 +34,16 @@ if TYPE_CHECKING:
     from hybridtei.server.serve import Shared
 
 
-BACKLOG = 2048  # the number of connections that wait to be accepted
-LOOK_SECONDS = 1.0  # from one look for a dead engine to the next
+# The number of connections that wait to be accepted
+BACKLOG = 2048
+# From one look for a dead engine to the next
+LOOK_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, but SIGTERM ends it with status 0: uvicorn raises the signal again after the shutdown, and exits with -15."""
+    """uvicorn, but SIGTERM ends it with status 0: uvicorn raises the signal again after the
+    shutdown, and exits with -15."""
 
     def __init__(
         self,
@@ -48,7 +53,8 @@ class DrainingServer(uvicorn.Server):
         reload: Callable[[], object] | None = None,
         dead: Callable[[], object] = lambda: None,
     ) -> None:
-        """`rpc`: the application's gRPC server; both drain together. `reload`: called on SIGHUP; None: SIGHUP ends the process.
+        """`rpc`: the application's gRPC server; both drain together. `reload`: called on SIGHUP;
+        None: SIGHUP ends the process.
         `dead`: polled; returns the error that should end the server, or None."""
         super().__init__(settings)
         self._dead = dead
@@ -83,11 +89,14 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         if self._rpc is not None:
-            await self._rpc.bind()  # a taken port is an error before anything starts
+            # A taken port is an error before anything starts
+            await self._rpc.bind()
         await super().startup(sockets)
         self.look()
-        memory.collect_as_usual()  # modules and models live until the process ends, so the collector need not visit them
-        if self.started and not self.should_exit:  # a signal may have arrived during startup
+        # Modules and models live until the process ends, so the collector need not visit them
+        memory.collect_as_usual()
+        # A signal may have arrived during startup
+        if self.started and not self.should_exit:
             self.announce()
 
     def announce(self) -> None:
@@ -140,9 +149,12 @@ def settings_of(
         date_header=True,
         backlog=BACKLOG,
         timeout_keep_alive=config.keep_alive_timeout,
-        reset_contextvars=True,  # a pipelined request starts in the context of the previous one, with that one's key and span
+        # A pipelined request starts in the context of the previous one, with that one's key and
+        # span
+        reset_contextvars=True,
         timeout_graceful_shutdown=ceil(config.drain_seconds)
-        + 1,  # for requests that survive the cut
+        # For requests that survive the cut
+        + 1,
     )
     if certificate is not None:
         begin = partial(Handshake, {}, certificate.accepting(), limits, metrics_port)
@@ -175,7 +187,8 @@ def reloader(state: Shared, config: ServerConfig) -> Callable[[], None] | None:
 
 
 def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket]) -> None:
-    """Serve until a signal. `sockets`: from `connection.ports`. Raises BackendError if the engine dies."""
+    """Serve until a signal. `sockets`: from `connection.ports`. Raises BackendError if the engine
+    dies."""
     allow_files(config.max_connections)
     state = app.state
     models = state.models
@@ -188,7 +201,8 @@ def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket])
         reload=reloader(state, config),
         dead=lambda: models.dead,
     )
-    with suppress(SystemExit):  # uvicorn exits like this, after a log entry, if it cannot start
+    # Uvicorn exits like this, after a log entry, if it cannot start
+    with suppress(SystemExit):
         server.run([*sockets])
     if not server.started:
         raise OSError("the server could not start; the log says why")
@@ -199,8 +213,9 @@ def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket])
 
 
 def end_at_once() -> None:
-    """Exit with status 0 while an abandoned pass runs: an ordinary exit runs the library's destructors during the pass, and
-    aborts. Does nothing outside the main thread, where the program continues."""
+    """Exit with status 0 while an abandoned pass runs: an ordinary exit runs the library's
+    destructors during the pass, and aborts. Does nothing outside the main thread, where the program
+    continues."""
     if threading.current_thread() is threading.main_thread():
         logging.shutdown()
         os._exit(0)

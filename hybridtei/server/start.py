@@ -1,7 +1,7 @@
 """Start a server from settings: one model, or several models that share devices in one process.
 
-A thread imports the HTTP modules and makes the routes (a third of a second of Python) while the runtime, in C++, packs the
-model's weights. So functions of this module import HTTP modules locally.
+A thread imports the HTTP modules and makes the routes (a third of a second of Python) while the
+runtime, in C++, packs the model's weights. So functions of this module import HTTP modules locally.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ log = logging.getLogger(__name__)
 
 
 class ModelLoader:
-    """The engine settings and devices that the models of a server share, and the engine's process if there is one.
+    """The engine settings and devices that the models of a server share, and the engine's process
+    if there is one.
     `fixed_permits`: as for `serve`."""
 
     def __init__(
@@ -62,7 +63,8 @@ class ModelLoader:
         self._devices: dict[tuple[LaneKind, ...], Device] = {}
 
     def load(self, config: ModelConfig) -> tuple[LoadedModel, RemoteEngine | None]:
-        """Load a model here or in the engine's process, and log the choices made for it. Raises LoadError."""
+        """Load a model here or in the engine's process, and log the choices made for it. Raises
+        LoadError."""
         loaded, remote = (
             (load_model(config, self.engine), None)
             if self._process is None
@@ -85,11 +87,13 @@ class ModelLoader:
         server: ServerConfig,
         config: ModelConfig,
     ) -> Context:
-        """Put a loaded model behind an engine: `remote`, or one on the device that models with the same lanes share."""
+        """Put a loaded model behind an engine: `remote`, or one on the device that models with the
+        same lanes share."""
         from hybridtei.server.app import context_for
 
         registry, engine = Registry() if remote is None else remote.registry, self.engine
-        if not self._fixed_permits:  # the default follows the hardware
+        # The default follows the hardware
+        if not self._fixed_permits:
             permits = permits_for(
                 engine.max_concurrent_requests, loaded.backend, loaded.budget_tokens
             )
@@ -137,8 +141,8 @@ def _engine_process(
 ) -> Iterator[EngineProcess | None]:
     """Yield the engine's process, not started yet; None if the engine runs in this process.
 
-    By default it exists if a GPU may be used. Python launches a GPU pass by some hundred calls; each releases the GIL, and
-    then waits for it while the event loop is busy.
+    By default it exists if a GPU may be used. Python launches a GPU pass by some hundred calls;
+    each releases the GIL, and then waits for it while the event loop is busy.
     """
     wanted = server.engine_process
     if not (any(map(may_use_gpu, models)) if wanted is None else wanted):
@@ -168,9 +172,10 @@ def serve(
 ) -> None:
     """Serve models until a signal; one that does not load leaves the others serving.
 
-    `configs`: one `ModelConfig`, which accepts every model name; or `NamedModel`s, and more can be loaded at run time. `flags`:
-    default settings of models loaded later. `fixed_permits`: the user chose `max_concurrent_requests`, so the hardware does not
-    change it. Raises LoadError if no model loads; UsageError, StoreError, OSError.
+    `configs`: one `ModelConfig`, which accepts every model name; or `NamedModel`s, and more can be
+    loaded at run time. `flags`: default settings of models loaded later. `fixed_permits`: the user
+    chose `max_concurrent_requests`, so the hardware does not change it. Raises LoadError if no
+    model loads; UsageError, StoreError, OSError.
     """
     made: Future[Litestar] = Future()
     threading.Thread(target=_make_app, args=(server, made), name="imports", daemon=True).start()
@@ -197,7 +202,8 @@ def serve(
             raise next(iter(failures.values()))
 
         async def opener(config: NamedModel) -> Context:
-            loaded, remote = await on_thread(loader.load, config)  # the other models still answer
+            # The other models still answer
+            loaded, remote = await on_thread(loader.load, config)
             context = loader.context(loaded, remote, server, config)
             await context.service.start()
             return context
@@ -220,7 +226,8 @@ def serve(
 async def in_process(
     configs: Sequence[ModelConfig], engine: EngineConfig, store: StoreConfig
 ) -> AsyncIterator[AsyncClient]:
-    """Load models, and yield a client of an in-process server without a socket. Raises LoadError, StoreError."""
+    """Load models, and yield a client of an in-process server without a socket. Raises LoadError,
+    StoreError."""
     import httpx
 
     from hybridtei.client import AsyncClient
@@ -240,7 +247,8 @@ async def in_process(
         logging.getLogger("hybridtei.server"),
     )
     level = errors_of_server.level
-    errors_of_server.setLevel(logging.CRITICAL)  # the client raises errors itself
+    # The client raises errors itself
+    errors_of_server.setLevel(logging.CRITICAL)
     try:
         async with app.lifespan(), AsyncClient("http://in-process", transport=transport) as client:
             yield client
@@ -252,7 +260,8 @@ async def in_process(
 def _checked(
     server: ServerConfig, store: StoreConfig | None
 ) -> Iterator[tuple[CollectionSchemas | None, list[socket.socket]]]:
-    """Check keys, certificate, gRPC, store and ports before a model is loaded. Yield the store's schemas and the sockets.
+    """Check keys, certificate, gRPC, store and ports before a model is loaded. Yield the store's
+    schemas and the sockets.
 
     Raises UsageError, LoadError, StoreError, OSError.
     """
@@ -274,13 +283,16 @@ def _make_app(server: ServerConfig, made: Future[Litestar]) -> None:
     try:
         import_module("hybridtei.server.run")
         made.set_result(import_module("hybridtei.server.app").framework(server))
-    except BaseException as error:  # the main thread raises it
+    except BaseException as error:
+        # The main thread raises it
         made.set_exception(error)
-    gc.freeze()  # modules live until the process ends, so the collector need not visit them
+    # Modules live until the process ends, so the collector need not visit them
+    gc.freeze()
 
 
 def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchemas | None:
-    """The schemas of the vector store, if the settings name one. Raises UsageError, LoadError, StoreError."""
+    """The schemas of the vector store, if the settings name one. Raises UsageError, LoadError,
+    StoreError."""
     from hybridtei.retrieval.store import open_store
 
     opened = None if store is None or server.only_tei_routes else open_store(store, patient=False)
@@ -299,8 +311,8 @@ def _warn_if_open(server: ServerConfig) -> None:
         and not ipaddress.ip_address(server.hostname).is_loopback
     ):
         log.warning(
-            "no --api-key, and the server listens on %s: EVERY client may read and change the vector store, and web pages "
-            "may read it; set a key, or listen on --hostname 127.0.0.1",
+            "no --api-key, and the server listens on %s: EVERY client may read and change the "
+            "vector store, and web pages may read it; set a key, or listen on --hostname 127.0.0.1",
             server.hostname,
         )
 
@@ -309,7 +321,8 @@ T = TypeVar("T")
 
 
 async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
-    """Run `work` in a daemon thread: the process can end while it runs, and cancelling the caller does not stop it."""
+    """Run `work` in a daemon thread: the process can end while it runs, and cancelling the caller
+    does not stop it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -320,9 +333,11 @@ async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
     def run() -> None:
         try:
             ended = partial(tell, done.set_result, work(*arguments))
-        except BaseException as error:  # the caller raises it
+        except BaseException as error:
+            # The caller raises it
             ended = partial(tell, done.set_exception, error)
-        with suppress(RuntimeError):  # the event loop is closed
+        # The event loop is closed
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(ended)
 
     threading.Thread(

@@ -1,4 +1,5 @@
-"""Shared by the dialects that embed: fields, heads, and `output_dtype` with the ranges that int8 and uint8 need."""
+"""Shared by the dialects that embed: fields, heads, and `output_dtype` with the ranges that int8
+and uint8 need."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Quantise = Callable[[Floats], Any]
 
 
 def quantiser(context: Context, precision: Precision | None, head: Head, width: int) -> Quantise:
-    """A function that converts vectors of `width` to `precision`. Raises InvalidInput if the server lacks the ranges."""
+    """A function that converts vectors of `width` to `precision`. Raises InvalidInput if the server
+    lacks the ranges."""
     if precision is None or precision == "float":
         return as_given
     ranges = _ranges(context, precision, head, width) if precision in RANGED else None
@@ -41,8 +43,9 @@ def smaller_vectors(
     *,
     is_small: bool = False,
 ) -> Callable[[Embeddings], Embeddings]:
-    """A function that converts an answer's dense and multi-vectors to `precision`. `is_small`: multi-vectors are left alone,
-    since their own `dtype` converted them. Raises InvalidInput before anything is computed."""
+    """A function that converts an answer's dense and multi-vectors to `precision`. `is_small`:
+    multi-vectors are left alone, since their own `dtype` converted them. Raises InvalidInput before
+    anything is computed."""
     if precision is None or precision == "float":
         return lambda answer: answer
     spec = context.service.model.spec
@@ -86,8 +89,9 @@ def _ranges(context: Context, precision: str, head: Head, width: int) -> Floats:
         if name in known and known[name].shape[1] == width:
             return known[name]
     raise InvalidInput(
-        f"`{precision}` needs the range of each of {width} {head.value} dimensions, which this server lacks "
-        "(quantization-ranges); without ranges there are float, float16, binary and ubinary"
+        f"`{precision}` needs the range of each of {width} {head.value} dimensions, which this "
+        "server lacks (quantization-ranges); without ranges there are float, float16, binary and "
+        "ubinary"
     )
 
 
@@ -97,16 +101,18 @@ def ranges_in(path: str) -> dict[str, Floats]:
     return read_ranges(path)
 
 
-EMBEDDED_RANGES = str(
-    Path(heads.__file__).with_name("minilm_ranges.npz")
-)  # measured by `conformance.quality.ranges`
+# Measured by `conformance.quality.ranges`
+EMBEDDED_RANGES = str(Path(heads.__file__).with_name("minilm_ranges.npz"))
 Output = Literal["dense", "sparse", "multivector"]
 Outputs = Annotated[list[Output], Meta(min_length=1)]
 SparseFormat = Literal["tei", "qdrant", "tokens", "ids"]
 OutputDtype = Annotated[
     Precision | None,
     Meta(
-        description="Type of the numbers in vectors; binary: one bit each, eight bits in an int8; ubinary: in a uint8."
+        description=(
+            "Type of the numbers in vectors; binary: one bit each, eight bits in an int8; ubinary: "
+            "in a uint8."
+        )
     ),
 ]
 SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
@@ -125,7 +131,8 @@ def pooled(answer: Embeddings) -> Floats:
 def check_vectors(
     context: Context, task: Embed | EmbedSpans, heads: frozenset[Head], form: SparseFormat
 ) -> None:
-    """Check the task. Raises UnsupportedHead also if the model cannot give `sparse_format` tokens."""
+    """Check the task. Raises UnsupportedHead also if the model cannot give `sparse_format`
+    tokens."""
     spec = context.service.model.spec
     if form == "tokens" and Head.SPARSE in heads:
         check_spelled(spec)
@@ -154,7 +161,9 @@ class SpannedText(Struct, frozen=True, forbid_unknown_fields=True):
         list[tuple[Id, Id]],
         Meta(
             min_length=1,
-            description="For each span, the first code point and the one after the last; spans may overlap.",
+            description=(
+                "For each span, the first code point and the one after the last; spans may overlap."
+            ),
         ),
     ]
 
@@ -162,7 +171,10 @@ class SpannedText(Struct, frozen=True, forbid_unknown_fields=True):
 SpannedInputs = Annotated[
     FullText | SpannedText | Annotated[list[FullText | Id | Ids | SpannedText], NOT_EMPTY],
     Meta(
-        description="As for `/embed_all`; or texts with spans: the answer has a list for each text, an item for each span."
+        description=(
+            "As for `/embed_all`; or texts with spans: the answer has a list for each text, an "
+            "item for each span."
+        )
     ),
 ]
 
@@ -175,7 +187,8 @@ async def embed_spanned(
     *,
     is_batch: bool,
 ) -> Reply:
-    """Embed the task's inputs. For texts with spans the answer has one list an input, one item a span."""
+    """Embed the task's inputs. For texts with spans the answer has one list an input, one item a
+    span."""
     items: Sequence[Any] = task.inputs
     spanned = [item for item in items if isinstance(item, SpannedText)]
     if not spanned:

@@ -1,9 +1,10 @@
 """Frames between processes: a length, then MessagePack with arrays as raw bytes. Never pickle.
 
-`frame` and `unframe` carry numbers, strings, lists, maps and arrays. msgspec converts whole messages, the fastest way for the
-points of an embedded store.
+`frame` and `unframe` carry numbers, strings, lists, maps and arrays. msgspec converts whole
+messages, the fastest way for the points of an embedded store.
 
-`varint` and `nested` encode protobuf, for messages that are too large or too simple for generated classes.
+`varint` and `nested` encode protobuf, for messages that are too large or too simple for generated
+classes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _WIDTH = struct.Struct("<I")
 
 
 def frame(message: Any) -> bytes:
-    """Return the length and the bytes of a message. Its arrays are float32[n], float32[n, d] or uint32[n]."""
+    """Return the length and the bytes of a message. Its arrays are float32[n], float32[n, d] or
+    uint32[n]."""
     body = _ENCODER.encode(message)
     if len(body) >= MAX_FRAME:
         raise ValueError(f"a message of {len(body)} bytes, allowed are {MAX_FRAME}")
@@ -69,12 +71,13 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_out)
 _DECODER = msgspec.msgpack.Decoder(ext_hook=_in)
 
 
-LENGTH_DELIMITED = 2  # protobuf's wire type
+# protobuf's wire type
+LENGTH_DELIMITED = 2
 
 
 def varint(number: int) -> bytes:
-    """Encode a whole number >= 0 as protobuf does: seven bits a byte, the lowest first; the eighth bit means that more
-    follow."""
+    """Encode a whole number >= 0 as protobuf does: seven bits a byte, the lowest first; the eighth
+    bit means that more follow."""
     low = bytearray()
     while number > 0x7F:
         low.append(number & 0x7F | 0x80)
@@ -84,7 +87,8 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(content: bytes | mmap, at: int) -> tuple[int, int]:
-    """Decode the varint at `at`. Return it and the place after it. Raises ValueError beyond 64 bits, IndexError at the end."""
+    """Decode the varint at `at`. Return it and the place after it. Raises ValueError beyond 64
+    bits, IndexError at the end."""
     value, shift = 0, 0
     while shift < 64:
         byte = content[at]
@@ -97,8 +101,8 @@ def read_varint(content: bytes | mmap, at: int) -> tuple[int, int]:
 
 
 def message_fields(content: bytes | mmap, at: int, stop: int) -> Iterator[tuple[int, int | slice]]:
-    """Yield (number, value) of each field of the protobuf message from `at` to `stop`. A value is a whole number or its bytes'
-    place. Raises ValueError or IndexError."""
+    """Yield (number, value) of each field of the protobuf message from `at` to `stop`. A value is a
+    whole number or its bytes' place. Raises ValueError or IndexError."""
     while at < stop:
         tag, at = read_varint(content, at)
         number, kind = tag >> 3, tag & 7

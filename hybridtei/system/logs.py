@@ -1,6 +1,8 @@
-"""Log lines on standard output: text, or one JSON object a line. Line breaks of inputs are escaped: no input can forge a line.
+"""Log lines on standard output: text, or one JSON object a line. Line breaks of inputs are escaped:
+no input can forge a line.
 
-A thread writes all lines in order, a tenth of a second after they are logged, since a full pipe would block the event loop.
+A thread writes all lines in order, a tenth of a second after they are logged, since a full pipe
+would block the event loop.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ OFF = logging.CRITICAL + 1
 LEVELS = {"off": OFF, "error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO}
 LEVELS |= {"debug": logging.DEBUG, "trace": logging.DEBUG}
 LEVELS |= {str(number): level for number, level in enumerate(LEVELS.values())}
-NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}  # TEI's names of levels
+# TEI's names of levels
+NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}
 # A filter: level, target, target=level. A target's [span{field=value}] is ignored.
 DIRECTIVE = re.compile(r"(?P<target>[A-Za-z_][\w:.\-]*)?(?:\[[^\]]*\])?(?:=(?P<level>\w+))?")
 TARGETS = {
@@ -61,7 +64,8 @@ class TextFormatter(logging.Formatter):
         spans = "" if span is None else f"{':'.join(map(_span_text, span.from_outermost()))}: "
         message = _escaped(record.getMessage())
         lines = [
-            f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: {record.filename}:{record.lineno}: {message}"
+            f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: "
+            f"{record.filename}:{record.lineno}: {message}"
         ]
         if record.exc_info and record.exc_info[0]:
             # Indented, so that no line of a trace looks like a log line
@@ -71,8 +75,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with TEI's keys. `spans`: lines of requests have `span` and `spans`. A record's `facts` hold the
-    message's values for programs."""
+    """One JSON object a line, with TEI's keys. `spans`: lines of requests have `span` and `spans`.
+    A record's `facts` hold the message's values for programs."""
 
     def __init__(self, *, spans: bool = True) -> None:
         super().__init__()
@@ -99,7 +103,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineHandler(QueueHandler):
-    """Queues lines, so logging never waits for a reader. It formats a line at once, since spans belong to the caller's context.
+    """Queues lines, so logging never waits for a reader. It formats a line at once, since spans
+    belong to the caller's context.
 
     The queue's `put` is reentrant, since a destructor may log during a `put`.
     """
@@ -125,16 +130,18 @@ class LineHandler(QueueHandler):
 
 
 class LineListener(QueueListener):
-    """Writes the lines of GATHER_SECONDS to standard output together, since a write a line costs more than the line.
+    """Writes the lines of GATHER_SECONDS to standard output together, since a write a line costs
+    more than the line.
 
-    It bypasses `sys.stdout`: at the end of the process, a thread blocked inside its buffer makes Python abort.
+    It bypasses `sys.stdout`: at the end of the process, a thread blocked inside its buffer makes
+    Python abort.
     """
 
     queue: SimpleQueue[Any]
 
     def handle(self, record: Any) -> None:
-        """Write all lines that wait, in pieces of whole lines that a pipe takes at once: otherwise processes that share it would
-        mix lines. Set each event that `flush` queued."""
+        """Write all lines that wait, in pieces of whole lines that a pipe takes at once: otherwise
+        processes that share it would mix lines. Set each event that `flush` queued."""
         time.sleep(GATHER_SECONDS)
         piece = b""
         while True:
@@ -164,7 +171,8 @@ def _write(piece: bytes) -> None:
 
 
 class Repetitions:
-    """A filter that passes one line a minute of the exporter of traces, and every line of other loggers."""
+    """A filter that passes one line a minute of the exporter of traces, and every line of other
+    loggers."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
@@ -179,24 +187,25 @@ class Repetitions:
 
 
 def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
-    """Send all log records to standard output from now on. `level`: a filter in TEI's format; `spans`: write them in JSON."""
+    """Send all log records to standard output from now on. `level`: a filter in TEI's format;
+    `spans`: write them in JSON."""
     base, targets = read_filter(level)
     handler = LineHandler()
     handler.addFilter(Repetitions())
     handler.setFormatter(JsonFormatter(spans=spans) if json_output else TextFormatter())
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = (
-        False  # not shown, and slow
-    )
+    # Not shown, and slow
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(handlers=[handler], level=base, force=True)
     for name, threshold in (dict.fromkeys(NOISY, max(base, logging.WARNING)) | targets).items():
         logging.getLogger(name).setLevel(threshold)
 
 
 def read_filter(text: str) -> tuple[int, dict[str, int]]:
-    """`warn,text_embeddings_router=debug` -> (default level, level of each named part). Unreadable parts mean info.
+    """`warn,text_embeddings_router=debug` -> (default level, level of each named part). Unreadable
+    parts mean info.
 
-    As in TEI, unnamed parts are silent if no directive is for all parts. Names are modules (`hybridtei.inference.engine`) or
-    TEI's.
+    As in TEI, unnamed parts are silent if no directive is for all parts. Names are modules
+    (`hybridtei.inference.engine`) or TEI's.
     """
     base = OFF
     targets = {}
@@ -211,9 +220,8 @@ def read_filter(text: str) -> tuple[int, dict[str, int]]:
         threshold, name = LEVELS[(found["level"] or "trace").lower()], _part(found["target"] or "")
         if not name:
             base = threshold
-        elif found["level"] is None and not name.startswith(
-            "hybridtei"
-        ):  # a misspelt level, not the name of a part
+        elif found["level"] is None and not name.startswith("hybridtei"):
+            # A misspelt level, not the name of a part
             return logging.INFO, {}
         else:
             targets[name] = threshold
@@ -249,7 +257,8 @@ def _stamp(record: logging.LogRecord) -> str:
     return f"{_second(seconds)}.{microseconds:06}Z"
 
 
-@lru_cache(maxsize=4)  # takes a third of `isoformat`'s time
+# Takes a third of `isoformat`'s time
+@lru_cache(maxsize=4)
 def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
@@ -269,7 +278,8 @@ def masked(text: str) -> str:
 
 
 def described(settings: Sequence[msgspec.Struct], **beside: Any) -> str:
-    """`Args { model_id: "BAA*/***", revision: None, … }`. `beside`: further values, or replacements."""
+    """`Args { model_id: "BAA*/***", revision: None, … }`. `beside`: further values, or
+    replacements."""
     parts = {}
     for one in settings:
         for field, _, meta in fields_of(type(one)):
@@ -281,9 +291,13 @@ def described(settings: Sequence[msgspec.Struct], **beside: Any) -> str:
 
 def _shown(value: Any, how: str | None) -> str:
     if isinstance(value, str):
-        if how == "url":
-            value = SECRETS_OF_URL.sub(HIDDEN, value)
-        text = HIDDEN if how == "never" else masked(value) if how == "partly" else value
+        text = value
+        if how == "never":
+            text = HIDDEN
+        elif how == "partly":
+            text = masked(value)
+        elif how == "url":
+            text = SECRETS_OF_URL.sub(HIDDEN, value)
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_shown(item, how) for item in value)}]"

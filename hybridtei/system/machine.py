@@ -1,9 +1,11 @@
-"""The resources of this process: processors, GPUs, priorities, cache folder, optional packages; and its child processes.
+"""The resources of this process: processors, GPUs, priorities, cache folder, optional packages; and
+its child processes.
 
 A container or `taskset` may allow fewer processors than the machine has.
 
-Python child processes must not import modules from the working folder. `python -m`, `python -c` and an empty or relative entry
-of `PYTHONPATH` search it first. A user who runs `hybridtei ingest .` may have strangers' files there, such as `msgspec.py`.
+Python child processes must not import modules from the working folder. `python -m`, `python -c` and
+an empty or relative entry of `PYTHONPATH` search it first. A user who runs `hybridtei ingest .` may
+have strangers' files there, such as `msgspec.py`.
 """
 
 from __future__ import annotations
@@ -25,16 +27,20 @@ from uuid import uuid4
 
 from hybridtei.errors import LoadError, UnsafeFile
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds> <period>", or "max <period>"
+# Cgroup v2: "<microseconds> <period>", or "max <period>"
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+# -1: no quota
 QUOTA_V1 = (
     Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
     Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-)  # -1: no quota
-GRANTED = "HYBRIDTEI_CORES"  # set by a scheduler, such as Ray, that assigns processors without enforcing it
+)
+# Set by a scheduler, such as Ray, that assigns processors without enforcing it
+GRANTED = "HYBRIDTEI_CORES"
 
 
 def available_cores(quota_file: Path = QUOTA, v1_files: tuple[Path, Path] = QUOTA_V1) -> int:
-    """Return the least of the machine's processors, the affinity mask, the container's quota, HYBRIDTEI_CORES; at least 1."""
+    """Return the least of the machine's processors, the affinity mask, the container's quota,
+    HYBRIDTEI_CORES; at least 1."""
     affinity = len(_affinity())
     granted = os.environ.get(GRANTED, "")
     return max(
@@ -48,8 +54,8 @@ def available_cores(quota_file: Path = QUOTA, v1_files: tuple[Path, Path] = QUOT
 
 
 def _quota(*versions: Sequence[Path]) -> int | None:
-    """Return the container's cores, or None without a quota, from the first cgroup version with files. They hold the allowed
-    microseconds in a period, and the period's microseconds."""
+    """Return the container's cores, or None without a quota, from the first cgroup version with
+    files. They hold the allowed microseconds in a period, and the period's microseconds."""
     for files in versions:
         try:
             allowed, period = " ".join(file.read_text() for file in files).split()[:2]
@@ -62,11 +68,13 @@ def _quota(*versions: Sequence[Path]) -> int | None:
 
 
 def own_processors() -> tuple[int, ...]:
-    """Return the numbers of this process's processors, or nothing if it may only use a share of each.
+    """Return the numbers of this process's processors, or nothing if it may only use a share of
+    each.
 
-    In a virtual machine the kernel treats an idle processor as one that the host took away, and wakes a thread on the processor
-    of its waker (Linux, `available_idle_cpu`). Two threads that spin for each other then share a processor until the next tick:
-    a pass takes 10 ms, not 4. Pinned threads do not.
+    In a virtual machine the kernel treats an idle processor as one that the host took away, and
+    wakes a thread on the processor of its waker (Linux, `available_idle_cpu`). Two threads that
+    spin for each other then share a processor until the next tick: a pass takes 10 ms, not 4.
+    Pinned threads do not.
     """
     numbers = sorted(_affinity()) if hasattr(os, "sched_setaffinity") else []
     return tuple(numbers) if len(numbers) == available_cores() else ()
@@ -91,38 +99,40 @@ def both_lanes(cores: int) -> tuple[LaneKind, ...]:
 
 
 def lower_priority(niceness: int) -> bool:
-    """Lower the priority of the calling thread and of threads that it starts. Return False if the system refuses."""
+    """Lower the priority of the calling thread and of threads that it starts. Return False if the
+    system refuses."""
     try:
-        os.setpriority(
-            os.PRIO_PROCESS, threading.get_native_id(), niceness
-        )  # on Linux each thread has its own priority
+        # On Linux each thread has its own priority
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
     except (OSError, AttributeError):
         return False
     return True
 
 
 def cache_folder(kind: str) -> Path:
-    """Return HYBRIDTEI_CACHE, or `hybridtei/KIND` in the user's cache folder. Raises LoadError if the user has no home."""
+    """Return HYBRIDTEI_CACHE, or `hybridtei/KIND` in the user's cache folder. Raises LoadError if
+    the user has no home."""
     own, caches = os.environ.get("HYBRIDTEI_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
         return Path(own)
     try:
         return (Path(caches) if caches else Path.home() / ".cache") / "hybridtei" / kind
-    except (
-        RuntimeError
-    ) as error:  # a container's user without HOME and without an entry in /etc/passwd
+    except RuntimeError as error:
+        # A container's user without HOME and without an entry in /etc/passwd
         raise LoadError(
             "this user has no home folder to keep a cache in: set HYBRIDTEI_CACHE to a folder"
         ) from error
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder of mode 0700, or check an existing one. Raises OSError if it is another user's or open to others."""
+    """Make a folder of mode 0700, or check an existing one. Raises OSError if it is another user's
+    or open to others."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise OSError(
-            f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is yours)"
+            f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is "
+            "yours)"
         )
     return folder
 
@@ -219,8 +229,8 @@ def _check_status(path: Path, status: os.stat_result) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that becomes `path` at the end, unless an error is raised: `path` is never half written, even by two
-    writers.
+    """Yield a file that becomes `path` at the end, unless an error is raised: `path` is never half
+    written, even by two writers.
 
     On Linux the file has no name until then, so that a killed process leaves nothing behind.
     """
@@ -228,28 +238,31 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     part, is_named = path.with_name(f"{path.name}.{uuid4().hex}.part"), False
     try:
         file: BinaryIO = os.fdopen(os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
-    except (AttributeError, OSError):  # another system, or a file system without nameless files
+    except (AttributeError, OSError):
+        # Another system, or a file system without nameless files
         file, is_named = part.open("xb"), True
     try:
         with file:
             yield file
             file.flush()
             if not is_named:
-                os.link(
-                    f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno()
-                )  # follow the link
+                # Follow the link
+                os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())
         part.replace(path)
     finally:
         with suppress(OSError):
             part.unlink()
 
 
-PACKAGE_HOME = str(Path(__file__).parents[2])  # this package's parent folder
-NEUTRAL = "/"  # the working folder of processes that use only absolute paths
+# This package's parent folder
+PACKAGE_HOME = str(Path(__file__).parents[2])
+# The working folder of processes that use only absolute paths
+NEUTRAL = "/"
 
 
 def python_command(*words: str) -> list[str]:
-    """Return the command of Python with these arguments, such as `-m MODULE`. Use it with `child_environment()`."""
+    """Return the command of Python with these arguments, such as `-m MODULE`. Use it with
+    `child_environment()`."""
     return [sys.executable, "-P", *words]
 
 
@@ -259,8 +272,8 @@ def child_environment() -> dict[str, str]:
 
 
 def search_path() -> list[str]:
-    """Return this process's `sys.path` for a child: absolute folders. The working folder is included only if an absolute entry
-    of `PYTHONPATH` names it or this package lies in it."""
+    """Return this process's `sys.path` for a child: absolute folders. The working folder is
+    included only if an absolute entry of `PYTHONPATH` names it or this package lies in it."""
     named = {PACKAGE_HOME, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     folders = [
         path
@@ -281,11 +294,12 @@ FORWARDED = {
 
 
 def leave_process_one() -> None:
-    """If this is process 1, as in a container, fork, and return only in the child. The kernel drops signals that process 1 does
-    not handle, and a Python handler waits for the end of a call into C, such as the packing of a model's weights.
+    """If this is process 1, as in a container, fork, and return only in the child. The kernel drops
+    signals that process 1 does not handle, and a Python handler waits for the end of a call into C,
+    such as the packing of a model's weights.
 
-    Process 1 forwards signals, reaps ended processes, and exits with the child's status, or 128 + its signal. Call this before
-    the process has threads.
+    Process 1 forwards signals, reaps ended processes, and exits with the child's status, or 128 +
+    its signal. Call this before the process has threads.
     """
     if os.getpid() != 1:
         return
@@ -298,7 +312,8 @@ def leave_process_one() -> None:
         arrived = signal.sigwaitinfo({*FORWARDED, signal.SIGCHLD})
         if arrived.si_signo == signal.SIGCHLD:
             _reap(child)
-        elif arrived.si_code <= 0:  # the kernel also sends a terminal's Ctrl-C to the child
+        elif arrived.si_code <= 0:
+            # The kernel also sends a terminal's Ctrl-C to the child
             os.kill(child, arrived.si_signo)
 
 
@@ -313,7 +328,8 @@ def _reap(child: int) -> None:
 def _is_working_folder(path: str) -> bool:
     try:
         return os.path.samefile(path, ".")
-    except OSError:  # the folder does not exist
+    except OSError:
+        # The folder does not exist
         return False
 
 
@@ -331,17 +347,20 @@ def install_command(extra: str) -> str:
 
 TELEMETRY_OFF = {
     "ORT_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",  # hf_xet reads it too
+    # hf_xet reads it too
+    "HF_HUB_DISABLE_TELEMETRY": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 
 def turn_off_telemetry() -> None:
-    """Set the variables that the user has not set. Warn if ONNX Runtime is already imported: it may send reports already."""
+    """Set the variables that the user has not set. Warn if ONNX Runtime is already imported: it may
+    send reports already."""
     if "onnxruntime" in sys.modules and "ORT_DISABLE_TELEMETRY" not in os.environ:
         warnings.warn(
-            "onnxruntime was imported before hybridtei, so hybridtei cannot turn off onnxruntime's usage reports: import "
-            "hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment",
+            "onnxruntime was imported before hybridtei, so hybridtei cannot turn off "
+            "onnxruntime's usage reports: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 "
+            "in the environment",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -1,8 +1,9 @@
 """Counters, gauges and histograms, and their Prometheus text.
 
-This module does not use `prometheus_client`, because dashboards for TEI expect TEI's exact text: no `_total`, no `# HELP`,
-bucket bounds in plain decimals, counters first. Metrics that TEI lacks follow Prometheus' conventions. A series without labels
-appears after its first use; `# TYPE` lines of declared metrics always appear.
+This module does not use `prometheus_client`, because dashboards for TEI expect TEI's exact text: no
+`_total`, no `# HELP`, bucket bounds in plain decimals, counters first. Metrics that TEI lacks
+follow Prometheus' conventions. A series without labels appears after its first use; `# TYPE` lines
+of declared metrics always appear.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ HELP = {
     "hybridtei_cache_hits_total": "Inputs answered from the embedding cache.",
     "hybridtei_cache_misses_total": "Inputs that were not in the embedding cache.",
     "hybridtei_departed_requests_total": "Requests whose client left before the answer.",
-    "hybridtei_dropped_requests_total": "Requests whose client left while they waited for a forward pass.",
+    "hybridtei_dropped_requests_total": (
+        "Requests whose client left while they waited for a forward pass."
+    ),
     "hybridtei_forward_passes_total": "Forward passes of a backend.",
     "hybridtei_key_requests_total": "Requests by the name of their API key.",
     "hybridtei_lane_batches_total": "Batches that lanes of a kind took.",
@@ -31,7 +34,9 @@ HELP = {
     "hybridtei_refusals_total": "Requests refused, by the limit that refused them.",
     "hybridtei_running_batches": "Batches in a forward pass now.",
     "hybridtei_shared_inputs_total": "Inputs identical to a waiting input, computed once.",
-    "hybridtei_store_errors_total": "Requests that failed or were refused at the vector store, by kind.",
+    "hybridtei_store_errors_total": (
+        "Requests that failed or were refused at the vector store, by kind."
+    ),
     "hybridtei_unsent_bytes": "Bytes of answers that clients have not read yet.",
 }
 
@@ -55,12 +60,14 @@ def powers_of_two(limit: int) -> tuple[float, ...]:
     return tuple(float(2**k) for k in range(limit.bit_length()))
 
 
-KINDS = ("counter", "gauge", "histogram")  # in the order of the text
+# In the order of the text
+KINDS = ("counter", "gauge", "histogram")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One metric's state: `values` by labels, or a histogram's `counts` up to each of `bounds` and the sum `total`."""
+    """One metric's state: `values` by labels, or a histogram's `counts` up to each of `bounds` and
+    the sum `total`."""
 
     kind: str
     name: str
@@ -74,14 +81,12 @@ class Reading:
         values = dict(self.values)
         for labels, value in other.values.items():
             values[labels] = values.get(labels, 0) + value
-        bounds = tuple(
-            sorted({*self.bounds, *other.bounds})
-        )  # models differ in the lengths of their inputs
+        # Models differ in the lengths of their inputs
+        bounds = tuple(sorted({*self.bounds, *other.bounds}))
         counts = [0] * (len(bounds) + 1)
         for one in (self, other):
-            for bound, count in zip(
-                (*one.bounds, inf), one.counts, strict=False
-            ):  # only histograms have counts
+            # Only histograms have counts
+            for bound, count in zip((*one.bounds, inf), one.counts, strict=False):
                 counts[bisect_left(bounds, bound)] += count
         return Reading(self.kind, self.name, values, bounds, counts, self.total + other.total)
 
@@ -131,7 +136,8 @@ class Counter:
         self.of(**labels)(amount)
 
     def of(self, **labels: str) -> Callable[..., None]:
-        """Return a function that adds 1, or a number, under these labels. The labels are formatted only once."""
+        """Return a function that adds 1, or a number, under these labels. The labels are formatted
+        only once."""
         key = _labels(labels)
 
         def add(amount: float = 1) -> None:
@@ -192,8 +198,9 @@ class Histogram:
 def observe_pairs(
     values: Sequence[float], pairs: Sequence[tuple[Histogram, Histogram]], times: int
 ) -> None:
-    """Observe each value in a pair of histograms of one registry with equal bounds: once in the first, `times` times in the
-    second. One search a value and one lock for all, since every request observes four."""
+    """Observe each value in a pair of histograms of one registry with equal bounds: once in the
+    first, `times` times in the second. One search a value and one lock for all, since every request
+    observes four."""
     with pairs[0][0].lock:
         for value, (once, repeated) in zip(values, pairs, strict=True):
             slot = bisect_left(once.bounds, value)
@@ -207,7 +214,8 @@ M = TypeVar("M", Counter, Gauge, Observed, Histogram)
 
 
 class Registry:
-    """The metrics of one process, in order of declaration. `others`: another process's current readings."""
+    """The metrics of one process, in order of declaration. `others`: another process's current
+    readings."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -242,7 +250,8 @@ class Registry:
             return [*(metric.reading() for metric in self._metrics), *self._kept, *self.others]
 
     def keep(self, readings: Iterable[Reading]) -> None:
-        """Add the counters of a process or model that has ended: Prometheus counters must not decrease."""
+        """Add the counters of a process or model that has ended: Prometheus counters must not
+        decrease."""
         self._kept = added([*self._kept, *(one for one in readings if one.kind != Gauge.kind)])
 
     def _add(self, metric: M) -> M:

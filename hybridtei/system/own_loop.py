@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 def read_error(done: Any) -> object:
-    """A callback that reads a future's error, if any: asyncio logs an error that nothing has read."""
+    """A callback that reads a future's error, if any: asyncio logs an error that nothing has
+    read."""
     return done.cancelled() or done.exception()
 
 
@@ -23,7 +24,8 @@ def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 class OwnLoop:
-    """An event loop that runs in a thread until `close`, so that later calls use the connections of earlier ones."""
+    """An event loop that runs in a thread until `close`, so that later calls use the connections of
+    earlier ones."""
 
     def __init__(self) -> None:
         self._loop, self._ended = asyncio.new_event_loop(), asyncio.Event()

@@ -23,8 +23,9 @@ LONGEST_PAUSE_S = 5.0
 class Retries:
     """Counts the tries of one call. No try begins later than `patience_s` after the first.
 
-    Pauses double, each shortened at random by up to half. A pause that the server asks for is kept in full, unless it is below
-    the first one; if it would exceed `patience_s`, there is no further try.
+    Pauses double, each shortened at random by up to half. A pause that the server asks for is kept
+    in full, unless it is below the first one; if it would exceed `patience_s`, there is no further
+    try.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -38,7 +39,8 @@ class Retries:
         return time.monotonic() - self._began_s
 
     def pause_s(self, asked_s: float | None = None) -> float | None:
-        """After a failed try: the seconds until the next one; None: give up. `asked_s`: the pause that the server asks for."""
+        """After a failed try: the seconds until the next one; None: give up. `asked_s`: the pause
+        that the server asks for."""
         self.tries += 1
         left_s = self._patience_s - self.elapsed_s
         if left_s <= 0 or (asked_s is not None and asked_s > left_s):
@@ -54,19 +56,24 @@ class Retries:
 async def retry_unavailable(attempt: Callable[[], Awaitable[T]], patience_s: float) -> T:
     """Call `attempt`, and retry it after StoreUnavailable until `patience_s` after the first try.
 
-    `Retries` gives the pauses. Raises the last StoreUnavailable, with the number of tries, and other errors at once.
+    `Retries` gives the pauses. Raises the last StoreUnavailable, with the number of tries, and
+    other errors at once.
     """
     retries = Retries(patience_s)
     while True:
         try:
             return await attempt()
         except StoreUnavailable as error:
-            if error.is_counted:  # the store itself has retried it, with the user's patience
+            # The store itself has retried it, with the user's patience
+            if error.is_counted:
                 raise
             pause_s = retries.pause_s(error.retry_after_s)
             if pause_s is None:
                 count = "once" if retries.tries == 1 else f"{retries.tries} times"
-                message = f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} s)"
+                message = (
+                    f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} "
+                    "s)"
+                )
                 raise StoreUnavailable(message, error.retry_after_s, is_counted=True) from error
         await asyncio.sleep(pause_s)
 

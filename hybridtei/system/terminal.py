@@ -1,4 +1,5 @@
-"""What a command prints: no passwords of URLs; texts, titles and names of documents may hold commands to a terminal (OSC 52 sets the clipboard)."""
+"""What a command prints: no passwords of URLs; texts, titles and names of documents may hold
+commands to a terminal (OSC 52 sets the clipboard)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def without_passwords(text: str) -> str:
 
 
 class TerminalStream:
-    """A text stream that writes control characters as `\\u001b`; a terminal also gets the two sequences for bold text."""
+    """A text stream that writes control characters as `\\u001b`; a terminal also gets the two
+    sequences for bold text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

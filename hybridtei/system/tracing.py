@@ -26,8 +26,10 @@ from hybridtei.system.machine import install_command
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-CLOSE_SECONDS = 3.0  # for the last batch
-MAX_MESSAGE_CHARACTERS = 1000  # characters of an error
+# For the last batch
+CLOSE_SECONDS = 3.0
+# Characters of an error
+MAX_MESSAGE_CHARACTERS = 1000
 SECOND_NS, MILLISECOND_NS, MICROSECOND_NS = 1_000_000_000, 1_000_000, 1_000
 
 log = logging.getLogger(__name__)
@@ -215,4 +217,5 @@ class Recorder:
         last.start()
         await asyncio.to_thread(last.join, CLOSE_SECONDS)
         if last.is_alive():
-            self._exporter.shutdown()  # otherwise the exporter retries for half a minute
+            # Otherwise the exporter retries for half a minute
+            self._exporter.shutdown()

@@ -11,7 +11,8 @@ with warnings.catch_warnings():
     import chromadb
     from chromadb.utils import embedding_functions
 
-warnings.simplefilter("ignore")  # that keys given as arguments are not kept
+# That keys given as arguments are not kept
+warnings.simplefilter("ignore")
 
 
 @call

@@ -1,4 +1,5 @@
-"""Haystack's components for TEI, over HTTP and, where there is a server, over gRPC by its reflection."""
+"""Haystack's components for TEI, over HTTP and, where there is a server, over gRPC by its
+reflection."""
 
 from __future__ import annotations
 

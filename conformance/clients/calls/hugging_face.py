@@ -5,7 +5,8 @@ from __future__ import annotations
 from harness import QUERY, TEXTS, Server, call, main, same
 from huggingface_hub import InferenceClient, constants
 
-constants.HF_HUB_OFFLINE = False  # which forbids this machine's own address too
+# Which forbids this machine's own address too
+constants.HF_HUB_OFFLINE = False
 
 
 def client(url: str) -> InferenceClient:

@@ -24,9 +24,8 @@ def client(server: Server) -> infinity_client.Client:
 
 @call
 def embeddings_of_an_unnamed_model(server: Server) -> None:
-    answer = embeddings.sync(
-        client=client(server), body=OpenAIEmbeddingInputText(input_=TEXTS)
-    )  # its `dimensions` is 0
+    # Its `dimensions` is 0
+    answer = embeddings.sync(client=client(server), body=OpenAIEmbeddingInputText(input_=TEXTS))
     same([item.embedding for item in answer.data], server.vectors())
 
 

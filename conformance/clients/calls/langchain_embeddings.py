@@ -9,7 +9,8 @@ from harness import TEXTS, Refused, Server, Skipped, call, main, refused, same
 from langchain_huggingface import HuggingFaceEndpointEmbeddings
 from langchain_openai import OpenAIEmbeddings
 
-RARE = "kubernetes Schrödinger 機械学習の検索エンジン"  # OpenAI's ids of these are high
+# OpenAI's ids of these are high
+RARE = "kubernetes Schrödinger 機械学習の検索エンジン"
 
 
 def of_openai(server: Server, **settings: object) -> OpenAIEmbeddings:

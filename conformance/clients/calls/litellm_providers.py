@@ -1,4 +1,5 @@
-"""LiteLLM, through each of its providers that can speak to such a server; its `baseten/` embeds nothing (1.109.1)."""
+"""LiteLLM, through each of its providers that can speak to such a server; its `baseten/` embeds
+nothing (1.109.1)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 @call
 def tei_embeddings(server: Server) -> None:
     found = TextEmbeddingsInference(base_url=server.url, model_name=server.embed, auth_token="any")
-    many = [f"{one} {other}" for one in TEXTS for other in TEXTS]  # more than its batch of ten
+    # More than its batch of ten
+    many = [f"{one} {other}" for one in TEXTS for other in TEXTS]
     same(found.get_text_embedding_batch(many), server.vectors(many))
     same(found.get_query_embedding(TEXTS[0]), server.vectors([TEXTS[0]])[0])
     same(asyncio.run(found.aget_text_embedding(TEXTS[0])), server.vectors([TEXTS[0]])[0])

@@ -1,4 +1,5 @@
-"""Software that is no Python package, or too large to install: requests as its source sends them, answers as it reads them."""
+"""Software that is no Python package, or too large to install: requests as its source sends them,
+answers as it reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""tei-client over HTTP: it asks /info first and refuses a model of another kind, so each kind has its own base path."""
+"""tei-client over HTTP: it asks /info first and refuses a model of another kind, so each kind has
+its own base path."""
 
 from __future__ import annotations
 

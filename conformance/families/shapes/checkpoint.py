@@ -1,4 +1,5 @@
-"""Checkpoints of the hub by their shapes: `checkpoints.toml` as structs, and the folder of one with random weights."""
+"""Checkpoints of the hub by their shapes: `checkpoints.toml` as structs, and the folder of one with
+random weights."""
 
 import json
 import math
@@ -16,7 +17,8 @@ from conformance.families.shapes.words import write_tokenizer
 
 Route = Literal["embed", "rerank", "embed_hybrid"]
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SCALE = 0.02  # of the weights, as most makers draw them
+# Of the weights, as most makers draw them
+SCALE = 0.02
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +74,8 @@ def read_checkpoints() -> Mapping[str, Checkpoint]:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the folder of a checkpoint, with random weights. `folder` has its name, by which some are recognised."""
+    """Write the folder of a checkpoint, with random weights. `folder` has its name, by which some
+    are recognised."""
     folder.mkdir(parents=True)
     _write_json(folder / "config.json", checkpoint.config)
     _write_json(folder / "tokenizer_config.json", {"model_max_length": _tokens(checkpoint.config)})
@@ -103,7 +106,8 @@ def _save(file: Path, shapes: Shapes, dtype: str) -> None:
 
 
 def _tokens(config: Mapping[str, Any]) -> int:
-    """What a tokenizer of the checkpoint is said to take: positions, without those before the first."""
+    """What a tokenizer of the checkpoint is said to take: positions, without those before the
+    first."""
     positions = int(config.get("max_position_embeddings") or config["n_positions"])
     return positions - 2 if positions % 2**8 == 2 else positions
 

@@ -1,6 +1,7 @@
 """Names and shapes of the tensors that makers write, by the sizes of a config.json.
 
-Sources: transformers' own class, or else the modelling code that the makers published, one function a layout.
+Sources: transformers' own class, or else the modelling code that the makers published, one function
+a layout.
 """
 
 from collections.abc import Callable, Mapping

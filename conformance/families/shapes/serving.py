@@ -1,4 +1,5 @@
-"""A server of one checkpoint in a process that cannot import torch: how soon it answers, and what memory it holds."""
+"""A server of one checkpoint in a process that cannot import torch: how soon it answers, and what
+memory it holds."""
 
 import json
 import os
@@ -35,7 +36,8 @@ class Server:
             return json.load(answer)
 
     def resting_bytes(self, kind: str) -> int:
-        """`Pss`: the proportional set size, in which pages that several processes share count once. `Anonymous`: of no file."""
+        """`Pss`: the proportional set size, in which pages that several processes share count once.
+        `Anonymous`: of no file."""
         return (
             sum(_kilobytes(Path(f"/proc/{each}/smaps_rollup"), kind) for each in self._processes())
             * 1024
@@ -54,7 +56,8 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, cache: Path, flags: Sequence[str], log: Path) -> Iterator[Server]:
-    """`hybridtei serve` of a checkpoint. Raises RuntimeError, with the end of its log, if it does not come up."""
+    """`hybridtei serve` of a checkpoint. Raises RuntimeError, with the end of its log, if it does
+    not come up."""
     port = free_port()
     command = [
         sys.executable,

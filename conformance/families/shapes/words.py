@@ -1,4 +1,5 @@
-"""Tokenizers of the true size and kind whose pieces are drawn: tokenizer.json as the makers of a checkpoint write it."""
+"""Tokenizers of the true size and kind whose pieces are drawn: tokenizer.json as the makers of a
+checkpoint write it."""
 
 import random
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 XLM_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>")
 BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 QWEN = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-WORDS = (("y", "e"), ("ye", "s"), ("n", "o"))  # merges of the words by which language models judge
+# Merges of the words by which language models judge
+WORDS = (("y", "e"), ("ye", "s"), ("n", "o"))
 
 
 def write_tokenizer(folder: Path, kind: str, size: int) -> None:
@@ -97,7 +99,8 @@ def _bytes(size: int) -> Tokenizer:
         merge(*pair)
     while len(vocabulary) < size - len(QWEN):
         right = draw.choice(mergeable)
-        if not right.startswith("Ġ"):  # a space begins a piece
+        # A space begins a piece
+        if not right.startswith("Ġ"):
             merge(draw.choice(mergeable), right)
     tokenizer = Tokenizer(models.BPE(vocabulary, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

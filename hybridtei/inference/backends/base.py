@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 class Backend:
     """One loaded model on one device.
 
-    `padding`: the parts that cost n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: the size of a batch that fills
-    the device; more tokens only make other batches wait. `lanes`: the useful number of threads that call `forward`. `ahead`:
-    the number of batches that the engine may prepare in addition to one per lane. `fills_cores`: a pass outside a lane uses
-    every core. `shares_prefixes`: it computes a batch's `prefix` once. `is_table`: one pass gives dense vectors of any number
-    of texts, without further memory.
+    `padding`: the parts that cost n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: the
+    size of a batch that fills the device; more tokens only make other batches wait. `lanes`: the
+    useful number of threads that call `forward`. `ahead`: the number of batches that the engine may
+    prepare in addition to one per lane. `fills_cores`: a pass outside a lane uses every core.
+    `shares_prefixes`: it computes a batch's `prefix` once. `is_table`: one pass gives dense vectors
+    of any number of texts, without further memory.
     """
 
     spec: ModelSpec
@@ -56,15 +57,17 @@ class Backend:
             self._passes += 1
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """Run the trunk once, and each head of the batch once. `use_all_cores`: no batch waits, so the pass may use more
-        threads than the caller's. Raises BackendError."""
+        """Run the trunk once, and each head of the batch once. `use_all_cores`: no batch waits, so
+        the pass may use more threads than the caller's. Raises BackendError."""
         raise NotImplementedError
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """Prepare the calling thread. Each of several threads calls this once before `forward`, after setting its priority."""
+        """Prepare the calling thread. Each of several threads calls this once before `forward`,
+        after setting its priority."""
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
-        """Return the tokens of the largest pass, at most `limit`, on a device whose memory bounds it."""
+        """Return the tokens of the largest pass, at most `limit`, on a device whose memory bounds
+        it."""
         return limit
 
     def free_unused(self) -> None:
@@ -84,29 +87,31 @@ class HostBackend(Backend):
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         try:
             outputs = self.outputs(batch, use_all_cores=use_all_cores)
-        except (
-            Exception
-        ) as error:  # runtimes have their own exceptions, and raise bare RuntimeErrors
+        except Exception as error:
+            # Runtimes have their own exceptions, and raise bare RuntimeErrors
             raise BackendError(f"the forward pass failed: {error}") from error
         self.count()
         return outputs
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """Limit numpy's products to the calling thread, so that lanes do not wait for each other."""
+        """Limit numpy's products to the calling thread, so that lanes do not wait for each
+        other."""
         threadpool_limits(limits=1, user_api="blas")
 
 
-STATES = 1 << 18  # numbers in a pass of one core: 1 MiB in float32
+# Numbers in a pass of one core: 1 MiB in float32
+STATES = 1 << 18
 FEWEST, MOST = 128, 512
 
 
 def busy_tokens(width: int, cores: int = 1, most: int = MOST) -> int:
-    """The number of tokens that keeps the cores of a pass busy: a power of two for each core, at most `most`. `width`: of the
-    model's states.
+    """The number of tokens that keeps the cores of a pass busy: a power of two for each core, at
+    most `most`. `width`: of the model's states.
 
-    At this size three BERT layers reach 0.97 to 1.00 of their best rate in texts of 64 tokens, by `hybridtei tune`: widths 384,
-    768 and 1024, float32 on both engines, bfloat16 and int8 (AMD EPYC with AVX-512, VNNI and bfloat16). At half of it int8
-    falls to 0.92. Batches of mixed lengths are not full and reach less at the same size.
+    At this size three BERT layers reach 0.97 to 1.00 of their best rate in texts of 64 tokens, by
+    `hybridtei tune`: widths 384, 768 and 1024, float32 on both engines, bfloat16 and int8 (AMD EPYC
+    with AVX-512, VNNI and bfloat16). At half of it int8 falls to 0.92. Batches of mixed lengths are
+    not full and reach less at the same size.
     """
     fitting = STATES // max(width, 1)
     return cores * min(max(1 << fitting.bit_length() >> 1, FEWEST), most)
@@ -124,8 +129,9 @@ def made_up(
 
 
 class Routed(Backend):
-    """Two models with a common vector space, chosen by `Encoding.route`: one reads documents, a smaller one queries. A batch
-    with both takes two passes. The same lanes call both. Source: the Router of sentence-transformers."""
+    """Two models with a common vector space, chosen by `Encoding.route`: one reads documents, a
+    smaller one queries. A batch with both takes two passes. The same lanes call both. Source: the
+    Router of sentence-transformers."""
 
     def __init__(self, spec: ModelSpec, backends: Sequence[Backend]) -> None:
         super().__init__(spec)

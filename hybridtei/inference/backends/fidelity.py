@@ -1,5 +1,5 @@
-"""Compares an approximation of a model with its exact form by the vectors of the sample texts of samples.json: short and long,
-prose, questions, code, several languages, several on one matter."""
+"""Compares an approximation of a model with its exact form by the vectors of the sample texts of
+samples.json: short and long, prose, questions, code, several languages, several on one matter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ LONG_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The least fidelity of an approximation: worst and mean cosine of the sample texts' vectors, and `overlap`."""
+    """The least fidelity of an approximation: worst and mean cosine of the sample texts' vectors,
+    and `overlap`."""
 
     worst: float = 0.97
     mean: float = 0.99
@@ -38,7 +39,8 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """The measured fidelity. `overlap`: the share of each text's nearest neighbours that stay the same."""
+    """The measured fidelity. `overlap`: the share of each text's nearest neighbours that stay the
+    same."""
 
     worst: float
     mean: float
@@ -50,7 +52,10 @@ class Fidelity:
         )
 
     def __str__(self) -> str:
-        return f"cosine {self.worst:.4f} at worst, {self.mean:.4f} on average; {self.overlap:.1%} of neighbours kept"
+        return (
+            f"cosine {self.worst:.4f} at worst, {self.mean:.4f} on average; {self.overlap:.1%} of "
+            "neighbours kept"
+        )
 
 
 def compare(exact: Backend, approximate: Backend) -> Fidelity:
@@ -59,7 +64,8 @@ def compare(exact: Backend, approximate: Backend) -> Fidelity:
 
 
 def check(found: Fidelity, guard: Guard, spec: ModelSpec, what: str) -> None:
-    """Raises LoadError with the figures, beginning with `what`, if an approximation is too far off."""
+    """Raises LoadError with the figures, beginning with `what`, if an approximation is too far
+    off."""
     if not found.passes(guard):
         raise LoadError(f"{spec.folder}: {what} for this model: {found}; asked for: {guard}")
 
@@ -75,12 +81,15 @@ def fidelity(ours: Floats, theirs: Floats) -> Fidelity:
 
 
 def sample_vectors(backend: Backend, *, with_long: bool = False) -> Floats:
-    """Unit vectors float32[n, d] of the sample texts, each embedded alone. For a model without text vectors, such as a
-    reranker, the means of token states. `with_long`: also of one text of `LONG_TOKENS`."""
+    """Unit vectors float32[n, d] of the sample texts, each embedded alone. For a model without text
+    vectors, such as a reranker, the means of token states. `with_long`: also of one text of
+    `LONG_TOKENS`."""
     spec = backend.spec
-    head = (
-        Head.SPARSE if spec.is_splade else Head.DENSE if Head.DENSE in spec.heads else Head.TOKENS
-    )
+    head = Head.TOKENS
+    if spec.is_splade:
+        head = Head.SPARSE
+    elif Head.DENSE in spec.heads:
+        head = Head.DENSE
     encodings = sample_encodings(spec)
     if with_long:
         ids = np.concatenate([encoding.input_ids for encoding in encodings])

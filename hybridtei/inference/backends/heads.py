@@ -1,11 +1,13 @@
 """The heads of a model, written once for numpy and torch: hidden states -> arrays by name.
 
-Pooling, then linear layers and norms: dense vectors (not cut, not normalised), multi-vectors, logits of texts or of tokens.
-Lexical weights are one linear layer, relu(W h + b), in BGE-M3's head; our head is a perceptron that also reads the layer-normed
-word embedding. `tasks` merges the repeats of a token.
+Pooling, then linear layers and norms: dense vectors (not cut, not normalised), multi-vectors,
+logits of texts or of tokens. Lexical weights are one linear layer, relu(W h + b), in BGE-M3's head;
+our head is a perceptron that also reads the layer-normed word embedding. `tasks` merges the repeats
+of a token.
 
-Rows are flat, `hidden[t, h]`, one a token. Pooled vectors are always float32; a layer computes in its own precision. No
-function here waits for a device, so torch can launch the next pass after this one.
+Rows are flat, `hidden[t, h]`, one a token. Pooled vectors are always float32; a layer computes in
+its own precision. No function here waits for a device, so torch can launch the next pass after this
+one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 
 class Segments(NamedTuple):
-    """The offsets int64[n+1] of sequences in flat rows, on the host and as the library's array. No sequence is empty."""
+    """The offsets int64[n+1] of sequences in flat rows, on the host and as the library's array. No
+    sequence is empty."""
 
     cu_seqlens: Offsets
     offsets: Array
@@ -41,11 +44,14 @@ class Segments(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """Functions that differ between numpy and torch. `library`: the module, for functions with the same name in both.
+    """Functions that differ between numpy and torch. `library`: the module, for functions with the
+    same name in both.
 
-    `segment_sum`, `segment_max`: [t, w] -> [n, w], each sequence alone, so that neighbours cannot change a digit.
-    `layer_norm`: of each row, with weight, bias and epsilon. `largest`: keep the k largest positive entries of each row, and
-    set the others to 0. `repeated`: repeat each number for the tokens of its sequence. `rows`: the rows at these places.
+    `segment_sum`, `segment_max`: [t, w] -> [n, w], each sequence alone, so that neighbours cannot
+    change a digit.
+    `layer_norm`: of each row, with weight, bias and epsilon. `largest`: keep the k largest positive
+    entries of each row, and set the others to 0. `repeated`: repeat each number for the tokens of
+    its sequence. `rows`: the rows at these places.
     """
 
     library: Any
@@ -69,7 +75,8 @@ def counts(f: Functions, at: Segments) -> Array:
 
 
 def weighted_mean(f: Functions, hidden: Array, at: Segments) -> Array:
-    """The mean with weights 1, 2, 3 … from the first token on: [t, h] -> float32[n, h]. Source: SGPT, 2022."""
+    """The mean with weights 1, 2, 3 … from the first token on: [t, h] -> float32[n, h]. Source:
+    SGPT, 2022."""
     tokens = f.library.arange(1, len(hidden) + 1, device=at.offsets.device)
     weights = f.float32(tokens - f.repeated(at.offsets[:-1], at))[:, None]
     return f.segment_sum(f.float32(hidden) * weights, at) / f.segment_sum(weights, at)
@@ -86,7 +93,8 @@ POOLINGS: Mapping[str, Pool] = {
 
 
 def pooled(f: Functions, hidden: Array, at: Segments, pooling: Sequence[str]) -> Array:
-    """The concatenation of these poolings: [t, h] -> float32[n, d]. Source: sentence-transformers' Pooling."""
+    """The concatenation of these poolings: [t, h] -> float32[n, d]. Source: sentence-transformers'
+    Pooling."""
     parts = [POOLINGS[mode](f, hidden, at) for mode in pooling]
     return f.float32(parts[0] if len(parts) == 1 else f.library.concatenate(parts, 1))
 
@@ -118,8 +126,9 @@ def classify(
 
 
 def code(f: Functions, vectors: Array, layers: CodeLayers) -> Array:
-    """The largest latents of pooled vectors, the others 0: float32[n, d] -> float32[n, width]. Source: SparseAutoEncoder of
-    sentence-transformers, after Wen et al. 2025, "Beyond Matryoshka". It divides by the sample deviation plus epsilon."""
+    """The largest latents of pooled vectors, the others 0: float32[n, d] -> float32[n, width].
+    Source: SparseAutoEncoder of sentence-transformers, after Wen et al. 2025, "Beyond Matryoshka".
+    It divides by the sample deviation plus epsilon."""
     if layers.eps is not None:
         centred = vectors - vectors.mean(1, keepdims=True)
         deviation = ((centred**2).sum(1, keepdims=True) / (vectors.shape[1] - 1)) ** 0.5
@@ -128,15 +137,17 @@ def code(f: Functions, vectors: Array, layers: CodeLayers) -> Array:
 
 
 def rounded(f: Functions, vectors: Array) -> Array:
-    """Whole numbers from -127 to 127: `round(127 tanh(x))`, halves to even. Source: pplx-embed's quantizer."""
+    """Whole numbers from -127 to 127: `round(127 tanh(x))`, halves to even. Source: pplx-embed's
+    quantizer."""
     return f.library.round(127 * f.library.tanh(vectors))
 
 
 def lexical(
     f: Functions, hidden: Array, words: Array | None, inputs: Sequence[str], layers: Sequence[Layer]
 ) -> Array:
-    """The weight of each token: [t, h] -> [t], >= 0. `words` [t, h]: word embeddings, layer-normed here. `inputs`: the parts
-    that the first layer reads. Source: BGE-M3, Chen et al. 2024, section 3.2."""
+    """The weight of each token: [t, h] -> [t], >= 0. `words` [t, h]: word embeddings, layer-normed
+    here. `inputs`: the parts that the first layer reads. Source: BGE-M3, Chen et al. 2024, section
+    3.2."""
     sources = {"hidden": hidden}
     if words is not None:
         sources["embedding"] = f.layer_norm(words, None, None, 1e-5)
@@ -145,13 +156,15 @@ def lexical(
     return f.activations["relu"](rows[:, 0])
 
 
-SLICE_TOKENS = 256  # rows of a slice; its logits take 31 MB in float32 at v = 30k
+# Rows of a slice; its logits take 31 MB in float32 at v = 30k
+SLICE_TOKENS = 256
 Product = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlmLayers:
-    """The masked-language-model head: a dense layer, a norm, the product with `table` [v, h], and `bias` [v]."""
+    """The masked-language-model head: a dense layer, a norm, the product with `table` [v, h], and
+    `bias` [v]."""
 
     steps: tuple[LinearLayer, NormLayer]
     table: Array
@@ -159,11 +172,12 @@ class MlmLayers:
 
 
 def splade(f: Functions, hidden: Array, at: Segments, layers: MlmLayers, product: Product) -> Array:
-    """max over all tokens, special ones included, of log(1 + relu(logit)): [t, h] -> float32[n, v], all >= 0.
+    """max over all tokens, special ones included, of log(1 + relu(logit)): [t, h] -> float32[n, v],
+    all >= 0.
 
-    `product`: [t, h] -> [t, v], with the table. The maximum comes first, over slices of rows, since log1p, relu and the bias,
-    the same for all tokens, keep the order: logits of a 16k-token batch at v=30k take 2 GB. Source: SPLADE v2, Formal et al.
-    2021 (max pooling).
+    `product`: [t, h] -> [t, v], with the table. The maximum comes first, over slices of rows, since
+    log1p, relu and the bias, the same for all tokens, keep the order: logits of a 16k-token batch
+    at v=30k take 2 GB. Source: SPLADE v2, Formal et al. 2021 (max pooling).
     """
     best = f.float32(strongest(f, through(f, hidden, layers.steps), at, product))
     return f.library.log1p(
@@ -186,7 +200,8 @@ def strongest(f: Functions, rows: Array, at: Segments, product: Product) -> Arra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadLayers:
-    """The layers of a model's heads, as arrays of one library. `multivector`: the last layer is the projection."""
+    """The layers of a model's heads, as arrays of one library. `multivector`: the last layer is the
+    projection."""
 
     dense: Sequence[Layer] = ()
     code: CodeLayers | None = None
@@ -198,9 +213,8 @@ class HeadLayers:
     @classmethod
     def read(cls, spec: ModelSpec, mlm: MlmLayers | None = None) -> HeadLayers:
         """Read a checkpoint's layers, in numpy. Raises LoadError."""
-        from hybridtei.models.checkpoint import (
-            layers,
-        )  # it needs msgspec, which measurements on a GPU run without
+        # It needs msgspec, which measurements on a GPU run without
+        from hybridtei.models.checkpoint import layers
 
         sparse, late, classifier = spec.sparse, spec.multivector, spec.classifier
         kind = None if sparse is None or spec.is_splade else sparse.kind
@@ -225,12 +239,13 @@ class HeadLayers:
         )
 
 
-ENTRIES = "entries"  # name of the computed rows [n, v] whose non-zero entries are the output
+# Name of the computed rows [n, v] whose non-zero entries are the output
+ENTRIES = "entries"
 
 
 class States(NamedTuple):
-    """The inputs of heads: states [t, h], the sequences' offsets, word embeddings [t, h], the rows int64[t'] that get vectors,
-    and the product with the word table."""
+    """The inputs of heads: states [t, h], the sequences' offsets, word embeddings [t, h], the rows
+    int64[t'] that get vectors, and the product with the word table."""
 
     hidden: Array
     at: Segments
@@ -240,7 +255,8 @@ class States(NamedTuple):
 
 
 def kept_rows(batch: PackedBatch, spec: ModelSpec) -> tuple[Offsets | None, Offsets | None]:
-    """The rows int64[t'] of tokens that get a vector, and their offsets int64[n+1]; None without a request for them."""
+    """The rows int64[t'] of tokens that get a vector, and their offsets int64[n+1]; None without a
+    request for them."""
     if Head.MULTIVECTOR not in batch.heads or spec.multivector is None:
         return None, None
     drop = spec.multivector.drop
@@ -259,7 +275,8 @@ def wants_words(batch: PackedBatch, spec: ModelSpec) -> bool:
 def compute(
     f: Functions, states: States, heads: frozenset[Head], spec: ModelSpec, layers: HeadLayers
 ) -> dict[str, Array]:
-    """Compute the requested heads, by the names of `HeadOutputs`' columns; sparse vectors of whole texts as ENTRIES."""
+    """Compute the requested heads, by the names of `HeadOutputs`' columns; sparse vectors of whole
+    texts as ENTRIES."""
     hidden, at, found = states.hidden, states.at, dict[str, Array]()
     if Head.DENSE in heads:
         vectors = dense(f, hidden, at, spec.pooling, layers.dense)

@@ -1,6 +1,8 @@
-"""Chooses the backend of a model, with the reason. Only this module names concrete backends, and imports them late.
+"""Chooses the backend of a model, with the reason. Only this module names concrete backends, and
+imports them late.
 
-A plain install has ONNX Runtime, and on Linux OpenVINO. `PREFERRED` gives the order; `hybridtei tune` measures all of them.
+A plain install has ONNX Runtime, and on Linux OpenVINO. `PREFERRED` gives the order; `hybridtei
+tune` measures all of them.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from hybridtei.models.checkpoint.weights import Weights, has_weights, weight_fil
 
 log = logging.getLogger(__name__)
 
-NVIDIA = Path(
-    "/dev/nvidiactl"
-)  # checked first, since importing torch to find a device takes seconds
-# On CPUs the first backend that can run the model is chosen. In float32 OpenVINO was 6 % slower to 12 % faster than ONNX
-# Runtime (`python -m conformance.load precisions`), and takes up to twice the memory.
+# Checked first, since importing torch to find a device takes seconds
+NVIDIA = Path("/dev/nvidiactl")
+# On CPUs the first backend that can run the model is chosen. In float32 OpenVINO was 6 % slower to
+# 12 % faster than ONNX Runtime (`python -m conformance.load precisions`), and takes up to twice the
+# memory.
 PREFERRED: Mapping[str, tuple[str, ...]] = {
     "float32": ("ort", "openvino", "torch"),
     "bfloat16": ("openvino", "torch"),
@@ -41,7 +43,8 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "torch": ("torch", "transformers"),
 }
-INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}  # arguments of pip install
+# Arguments of pip install
+INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}
 DTYPES = {
     name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES
 }
@@ -91,7 +94,8 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
 
 
 def choices(config: ModelConfig, spec: ModelSpec) -> list[BackendChoice]:
-    """The possible choices for the model, the best first. Raises LoadError with all reasons if there is none."""
+    """The possible choices for the model, the best first. Raises LoadError with all reasons if
+    there is none."""
     if config.backend != "auto":
         reason = why_not(config.backend, config.dtype, spec)
         if reason is not None:
@@ -117,9 +121,8 @@ def _order(dtype: str) -> Sequence[str]:
     """The backends of a precision, the usually best one first."""
     if dtype != "int8" or _sums_exactly():
         return PREFERRED[dtype]
-    return tuple(
-        reversed(PREFERRED[dtype])
-    )  # OpenVINO multiplies bytes only if the processor adds their products exactly
+    # OpenVINO multiplies bytes only if the processor adds their products exactly
+    return tuple(reversed(PREFERRED[dtype]))
 
 
 def _sums_exactly() -> bool:
@@ -149,7 +152,10 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
 def _graph_or_reason(spec: ModelSpec) -> Graph | str:
     """The graph of a checkpoint's family, or the reason why its weights cannot run in a graph."""
     if not has_weights(spec.folder):
-        return "its weights (*.bin) were saved by torch before 1.6, or are cut short: save them again, or use torch"
+        return (
+            "its weights (*.bin) were saved by torch before 1.6, or are cut short: save them "
+            "again, or use torch"
+        )
     try:
         return family_graph(spec)
     except LoadError as error:
@@ -167,7 +173,8 @@ def may_use_gpu(config: ModelConfig) -> bool:
 
 
 def no_gpu() -> str | None:
-    """The reason why torch cannot use a GPU here, or None if it can. Imports torch only if there is a GPU."""
+    """The reason why torch cannot use a GPU here, or None if it can. Imports torch only if there is
+    a GPU."""
     if not NVIDIA.exists():
         return f"there is no NVIDIA device here ({NVIDIA})"
     if not _installed("torch"):
@@ -194,10 +201,12 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
     graph = _graph_or_reason(spec)
     if isinstance(graph, str):
         own = find_own_graph(spec, dtype)
-        assert own is not None  # `why_not` has checked it
+        # `why_not` has checked it
+        assert own is not None
         if spec.tanh_gelu:
             raise LoadError(
-                f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's weights"
+                f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's "
+                "weights"
             )
         return OnnxBackend.from_file(spec, own, dtype=dtype)
     weights = Weights.open(spec.folder)

@@ -1,6 +1,8 @@
-"""A table of token vectors; a text's vector is their mean (StaticEmbedding, Model2Vec). There is no runtime and no trunk.
+"""A table of token vectors; a text's vector is their mean (StaticEmbedding, Model2Vec). There is no
+runtime and no trunk.
 
-Tokenising a text takes longer than looking it up. Vectors are added text by text, which stays in a core's cache.
+Tokenising a text takes longer than looking it up. Vectors are added text by text, which stays in a
+core's cache.
 """
 
 from __future__ import annotations

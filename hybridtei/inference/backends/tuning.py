@@ -1,6 +1,8 @@
-"""`hybridtei tune`: tokens a second of each backend and precision by the size of a pass, and the flags to use.
+"""`hybridtei tune`: tokens a second of each backend and precision by the size of a pass, and the
+flags to use.
 
-It stores nothing, and servers do not measure at start: `backends.base.busy_tokens` uses tables that this command printed.
+It stores nothing, and servers do not measure at start: `backends.base.busy_tokens` uses tables that
+this command printed.
 """
 
 from __future__ import annotations
@@ -21,18 +23,22 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.system.machine import LaneKind
 
 FIRST_TOKENS = 64
-BEYOND = 2  # the largest measured pass, in sizes of the server's passes
-TEXT_TOKENS = 64  # tokens of each measured text
-PASSES = 5  # runs per size; the fastest counts, since other programs can only slow a run down
-FLAT = 0.97  # a smaller pass is large enough at this share of the best rate
+# The largest measured pass, in sizes of the server's passes
+BEYOND = 2
+# Tokens of each measured text
+TEXT_TOKENS = 64
+# Runs per size; the fastest counts, since other programs can only slow a run down
+PASSES = 5
+# A smaller pass is large enough at this share of the best rate
+FLAT = 0.97
 
-Rates = dict[
-    int, float
-]  # size of a pass -> tokens a second of all bulk lanes; the smallest size first
+# Size of a pass -> tokens a second of all bulk lanes; the smallest size first
+Rates = dict[int, float]
 
 
 def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator[str]:
-    """Measure the choices that `config` leaves open. Yield lines for people, at the end the flags, the fastest first."""
+    """Measure the choices that `config` leaves open. Yield lines for people, at the end the flags,
+    the fastest first."""
     best = dict[str, float]()
     for dtype in [config.dtype] if config.dtype else ["float32", "bfloat16", "int8"]:
         for name in PREFERRED[dtype]:
@@ -65,7 +71,10 @@ def _table(
         for tokens, rate in measure(backend, min(BEYOND * given, engine.max_batch_tokens)):
             rates[tokens] = rate
             yield f"  {tokens:6} tokens a pass  {rate:9.0f} tokens/s"
-        yield f"  {enough(rates)} tokens are enough for {FLAT:.0%} of the best rate; a pass of the server takes up to {given}"
+        yield (
+            f"  {enough(rates)} tokens are enough for {FLAT:.0%} of the best rate; a pass of the "
+            f"server takes up to {given}"
+        )
     return rates
 
 
@@ -79,8 +88,8 @@ def measure(
 ) -> Iterator[tuple[int, float]]:
     """(size, tokens a second) of each power of two from FIRST_TOKENS to `most`.
 
-    A pass runs in one lane, and its rate is multiplied by the number of bulk lanes. So backends with one core a pass compare
-    with backends whose pass takes all cores.
+    A pass runs in one lane, and its rate is multiplied by the number of bulk lanes. So backends
+    with one core a pass compare with backends whose pass takes all cores.
     """
     lanes, size = max(backend.lanes.count(LaneKind.BULK), 1), FIRST_TOKENS
     with ThreadPoolExecutor(1, initializer=backend.enter_lane, initargs=(LaneKind.BULK,)) as lane:

@@ -1,8 +1,8 @@
-"""Finds a checkpoint's tensors for a graph without weights, under the graph's names, independent of the runtime; and the parts
-of SPLADE's masked-language-model head in each family.
+"""Finds a checkpoint's tensors for a graph without weights, under the graph's names, independent of
+the runtime; and the parts of SPLADE's masked-language-model head in each family.
 
-All names of a checkpoint may have a prefix that the graph's names lack, or the reverse. Any other difference means another
-model, and is refused.
+All names of a checkpoint may have a prefix that the graph's names lack, or the reverse. Any other
+difference means another model, and is refused.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from hybridtei.models.checkpoint.weights import Weights, check_shape, old_name
 from hybridtei.outputs import Floats
 
 Shapes = Mapping[str, tuple[int, ...]]
-# Name patterns of the trunk's weights: layers and tables. Poolers, heads and buffers may stay unused.
+# Name patterns of the trunk's weights: layers and tables. Poolers, heads and buffers may stay
+# unused.
 OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
 UNUSED = re.compile(
-    r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|^decoder\.|^encoder\.embed_tokens\."
+    r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|"
+    r"^decoder\.|^encoder\.embed_tokens\."
 )
 
 
@@ -34,7 +36,8 @@ def left_over(unused: Iterable[str]) -> list[str]:
 
 
 def graph_tensors(graph: Graph, weights: Weights) -> Mapping[str, Floats]:
-    """The graph's tensors under the graph's names, widened at each access. Raises WeightMismatch."""
+    """The graph's tensors under the graph's names, widened at each access. Raises
+    WeightMismatch."""
     return _Tensors(graph_keys(graph, weights), weights)
 
 
@@ -53,15 +56,16 @@ class _Tensors(Mapping[str, Floats]):
 
 
 def graph_keys(graph: Graph, weights: Weights) -> dict[str, str]:
-    """The checkpoint's spelling of each name in the graph, with shapes checked. Raises WeightMismatch."""
+    """The checkpoint's spelling of each name in the graph, with shapes checked. Raises
+    WeightMismatch."""
     keys = {name: weights.checked(name, shape) for name, shape in graph.weights.items()}
     check_names({**keys, **{name: weights.find(name) for name in graph.held}}, weights)
     return keys
 
 
 def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
-    """The name of the word embeddings, the only tensor with a row for each word, if the sparse head reads them; else None.
-    Raises LoadError if none or several tensors have that shape."""
+    """The name of the word embeddings, the only tensor with a row for each word, if the sparse head
+    reads them; else None. Raises LoadError if none or several tensors have that shape."""
     if not (spec.is_splade or (spec.sparse is not None and "embedding" in spec.sparse.inputs)):
         return None
     tables = [
@@ -70,7 +74,8 @@ def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
     if not tables:
         wanted = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
         raise UnsupportedArchitecture(
-            f"{spec.folder / 'config.json'}: {spec.model_type} has no table of word embeddings with {wanted}"
+            f"{spec.folder / 'config.json'}: {spec.model_type} has no table of word embeddings "
+            f"with {wanted}"
         )
     if len(tables) != 1:
         raise LoadError(
@@ -80,16 +85,19 @@ def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
 
 
 def check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
-    """Raises WeightMismatch for another model: the graph's names have several prefixes, or weights of a trunk are left over."""
+    """Raises WeightMismatch for another model: the graph's names have several prefixes, or weights
+    of a trunk are left over."""
     shifts = {_shift(name, key) for name, key in key_of.items() if key is not None}
     if len(shifts) > 1:
         raise WeightMismatch(
-            f"{weights.folder}: the weights of the trunk lie under several prefixes: {sorted(shifts)}"
+            f"{weights.folder}: the weights of the trunk lie under several prefixes: "
+            f"{sorted(shifts)}"
         )
     left = left_over(weights.names() - {key for key in key_of.values() if key is not None})
     if left:
         raise WeightMismatch(
-            f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all"
+            f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, "
+            f"{len(left)} in all"
         )
 
 
@@ -99,9 +107,8 @@ def _shift(name: str, key: str) -> str:
     return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
 
 
-Setting = tuple[
-    str, Any
-]  # key of config.json and transformers' default; without a key the value is fixed
+# Key of config.json and transformers' default; without a key the value is fixed
+Setting = tuple[str, Any]
 
 
 class _Family(NamedTuple):
@@ -147,7 +154,10 @@ FAMILIES: Mapping[str, _Family] = {
         ("", 1e-12),
     ),
     "modernbert": _Family(
-        *("head.dense", "head.norm", "decoder", "decoder.bias"),
+        "head.dense",
+        "head.norm",
+        "decoder",
+        "decoder.bias",
         ("classifier_activation", "gelu"),
         ("norm_eps", 1e-5),
         ("decoder_bias", True),
@@ -156,15 +166,16 @@ FAMILIES: Mapping[str, _Family] = {
 
 
 def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
-    """Read the head of a checkpoint. `words`: the table of word embeddings float32[v, h], which most heads share.
+    """Read the head of a checkpoint. `words`: the table of word embeddings float32[v, h], which
+    most heads share.
 
     Raises LoadError and its subclasses.
     """
     family = FAMILIES.get(spec.model_type)
     if family is None:
         raise UnsupportedArchitecture(
-            f"{spec.folder / 'config.json'}: the masked-language-model head of {spec.model_type} is not supported for SPLADE; "
-            f"supported: {', '.join(sorted(FAMILIES))}"
+            f"{spec.folder / 'config.json'}: the masked-language-model head of {spec.model_type} "
+            f"is not supported for SPLADE; supported: {', '.join(sorted(FAMILIES))}"
         )
 
     def optional(name: str) -> Floats | None:
@@ -197,7 +208,8 @@ def _setting(spec: ModelSpec, wanted: Setting) -> Any:
 def _decoder(
     spec: ModelSpec, weights: Weights, family: _Family, words: Floats
 ) -> tuple[Floats, Floats | None]:
-    """(matrix, bias). If a checkpoint has a tensor twice, the decoder's own one counts, as in transformers."""
+    """(matrix, bias). If a checkpoint has a tensor twice, the decoder's own one counts, as in
+    transformers."""
     tied, shape = (
         spec.config.get("tie_word_embeddings") is not False,
         (spec.vocab_size, spec.hidden_size),

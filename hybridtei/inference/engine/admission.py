@@ -1,4 +1,5 @@
-"""Bounds the number of inputs inside (`Admission`), their chunks (`Bounds`) and their time (`Deadlines`).
+"""Bounds the number of inputs inside (`Admission`), their chunks (`Bounds`) and their time
+(`Deadlines`).
 
 A request without a free permit is refused at once. A gRPC stream takes a permit a message and
 carries it into the task that it starts, so that the same handlers serve both.
@@ -44,14 +45,14 @@ def permits_for(permits: int, backend: Backend, budget_tokens: int) -> int:
 
 
 def max_of_turns(permits: int) -> int:
-    """Return how many of `permits` all requests of several turns, and all streams, may hold together."""
+    """Return how many of `permits` all requests of several turns, and all streams, may hold
+    together."""
     return max(1, permits - permits // SHARE_LEFT)
 
 
 MAX_CHUNKS_AT_ONCE = 2
-MAX_ANSWER_NUMBERS = (
-    16_000_000  # 64 MB as float32, about three times as much as JSON: ten thousand vectors of 1,600
-)
+# 64 MB as float32, about three times as much as JSON: ten thousand vectors of 1,600
+MAX_ANSWER_NUMBERS = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ async def run_in_chunks(
     bounds: Bounds,
     run_chunk: Callable[[Task[T], int], Coroutine[Any, Any, Answered[T]]],
 ) -> Answered[T]:
-    """Run the chunks of a large task by `run_chunk`, and join their answers. Raises the first chunk's error."""
+    """Run the chunks of a large task by `run_chunk`, and join their answers. Raises the first
+    chunk's error."""
     place, numbers = 0, 0
 
     async def run(chunk: Task[T], begin: int) -> Answered[T]:
@@ -284,7 +286,8 @@ class Deadlines:
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
-        self.running: dict[_Limited, None] = {}  # in order of their starts
+        # In order of their starts
+        self.running: dict[_Limited, None] = {}
         self.timer: asyncio.TimerHandle | None = None
 
     def limit(self) -> AbstractContextManager[None]:

@@ -1,8 +1,8 @@
-"""The queue: sequences of many requests -> batches, and outputs -> their requests; and the cache of outputs. It has no threads
-and no clock.
+"""The queue: sequences of many requests -> batches, and outputs -> their requests; and the cache of
+outputs. It has no threads and no clock.
 
-If the backend has express lanes, short requests have their own queue. Each queue is fair by itself. Later work overtakes a
-request, in either queue, by at most `scheduler.OVERTAKEN` times its tokens.
+If the backend has express lanes, short requests have their own queue. Each queue is fair by itself.
+Later work overtakes a request, in either queue, by at most `scheduler.OVERTAKEN` times its tokens.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ if TYPE_CHECKING:
     from hybridtei.config import EngineConfig
     from hybridtei.inference.backends.base import Backend
 
-LOOK_AHEAD = 512  # the least number of waiting sequences that one choice considers
-SHORT_TOKENS = 16  # a choice considers as many texts of this length as fill a pass; a GPU's default permits allow them
-MAX_SHARED_TOKENS = 8192  # tokens of a batch with a common prefix, counted for each sequence: attention reads it for each
+# The least number of waiting sequences that one choice considers
+LOOK_AHEAD = 512
+# A choice considers as many texts of this length as fill a pass; a GPU's default permits allow them
+SHORT_TOKENS = 16
+# Tokens of a batch with a common prefix, counted for each sequence: attention reads it for each
+MAX_SHARED_TOKENS = 8192
 
 
 def shared_tokens(backend: Backend, config: EngineConfig) -> int:
-    """Return the bound of tokens in a batch with a shared prefix, counting the prefix for each sequence."""
+    """Return the bound of tokens in a batch with a shared prefix, counting the prefix for each
+    sequence."""
     return min(MAX_SHARED_TOKENS, config.max_batch_tokens) if backend.shares_prefixes else 0
 
 
@@ -47,7 +51,8 @@ def shared_tokens(backend: Backend, config: EngineConfig) -> int:
 class EngineBatch:
     """The sequences of a pass, their callers, and the lane of their queue.
 
-    `use_all_cores`: no other batch runs or waits, so the pass may use every core. `prefix`: as in `PackedBatch`.
+    `use_all_cores`: no other batch runs or waits, so the pass may use every core. `prefix`: as in
+    `PackedBatch`.
     """
 
     encodings: Sequence[Encoding]
@@ -60,7 +65,8 @@ class EngineBatch:
 
     @cached_property
     def packed(self) -> PackedBatch:
-        """The packed batch for a backend, made at the first access. Do not hold the device's lock."""
+        """The packed batch for a backend, made at the first access. Do not hold the device's
+        lock."""
         heads = frozenset[Head]()
         for callers in self.rows:
             for request, _ in callers:
@@ -74,11 +80,13 @@ class EngineBatch:
 
     @property
     def callers(self) -> list[tuple[EngineRequest, int]]:
-        """Return (request, place in it) for each sequence of the batch and each request waiting for it."""
+        """Return (request, place in it) for each sequence of the batch and each request waiting for
+        it."""
         return [caller for callers in self.rows for caller in callers]
 
     def split(self, outputs: HeadOutputs) -> list[Part]:
-        """Return each request's part of the outputs. It copies, so do not hold the device's lock."""
+        """Return each request's part of the outputs. It copies, so do not hold the device's
+        lock."""
         if len(self.rows) == 1 and len(self.rows[0]) == 1:
             request, place = self.rows[0][0]
             return [Part(request, [place], outputs)]
@@ -113,11 +121,13 @@ class Part:
     outputs: HeadOutputs
 
 
-ENTRY_BYTES = 600  # bytes of an entry's Python objects besides its arrays
+# Bytes of an entry's Python objects besides its arrays
+ENTRY_BYTES = 600
 
 
 class ResultCache:
-    """Outputs of sequences within a bound of bytes. The least recently used are evicted first. Not thread-safe.
+    """Outputs of sequences within a bound of bytes. The least recently used are evicted first. Not
+    thread-safe.
 
     A text that is requested with further outputs is computed again, and stored with these.
     """
@@ -160,9 +170,10 @@ class ResultCache:
 class EngineCore:
     """The queues of one model. Not thread-safe: callers share a lock.
 
-    `lanes`: the kind of each lane that calls `take`. If some are express, short requests are for these. `shared_tokens`: from
-    the function of that name; 0 if the backend computes no prefix once. Only sequences with the same prefix share a batch;
-    their tokens after the prefix count against `max_tokens`.
+    `lanes`: the kind of each lane that calls `take`. If some are express, short requests are for
+    these. `shared_tokens`: from the function of that name; 0 if the backend computes no prefix
+    once. Only sequences with the same prefix share a batch; their tokens after the prefix count
+    against `max_tokens`.
     """
 
     def __init__(
@@ -177,7 +188,8 @@ class EngineCore:
         shared_tokens: int = 0,
     ) -> None:
         self.max_tokens = max_tokens
-        self.running = 0  # batches that lanes have taken and not given back
+        # Batches that lanes have taken and not given back
+        self.running = 0
         self._max_sequences = max_sequences
         self._padding = padding
         self._positions = positions
@@ -228,7 +240,8 @@ class EngineCore:
     def add(
         self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0
     ) -> EngineRequest:
-        """Queue the sequences of one request. If the cache has all of them, the request is complete at once."""
+        """Queue the sequences of one request. If the cache has all of them, the request is complete
+        at once."""
         request = EngineRequest(encodings, heads, now_ns)
         if request.done:
             return request
@@ -244,8 +257,9 @@ class EngineCore:
     def take(
         self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK, *, device_idle: bool = True
     ) -> EngineBatch | None:
-        """Return the next batch for a lane of one kind, or None if nothing waits for it, or lanes of another kind must first
-        take work that was overtaken enough. Drops sequences of cancelled requests.
+        """Return the next batch for a lane of one kind, or None if nothing waits for it, or lanes
+        of another kind must first take work that was overtaken enough. Drops sequences of cancelled
+        requests.
 
         `device_idle`: no other model of the device has a running or waiting batch.
         """
@@ -285,7 +299,8 @@ class EngineCore:
     def give(
         self, batch: EngineBatch, parts: Sequence[Part], now_ns: int = 0
     ) -> list[EngineRequest]:
-        """Give `parts`, from `EngineBatch.split`, to their requests. Return the now complete requests."""
+        """Give `parts`, from `EngineBatch.split`, to their requests. Return the now complete
+        requests."""
         self.running -= 1
         for part in parts:
             part.request.keep(part.places, part.outputs)
@@ -305,8 +320,8 @@ class EngineCore:
         return _failed([request for one in waiting for request, _ in one.callers], error)
 
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
-        """Return the next sequences by tags; if a request has been overtaken enough, only the allowed ones, in order of
-        arrival."""
+        """Return the next sequences by tags; if a request has been overtaken enough, only the
+        allowed ones, in order of arrival."""
         chosen = head if len(head) == 1 else self._fitting(head, budget)
         allowed = queue.allowed(chosen)
         if len(allowed) == len(chosen):
@@ -326,7 +341,8 @@ class EngineCore:
         return [alike[place] for place in places]
 
     def _alike(self, order: Sequence[Waiting]) -> tuple[Sequence[Waiting], int]:
-        """Return the sequences that share the first one's prefix (or, like it, have none), and the prefix's tokens."""
+        """Return the sequences that share the first one's prefix (or, like it, have none), and the
+        prefix's tokens."""
         if not order:
             return order, 0
         prefix = order[0].encoding.prefix
@@ -347,7 +363,8 @@ class EngineCore:
         return batch
 
     def _unknown(self, request: EngineRequest) -> list[int]:
-        """Return the places of the sequences to compute. The request gets the other outputs from the cache."""
+        """Return the places of the sequences to compute. The request gets the other outputs from
+        the cache."""
         assert self._cache is not None
         unknown = []
         for place, encoding in enumerate(request.encodings):

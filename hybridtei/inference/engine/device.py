@@ -1,16 +1,21 @@
-"""The lanes of one device: threads that take batches from the engines of all its models, fairly by tokens.
+"""The lanes of one device: threads that take batches from the engines of all its models, fairly by
+tokens.
 
-The model with work that was served the fewest tokens is next; its `EngineCore` chooses the sequences of a pass. A failed pass
-fails its own callers. A lane that dies of any other error fails all waiting requests of all models, and /health.
+The model with work that was served the fewest tokens is next; its `EngineCore` chooses the
+sequences of a pass. A failed pass fails its own callers. A lane that dies of any other error fails
+all waiting requests of all models, and /health.
 
-A pass that takes longer than `pass_timeout` fails its callers, and /health until it returns. It keeps its lane, since nothing
-can interrupt it. While overdue passes keep all lanes, every waiting request fails.
+A pass that takes longer than `pass_timeout` fails its callers, and /health until it returns. It
+keeps its lane, since nothing can interrupt it. While overdue passes keep all lanes, every waiting
+request fails.
 
-A GPU's backend takes one or more batches beyond its lanes: one is packed and launched while another runs.
+A GPU's backend takes one or more batches beyond its lanes: one is packed and launched while another
+runs.
 
-`run_all` is an engine without lanes, for a caller that blocks. It starts threads that end with the queue. The threads of one
-pass over all cores meet after each operation, which costs too much for short texts, so `run_all` runs several passes of one
-thread each. A few short texts are the exception: they are one pass.
+`run_all` is an engine without lanes, for a caller that blocks. It starts threads that end with the
+queue. The threads of one pass over all cores meet after each operation, which costs too much for
+short texts, so `run_all` runs several passes of one thread each. A few short texts are the
+exception: they are one pass.
 """
 
 from __future__ import annotations
@@ -32,10 +37,14 @@ from hybridtei.inference.engine.core import EngineBatch, EngineCore
 from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.system.machine import LaneKind, lower_priority
 
-JOIN_SECONDS = 0.5  # between checks of whether a lane will end
-LOOK_SECONDS = 1.0  # the longest time between checks for overdue passes
-LOOKS = 4  # the least number of checks within a pass's bound
-STOP_SECONDS = 2.0  # the time that a stopping process waits for passes without callers
+# Between checks of whether a lane will end
+JOIN_SECONDS = 0.5
+# The longest time between checks for overdue passes
+LOOK_SECONDS = 1.0
+# The least number of checks within a pass's bound
+LOOKS = 4
+# The time that a stopping process waits for passes without callers
+STOP_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +53,8 @@ log = logging.getLogger(__name__)
 class ModelInstance:
     """One model on a device, and the callbacks of its lanes.
 
-    `on_take`: a lane took a batch (called under the device's lock). `on_complete`: requests are complete. `on_death`: the last
-    lane has died.
+    `on_take`: a lane took a batch (called under the device's lock). `on_complete`: requests are
+    complete. `on_death`: the last lane has died.
     """
 
     core: EngineCore
@@ -54,12 +63,13 @@ class ModelInstance:
     on_complete: Callable[[Sequence[EngineRequest]], None]
     on_death: Callable[[BackendError], None]
     healthy: bool = True
-    served_tokens: int = 0  # virtual tokens: a model gains no credit while it is idle
+    # Virtual tokens: a model gains no credit while it is idle
+    served_tokens: int = 0
     running: int = 0
-    overdue: int = 0  # the running batches
-    entered: set[int] = field(
-        default_factory=set
-    )  # threads that have called the backend's `enter_lane`
+    # The running batches
+    overdue: int = 0
+    # Threads that have called the backend's `enter_lane`
+    entered: set[int] = field(default_factory=set)
 
     def enter(self, kind: LaneKind) -> None:
         """Call `Backend.enter_lane` once for each thread."""
@@ -83,14 +93,15 @@ class _InFlightBatch:
         backend, packed = self.instance.backend, self.batch.packed
         seconds = (perf_counter_ns() - self.began_ns) / 1e9
         return (
-            f"a pass of {len(packed)} inputs, {len(packed.input_ids)} tokens, the longest {packed.max_seqlen}, for "
-            f"{', '.join(sorted(packed.heads))}, on {backend.name} in {backend.dtype}, runs for {seconds:.1f} seconds"
+            f"a pass of {len(packed)} inputs, {len(packed.input_ids)} tokens, the longest "
+            f"{packed.max_seqlen}, for {', '.join(sorted(packed.heads))}, on {backend.name} in "
+            f"{backend.dtype}, runs for {seconds:.1f} seconds"
         )
 
 
 class Device:
-    """Lanes for the models that join. `lanes`: the same for all their backends. `pass_timeout`: the bound of a pass in seconds
-    of `clock`; 0: no bound."""
+    """Lanes for the models that join. `lanes`: the same for all their backends. `pass_timeout`: the
+    bound of a pass in seconds of `clock`; 0: no bound."""
 
     def __init__(
         self,
@@ -109,8 +120,10 @@ class Device:
         self._closing = False
         self._pass_timeout = pass_timeout
         self._watchdog = Watchdog(pass_timeout, clock=clock)
-        self.overdue = 0  # lanes with an overdue pass
-        self._ahead = 0  # lanes in addition to `lanes`
+        # Lanes with an overdue pass
+        self.overdue = 0
+        # Lanes in addition to `lanes`
+        self._ahead = 0
         self._threads = [self._thread(kind, f"{kind}-{i}") for i, kind in enumerate(lanes)]
 
     @property
@@ -132,7 +145,8 @@ class Device:
                 thread.start()
 
     def stop(self, seconds: float = inf) -> None:
-        """End the lanes after their running batches. Do not wait for overdue batches, or for longer than `seconds`.
+        """End the lanes after their running batches. Do not wait for overdue batches, or for longer
+        than `seconds`.
 
         The caller must fail waiting requests first.
         """
@@ -160,7 +174,8 @@ class Device:
                     self._threads[-1].start()
 
     def leave(self, instance: ModelInstance, seconds: float | None = None) -> None:
-        """Stop serving a model's queue. Wait up to `seconds` for its running batches, except overdue ones."""
+        """Stop serving a model's queue. Wait up to `seconds` for its running batches, except
+        overdue ones."""
         with self.lock:
             if instance in self._instances:
                 self._instances.remove(instance)
@@ -181,7 +196,8 @@ class Device:
         try:
             if kind is LaneKind.BULK and self._niceness and not lower_priority(self._niceness):
                 log.warning(
-                    "the operating system refuses a lower priority to bulk work; it runs at the same as the rest"
+                    "the operating system refuses a lower priority to bulk work; it runs at the "
+                    "same as the rest"
                 )
             for instance in [*self._instances]:
                 instance.enter(kind)
@@ -189,9 +205,8 @@ class Device:
                 instance, batch = work
                 instance.enter(kind)
                 instance.on_complete(self._run(instance, batch))
-        except (
-            BaseException
-        ) as error:  # after a defect in this package, requests must not wait for ever
+        except BaseException as error:
+            # After a defect in this package, requests must not wait for ever
             log.critical("a lane died; every waiting request fails", exc_info=True)
             self._die(BackendError(f"the engine stopped: {error}"))
 
@@ -248,11 +263,13 @@ class Device:
             parts = batch.split(
                 instance.backend.forward(batch.packed, use_all_cores=batch.use_all_cores)
             )
-        except DeviceLost:  # no other pass will succeed either
+        except DeviceLost:
+            # No other pass will succeed either
             raise
         except PartlyFailed as error:
             return self._settle_partly(one, error)
-        except Exception as error:  # any exception of a backend fails only this batch
+        except Exception as error:
+            # Any exception of a backend fails only this batch
             log.error("a batch of %d failed: %s", len(batch.rows), error)
             failure = (
                 error
@@ -316,7 +333,8 @@ class Device:
         instance = one.instance
         one.ended = True
         if one.abandoned:
-            log.warning("%s, and has ended", one.describe())  # before /health reports it
+            # Before /health reports it
+            log.warning("%s, and has ended", one.describe())
             instance.overdue -= 1
             self.overdue -= 1
         instance.healthy = healthy
@@ -349,7 +367,8 @@ class Watchdog:
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._watched: dict[int, tuple[float, Callable[[], object]]] = {}  # the oldest first
+        # The oldest first
+        self._watched: dict[int, tuple[float, Callable[[], object]]] = {}
         self._next = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -363,7 +382,8 @@ class Watchdog:
         self._closed.set()
 
     def begin(self, overdue: Callable[[], object]) -> int:
-        """Begin a piece of work. Return its number for `end`. `overdue`: called from the watchdog's thread, at most once."""
+        """Begin a piece of work. Return its number for `end`. `overdue`: called from the watchdog's
+        thread, at most once."""
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._watched[number] = (self._clock() + self._seconds, overdue)
@@ -389,10 +409,11 @@ class Watchdog:
 def run_all(
     core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]
 ) -> None:
-    """Take, run, give, until nothing waits: an engine without clocks, deadlines and cancellation, with the answers of `Engine`.
+    """Take, run, give, until nothing waits: an engine without clocks, deadlines and cancellation,
+    with the answers of `Engine`.
 
-    `callers` passes run at once. `advance`: called with the number of sequences of each pass. Raises a pass's error after the
-    others have ended.
+    `callers` passes run at once. `advance`: called with the number of sequences of each pass.
+    Raises a pass's error after the others have ended.
     """
     alone = callers == 1 or core.is_one_pass
     lock = threading.Lock()
@@ -400,9 +421,8 @@ def run_all(
     def loop() -> None:
         while True:
             with lock:
-                batch = core.take(
-                    device_idle=alone
-                )  # several callers: a batch must not depend on which of them ends first
+                # Several callers: a batch must not depend on which of them ends first
+                batch = core.take(device_idle=alone)
             if batch is None:
                 return
             try:

@@ -1,14 +1,16 @@
 """Requests, their order in a queue, and the choice of the sequences that run next.
 
-`FairQueue` orders sequences by tags; identical ones wait as one. A request's tags grow with each of its tokens, and the lowest
-tag runs first. So a request's thousandth text waits for another request's five-token query. Nothing starves, since virtual time
-advances with served tokens (start-time fair queueing, Goyal et al. 1996). `Arrivals` bounds that order: later work may overtake
-a request's last sequence by at most `OVERTAKEN` times the request's tokens, over all queues of a model. Then it is the
-request's turn.
+`FairQueue` orders sequences by tags; identical ones wait as one. A request's tags grow with each of
+its tokens, and the lowest tag runs first. So a request's thousandth text waits for another
+request's five-token query. Nothing starves, since virtual time advances with served tokens
+(start-time fair queueing, Goyal et al. 1996). `Arrivals` bounds that order: later work may overtake
+a request's last sequence by at most `OVERTAKEN` times the request's tokens, over all queues of a
+model. Then it is the request's turn.
 
-`choose` and `lane_for` are functions of lengths, budgets and ages. Without padding, sequences keep their order, and smaller
-ones fill gaps. With padding, sequences of similar length join the first: a padded batch costs `sequences * longest`, and if
-only attention is padded, the same share of attention's cost.
+`choose` and `lane_for` are functions of lengths, budgets and ages. Without padding, sequences keep
+their order, and smaller ones fill gaps. With padding, sequences of similar length join the first: a
+padded batch costs `sequences * longest`, and if only attention is padded, the same share of
+attention's cost.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """One request from submit to join: its sequences, the outputs so far, its times, and its caller's future.
+    """One request from submit to join: its sequences, the outputs so far, its times, and its
+    caller's future.
 
     `waiter`: set by an engine whose caller awaits the request; `EngineCore` does not use it.
     """
@@ -47,16 +50,16 @@ class EngineRequest:
     _missing: int = 0
 
     def __post_init__(self) -> None:
-        self._missing = (
-            len(self.encodings) if self.heads else 0
-        )  # a request without heads needs no forward pass
+        # A request without heads needs no forward pass
+        self._missing = len(self.encodings) if self.heads else 0
 
     @property
     def done(self) -> bool:
         return self._missing == 0 or self.error is not None
 
     def wake(self, error: BaseException | None = None) -> None:
-        """Resume the caller on its event loop, perhaps with `error`. No effect if it was resumed or cancelled before."""
+        """Resume the caller on its event loop, perhaps with `error`. No effect if it was resumed or
+        cancelled before."""
         if self.waiter is not None and not self.waiter.done():
             self.error = error or self.error
             self.waiter.set_result(None)
@@ -67,7 +70,8 @@ class EngineRequest:
         self._missing -= len(places)
 
     def outputs(self) -> HeadOutputs:
-        """Return the outputs of all sequences, in the request's order. Raises the error of a failed batch, and NotANumber."""
+        """Return the outputs of all sequences, in the request's order. Raises the error of a failed
+        batch, and NotANumber."""
         if self.error is not None:
             raise self.error
         if len(self._parts) == 1:
@@ -121,10 +125,13 @@ def share(
 
     | if | the budget is |
     | --- | --- |
-    | always | a lane's part of the waiting tokens, so that no lane takes all while another idles; at least MIN_SHARE_TOKENS |
-    | `idle`, one pass holds all, a sequence is longer than the part | `max_tokens`, since dividing would not end earlier |
+    | always | a lane's part of the waiting tokens, so that no lane takes all while another idles;
+    at least MIN_SHARE_TOKENS |
+    | `idle`, one pass holds all, a sequence is longer than the part | `max_tokens`, since dividing
+    would not end earlier |
     | always | at least `burst`, the budget of the lane that began the burst |
-    | all `lengths` fit if `prefix` tokens are added | all of them, since a second pass would compute the prefix again |
+    | all `lengths` fit if `prefix` tokens are added | all of them, since a second pass would
+    compute the prefix again |
 
     `lengths`: of the next sequences. `idle`: no pass runs.
     """
@@ -157,12 +164,15 @@ def choose(
     prefix: int = 0,
     shared_tokens: int = 0,
 ) -> list[int]:
-    """Return the ascending places in `waiting` (lengths in tokens, in order of turn) of the sequences that run next.
+    """Return the ascending places in `waiting` (lengths in tokens, in order of turn) of the
+    sequences that run next.
 
-    The first is always chosen, even if it is too long, so that the queue never stops. Equal queues give equal batches.
+    The first is always chosen, even if it is too long, so that the queue never stops. Equal queues
+    give equal batches.
 
-    `prefix`: the tokens before each sequence that a batch computes once. Padding may cost up to `prefix` more, since another
-    batch would compute the prefix again. With the prefix counted for each sequence, a batch has at most `shared_tokens` tokens.
+    `prefix`: the tokens before each sequence that a batch computes once. Padding may cost up to
+    `prefix` more, since another batch would compute the prefix again. With the prefix counted for
+    each sequence, a batch has at most `shared_tokens` tokens.
     """
     if len(waiting) < 2:
         return [*range(len(waiting))]
@@ -196,12 +206,13 @@ def choose(
     return sorted(chosen)
 
 
-CallerPlace = tuple[EngineRequest, int]  # a request, and the sequence's place in it
+# A request, and the sequence's place in it
+CallerPlace = tuple[EngineRequest, int]
 
-OVERTAKEN = 2.0  # later work that may overtake a request, as a multiple of the request's tokens
-OVERTAKEN_BY_BULK = (
-    0.25  # bulk work that may overtake a short request, which must not wait for a bulk lane
-)
+# Later work that may overtake a request, as a multiple of the request's tokens
+OVERTAKEN = 2.0
+# Bulk work that may overtake a short request, which must not wait for a bulk lane
+OVERTAKEN_BY_BULK = 0.25
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -209,10 +220,12 @@ class Waiting:
     """One sequence, and the requests that wait for it. `tag`: the lowest of theirs."""
 
     tag: int
-    arrived: int  # tokens that have arrived at its queue, including its own
+    # Tokens that have arrived at its queue, including its own
+    arrived: int
     tokens: int = field(compare=False)
     encoding: Encoding = field(compare=False)
-    key: bytes = field(compare=False)  # the encoding's key
+    # The encoding's key
+    key: bytes = field(compare=False)
     callers: list[CallerPlace] = field(compare=False)
 
     def __len__(self) -> int:
@@ -230,15 +243,16 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Turn:
-    """A waiting request. `left`: the number of its waiting sequences. `limits`: for each queue, the `Waiting.arrived` up to
-    which work may be taken before the last of them."""
+    """A waiting request. `left`: the number of its waiting sequences. `limits`: for each queue, the
+    `Waiting.arrived` up to which work may be taken before the last of them."""
 
     left: int
     limits: dict[LaneKind, float]
 
 
 class Arrivals:
-    """The waiting requests in one model's queues, and the work that may overtake each. Not thread-safe.
+    """The waiting requests in one model's queues, and the work that may overtake each. Not
+    thread-safe.
 
     `overtaken`: for each queue, the later work that may overtake a request, in times its tokens.
     """
@@ -266,8 +280,10 @@ class Arrivals:
                     del self._turns[request]
 
     def limit(self, kind: LaneKind, chosen: Sequence[Waiting] = ()) -> float:
-        """Return the `Waiting.arrived` up to which a queue's work may be taken now, if `chosen` is taken too."""
-        if len(self._turns) < 2:  # it is the only waiting request
+        """Return the `Waiting.arrived` up to which a queue's work may be taken now, if `chosen` is
+        taken too."""
+        # It is the only waiting request
+        if len(self._turns) < 2:
             return inf
         leaving = Counter(request for waiting in chosen for request, _ in waiting.callers)
         return min(
@@ -281,15 +297,18 @@ class Arrivals:
 
 
 class FairQueue:
-    """A fair queue. Not thread-safe. `kind`: of its lanes. `arrivals`: the model's, shared by its queues."""
+    """A fair queue. Not thread-safe. `kind`: of its lanes. `arrivals`: the model's, shared by its
+    queues."""
 
     def __init__(self, kind: LaneKind = LaneKind.BULK, arrivals: Arrivals | None = None) -> None:
         self.kind = kind
         self.tokens = 0
-        self.shared = 0  # count of added sequences that were waiting already
+        # Count of added sequences that were waiting already
+        self.shared = 0
         # By their tags
         self.order: list[Waiting] = []
-        self._by_key: dict[bytes, Waiting] = {}  # in order of arrival
+        # In order of arrival
+        self._by_key: dict[bytes, Waiting] = {}
         self._virtual_time = 0
         self._arrivals = arrivals or Arrivals({kind: OVERTAKEN})
 
@@ -315,7 +334,8 @@ class FairQueue:
                 waiting.callers.append((request, place))
                 self.shared += 1
                 if tag + tokens >= waiting.tag:
-                    continue  # its tag is low enough already
+                    # Its tag is low enough already
+                    continue
                 del self.order[bisect_left(self.order, waiting)]
                 waiting = replace(waiting, tag=tag + tokens)
             else:
@@ -334,9 +354,8 @@ class FairQueue:
             head = self.order[:size]
             awaited: list[Waiting] = []
             dropped: list[Waiting] = []
-            for (
-                waiting
-            ) in head:  # read once, since another thread can cancel requests at any moment
+            # Read once, since another thread can cancel requests at any moment
+            for waiting in head:
                 if waiting.awaited:
                     awaited.append(waiting)
                 else:
@@ -347,7 +366,8 @@ class FairQueue:
             self._forget(dropped)
 
     def first_come(self, tokens: int) -> list[Waiting]:
-        """Return the first `tokens` of awaited sequences in order of arrival, and the work that may be taken before them."""
+        """Return the first `tokens` of awaited sequences in order of arrival, and the work that may
+        be taken before them."""
         limit = self._arrivals.limit(self.kind)
         found: list[Waiting] = []
         for waiting in self._by_key.values():
@@ -364,7 +384,8 @@ class FairQueue:
         return [waiting for waiting in chosen if waiting.arrived <= limit]
 
     def remove(self, chosen: Sequence[Waiting]) -> bool:
-        """Remove waiting sequences. True if they were all. Virtual time advances to the lowest tag."""
+        """Remove waiting sequences. True if they were all. Virtual time advances to the lowest
+        tag."""
         self._virtual_time = max(self._virtual_time, self.order[0].tag)
         if len(chosen) == len(self.order):
             self.order = []

@@ -44,11 +44,14 @@ from hybridtei.system.machine import LaneKind, available_cores
 from hybridtei.system.metrics import Registry, powers_of_two
 
 MEGABYTE = 1_000_000
-BYTES_PER_NUMBER = 12  # average bytes of a float32 in JSON: sign, point, nine digits, comma
-PANIC = "PanicException"  # the exception of a panic in Rust code; no subclass of Exception
+# Average bytes of a float32 in JSON: sign, point, nine digits, comma
+BYTES_PER_NUMBER = 12
+# The exception of a panic in Rust code; no subclass of Exception
+PANIC = "PanicException"
 # Inputs of a request that is tokenised on the event loop
 SHORT_INPUTS = 8
-MAX_ASIDE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) inside at once
+# Pieces of work without a pass (`/tokenize`, `/decode`) inside at once
+MAX_ASIDE = 64
 
 T = TypeVar("T")
 
@@ -107,7 +110,8 @@ class EngineService:
         if self._own_device is not None:
             await asyncio.to_thread(self._own_device.stop, end - monotonic())
         for pool in (self._pool, self._side_pool):
-            pool.shutdown(wait=False)  # the queue refuses its remaining work
+            # The queue refuses its remaining work
+            pool.shutdown(wait=False)
 
     @property
     def reader(self) -> TextReader:
@@ -206,11 +210,13 @@ class EngineService:
             return await self._in(self._side_pool, work)
 
     def check_answer(self, numbers: int) -> None:
-        """Raises AnswerTooLarge if this count of numbers would exceed `--max-answer-bytes` as JSON."""
+        """Raises AnswerTooLarge if this count of numbers would exceed `--max-answer-bytes` as
+        JSON."""
         size, limit = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes
         if size > limit:
             raise AnswerTooLarge(
-                f"the answer would take about {size} bytes > maximum allowed {limit} (max-answer-bytes): send fewer inputs"
+                f"the answer would take about {size} bytes > maximum allowed {limit} "
+                "(max-answer-bytes): send fewer inputs"
             )
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -225,7 +231,8 @@ class EngineService:
             raise
 
     async def check_health(self) -> None:
-        """Return if the last pass succeeded; otherwise run a pass of one token. Raises Unhealthy."""
+        """Return if the last pass succeeded; otherwise run a pass of one token. Raises
+        Unhealthy."""
         await self.engine.check_health()
 
 
@@ -235,13 +242,15 @@ def default_tokenization_workers() -> int:
 
 
 def raise_panic(error: BaseException) -> None:
-    """Turn a panic of the tokenizer into a TokenizerError, so that it fails only its own request."""
+    """Turn a panic of the tokenizer into a TokenizerError, so that it fails only its own
+    request."""
     if type(error).__name__ == PANIC:
         raise TokenizerError(f"the tokenizer gave up: {error}") from error
 
 
 class BatchMetrics:
-    """Counters of batches, under TEI's names, and of passes, lanes and saved work, under ours. `core`: the queue."""
+    """Counters of batches, under TEI's names, and of passes, lanes and saved work, under ours.
+    `core`: the queue."""
 
     def __init__(
         self, registry: Registry, core: EngineCore, cache: ResultCache | None = None
@@ -262,9 +271,8 @@ class BatchMetrics:
         self.queued = registry.observed("te_queue_size", lambda: len(core))
         registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
         registry.observed("hybridtei_running_batches", lambda: core.running)
-        self.dropped = registry.counter(
-            "hybridtei_dropped_requests_total"
-        )  # requests cancelled while they waited for a pass
+        # Requests cancelled while they waited for a pass
+        self.dropped = registry.counter("hybridtei_dropped_requests_total")
         registry.counted("hybridtei_shared_inputs_total", lambda: core.shared)
         registry.counted("hybridtei_cache_hits_total", lambda: 0 if cache is None else cache.hits)
         registry.counted(
@@ -285,7 +293,8 @@ class BatchMetrics:
 
 
 class EngineClient(Protocol):
-    """Computes a service's encodings: in this process (`Engine`), or in another one (`engine_process.RemoteEngine`)."""
+    """Computes a service's encodings: in this process (`Engine`), or in another one
+    (`engine_process.RemoteEngine`)."""
 
     async def start(self) -> None: ...
 
@@ -323,7 +332,8 @@ class Engine:
         self._instance = ModelInstance(
             core, backend, self.metrics.taken, self._on_complete, self._on_death
         )
-        self._open: set[EngineRequest] = set()  # requests with waiting callers
+        # Requests with waiting callers
+        self._open: set[EngineRequest] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
 
@@ -349,13 +359,15 @@ class Engine:
             failed = self._core.fail_all(Unhealthy())
         _wake(failed)
         await asyncio.to_thread(self._device.leave, self._instance, seconds)
-        if not self.busy:  # a pass that does not end still needs the weights
+        # A pass that does not end still needs the weights
+        if not self.busy:
             self._backend.close()
 
     async def run(
         self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int
     ) -> EngineRequest:
-        """Queue a request, and return it with all outputs. Raises BackendError if a pass fails, and Unhealthy when closing.
+        """Queue a request, and return it with all outputs. Raises BackendError if a pass fails, and
+        Unhealthy when closing.
 
         Cancelling the caller removes its waiting sequences from the queue.
         """
@@ -365,11 +377,11 @@ class Engine:
             request = self._core.add(encodings, heads, now_ns)
             if self._cache is not None:
                 self.metrics.cache_bytes.set(self._cache.bytes)
-            if request.done:  # the cache had all of it
+            # The cache had all of it
+            if request.done:
                 return request
-            request.waiter = (
-                asyncio.get_running_loop().create_future()
-            )  # before a lane can complete it
+            # Before a lane can complete it
+            request.waiter = asyncio.get_running_loop().create_future()
             self._open.add(request)
             self._device.added(self._instance)
         try:
@@ -385,7 +397,8 @@ class Engine:
         return request
 
     async def check_health(self) -> None:
-        """Return if the last pass succeeded; otherwise run a pass of one token. Raises Unhealthy."""
+        """Return if the last pass succeeded; otherwise run a pass of one token. Raises
+        Unhealthy."""
         if (
             self._closing
             or self._device.dead is not None

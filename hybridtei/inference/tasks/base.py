@@ -1,4 +1,5 @@
-"""The interface of tasks: their heads, encodings, the chunks of a large request, and the joined answer."""
+"""The interface of tasks: their heads, encodings, the chunks of a large request, and the joined
+answer."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model for tasks. `query_weights` float32[v]: the table of a model that looks queries up. `query`: the model that
-    reads queries (`ModelSpec.query`)."""
+    """A loaded model for tasks. `query_weights` float32[v]: the table of a model that looks queries
+    up. `query`: the model that reads queries (`ModelSpec.query`)."""
 
     spec: ModelSpec
     reader: TextReader
@@ -25,8 +26,8 @@ class Model:
     query: Model | None = None
 
     def limited(self, tokens: int | None) -> Model:
-        """Return this model, for inputs of at most `tokens` tokens, special tokens included. None or
-        below 0: the model's length."""
+        """Return this model, for inputs of at most `tokens` tokens, special tokens included. None
+        or below 0: the model's length."""
         if tokens is None or tokens < 0:
             return self
         length = min(max(tokens, 1), self.reader.max_input_length)
@@ -41,8 +42,9 @@ class Model:
 class Task(Generic[Answer]):
     """A caller's question about each of `inputs`. Equal tasks have equal answers.
 
-    A large task is split into chunks, which are tasks too. Each chunk goes through the engine as one request. `needs_first`:
-    the others need the first chunk's answer before they run. `checks_first`: TEI checks the model before it takes permits.
+    A large task is split into chunks, which are tasks too. Each chunk goes through the engine as
+    one request. `needs_first`: the others need the first chunk's answer before they run.
+    `checks_first`: TEI checks the model before it takes permits.
     `splits_itself`: `split` bounds more than the number of inputs.
     `embeds`: its answer may be large (`max_numbers`), and queries may be looked up (`for_model`).
     """
@@ -53,9 +55,8 @@ class Task(Generic[Answer]):
     splits_itself: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
     inputs: Sequence[Any]
-    if (
-        TYPE_CHECKING
-    ):  # a property, since a dataclass would take an attribute for the field's default
+    # A property, since a dataclass would take an attribute for the field's default
+    if TYPE_CHECKING:
 
         @property
         def heads(self) -> frozenset[Head]: ...
@@ -70,11 +71,13 @@ class Task(Generic[Answer]):
         return self
 
     def check(self, spec: ModelSpec) -> None:
-        """Check everything except the inputs. Raises UnsupportedHead, with TEI's message, or InvalidInput."""
+        """Check everything except the inputs. Raises UnsupportedHead, with TEI's message, or
+        InvalidInput."""
         raise NotImplementedError
 
     def split(self, max_inputs: int) -> Sequence[Task[Answer]]:
-        """Return chunks in order, at least one: the same task for at most `max_inputs` inputs each."""
+        """Return chunks in order, at least one: the same task for at most `max_inputs` inputs
+        each."""
         size = self.size
         if size <= max_inputs:
             return (self,)
@@ -102,7 +105,8 @@ class Task(Generic[Answer]):
         return joined
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
-        """Return an upper bound of the numbers in the answer for this number of tokens; 0 if they are few."""
+        """Return an upper bound of the numbers in the answer for this number of tokens; 0 if they
+        are few."""
         return 0
 
     def numbers(self, answer: Answer) -> int:

@@ -50,7 +50,8 @@ PROMPTS: Mapping[InputType, tuple[str, ...]] = {
         "passage",
         "corpus",
         "retrieval.passage",
-    ),  # sentence-transformers' names, then Jina's
+        # sentence-transformers' names, then Jina's
+    ),
 }
 
 TYPED_PROMPTS = frozenset(name for names in PROMPTS.values() for name in names)
@@ -62,12 +63,13 @@ WITHOUT_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Embed(Task[Embeddings]):
-    """Embed `inputs`. `dimensions` cuts dense vectors, and wider multi-vectors. `max_tokens`: as for
-    `Model.limited`.
+    """Embed `inputs`. `dimensions` cuts dense vectors, and wider multi-vectors. `max_tokens`: as
+    for `Model.limited`.
 
-    `multivector`: the budget of documents' multi-vectors. `query_encoder` "table": sparse vectors of queries from the tokenizer
-    and a table of weights, without a pass. `input_type`: for models that treat queries differently; None means "document" for
-    these. For other models None means the checkpoint's default prompt, if `uses_default_prompt` (False on TEI's routes).
+    `multivector`: the budget of documents' multi-vectors. `query_encoder` "table": sparse vectors
+    of queries from the tokenizer and a table of weights, without a pass. `input_type`: for models
+    that treat queries differently; None means "document" for these. For other models None means the
+    checkpoint's default prompt, if `uses_default_prompt` (False on TEI's routes).
     """
 
     embeds: ClassVar[bool] = True
@@ -85,7 +87,8 @@ class Embed(Task[Embeddings]):
     max_tokens: int | None = None
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
-        """`LookUp` if the request asks for the table, or for a query of a model that looks queries up."""
+        """`LookUp` if the request asks for the table, or for a query of a model that looks queries
+        up."""
         looks_up = (
             spec.sparse is not None
             and spec.sparse.queries is not None
@@ -106,7 +109,8 @@ class Embed(Task[Embeddings]):
             )
         if spec.query is not None and self.route(spec) is None:
             raise InvalidInput(
-                "`input_type` is missing: the model has a router with a query and a document route, and no `default_route`"
+                "`input_type` is missing: the model has a router with a query and a document "
+                "route, and no `default_route`"
             )
         if self.query_encoder == "table" and (
             self.heads != {Head.SPARSE} or self.input_type == "document"
@@ -159,7 +163,8 @@ class Embed(Task[Embeddings]):
     def locate(
         self, model: Model, *, times: int = 1, allow_empty: bool = False
     ) -> list[LocatedEncoding]:
-        """Tokenise texts like `read`, with each token's place. Late-interaction models need inputs that are not expanded.
+        """Tokenise texts like `read`, with each token's place. Late-interaction models need inputs
+        that are not expanded.
         `times`: as for `TextReader.locate`. Raises RequestError."""
         reader, name = self._reader(model)
         return reader.locate(
@@ -183,8 +188,9 @@ class Embed(Task[Embeddings]):
         return model.reader, self.prompt(model.reader.prompts)
 
     def prompt(self, prompts: Prompts) -> str | None:
-        """Return the name of the inputs' prompt: the request's, else their type's, else the checkpoint's default, unless that
-        is the prompt of the other type. None: the server's default."""
+        """Return the name of the inputs' prompt: the request's, else their type's, else the
+        checkpoint's default, unless that is the prompt of the other type. None: the server's
+        default."""
         name = self.prompt_name or prompt_of(self.input_type, prompts.table or ())
         if name is not None or not self.uses_default_prompt:
             return name
@@ -276,8 +282,8 @@ class Embed(Task[Embeddings]):
     def merged(
         self, model: Model, side: Side | None, rows: Ragged, input_ids: Ids | None = None
     ) -> Ragged:
-        """Cut, merge and normalise multi-vectors as the checkpoint and the request specify. `input_ids`: each row's token, if
-        the request's budget merges."""
+        """Cut, merge and normalise multi-vectors as the checkpoint and the request specify.
+        `input_ids`: each row's token, if the request's budget merges."""
         rows = Ragged(cut(rows.values, self.dimensions), rows.offsets)
         is_ready = model.spec.late is not None and not model.spec.late.is_unit
         if side is not None and side.pooling is not None:
@@ -345,10 +351,12 @@ def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
 
 
 def check_spelled(spec: ModelSpec) -> None:
-    """Raises UnsupportedHead if sparse vectors are over latents, which have no pieces in the vocabulary."""
+    """Raises UnsupportedHead if sparse vectors are over latents, which have no pieces in the
+    vocabulary."""
     if spec.sparse is not None and spec.sparse.kind == "code":
         raise UnsupportedHead(
-            "Sparse vectors of a SparseAutoEncoder are over latents, which no token of the vocabulary spells"
+            "Sparse vectors of a SparseAutoEncoder are over latents, which no token of the "
+            "vocabulary spells"
         )
 
 

@@ -1,4 +1,5 @@
-"""Labels: classification (texts or pairs -> a score for each label) and tagging (texts -> labelled spans)."""
+"""Labels: classification (texts or pairs -> a score for each label) and tagging (texts -> labelled
+spans)."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class Classify(Task[Classified]):
-    """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to one input.
+    """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to
+    one input.
 
     `max_tokens`: as for `Model.limited`. `as_tei`: a regression's numbers become probabilities too.
     """
@@ -94,13 +96,15 @@ class Classify(Task[Classified]):
 
 
 def probabilities(logits: Floats, *, multi_label: bool = False) -> Floats:
-    """Logits float32[n, l] -> probabilities float32[n, l]. `multi_label`: of each label alone, from `problem_type`."""
+    """Logits float32[n, l] -> probabilities float32[n, l]. `multi_label`: of each label alone, from
+    `problem_type`."""
     return sigmoid(logits) if multi_label or logits.shape[1] == 1 else softmax(logits)
 
 
 def softmax(logits: Floats) -> Floats:
     """The softmax over the last axis, shifted by the largest logit against overflow."""
-    with np.errstate(over="ignore"):  # a difference outside float32 is -inf, and exp(-inf) is 0
+    # A difference outside float32 is -inf, and exp(-inf) is 0
+    with np.errstate(over="ignore"):
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
@@ -114,7 +118,8 @@ FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaggedToken:
-    """A token and its scores in the order of the model's labels. `special`: `text` is the vocabulary's piece."""
+    """A token and its scores in the order of the model's labels. `special`: `text` is the
+    vocabulary's piece."""
 
     text: str
     token_id: int
@@ -151,7 +156,8 @@ class Tag(Task[list[Tagged]]):
             raise UnsupportedHead("Model is not a token classification model")
 
     def prepare(self, model: Model) -> list[Encoding]:
-        reader = replace(model.reader, prompts=Prompts())  # no prompt goes before a text
+        # No prompt goes before a text
+        reader = replace(model.reader, prompts=Prompts())
         return [*reader.locate(self.inputs, truncate=self.truncate, direction=self.direction)]
 
     def finish(
@@ -216,7 +222,8 @@ Aggregation = Literal["none", "simple", "first", "average", "max"]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text's tokens without special ones: places int64[t, 2] in code points, ids, and bool[t]: it continues a word."""
+    """A text's tokens without special ones: places int64[t, 2] in code points, ids, and bool[t]: it
+    continues a word."""
 
     text: str
     offsets: NDArray[np.int64]
@@ -226,7 +233,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A labelled span from code point `start` to `end`. `token_id`: 0 if the span may have several tokens."""
+    """A labelled span from code point `start` to `end`. `token_id`: 0 if the span may have several
+    tokens."""
 
     start: int
     end: int
@@ -258,7 +266,8 @@ def continues_word(
 def spans(
     tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation
 ) -> list[Span]:
-    """Probabilities float32[t, l] -> spans in the text's order. Merged spans exclude the label `O`."""
+    """Probabilities float32[t, l] -> spans in the text's order. Merged spans exclude the label
+    `O`."""
     items = (
         _of_tokens(tokens, scores, labels)
         if aggregation in ("none", "simple")

@@ -1,9 +1,11 @@
-"""Smaller vectors: documents' multi-vectors are merged and quantised; sparse vectors keep each token's strongest occurrence and
-the heaviest entries; `output_dtype` quantises any vectors. The modes that pool a text into one vector are in `backends.heads`.
+"""Smaller vectors: documents' multi-vectors are merged and quantised; sparse vectors keep each
+token's strongest occurrence and the heaviest entries; `output_dtype` quantises any vectors. The
+modes that pool a text into one vector are in `backends.heads`.
 
-Vectors are merged by Ward's clustering on cosine distances, as in sentence-transformers' HierarchicalTokenPooling (Clavié et
-al. 2024, "Reducing the footprint of multi-vector retrieval with minimal performance impact via token pooling"). Queries are
-never merged: MaxSim finds a document's best vector for each vector of the query.
+Vectors are merged by Ward's clustering on cosine distances, as in sentence-transformers'
+HierarchicalTokenPooling (Clavié et al. 2024, "Reducing the footprint of multi-vector retrieval with
+minimal performance impact via token pooling"). Queries are never merged: MaxSim finds a document's
+best vector for each vector of the query.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from hybridtei.models.checkpoint.late import TokenPooling
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, SparseVectors, unit
 
-MAX_MERGED_AT_ONCE = 512  # rows; the clustering's time and memory grow with their square
+# Rows; the clustering's time and memory grow with their square
+MAX_MERGED_AT_ONCE = 512
 INT8_MOST = 127
 
 
@@ -34,13 +37,18 @@ class MultivectorBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Merge similar vectors until a document has at most this number [default: all]."
+            description=(
+                "Merge similar vectors until a document has at most this number [default: all]."
+            )
         ),
     ] = None
     dtype: Annotated[
         MultivectorDtype,
         Meta(
-            description="int8: each vector scaled to whole numbers up to 127; binary: the sign of each number, one bit."
+            description=(
+                "int8: each vector scaled to whole numbers up to 127; binary: the sign of each "
+                "number, one bit."
+            )
         ),
     ] = "float"
 
@@ -67,7 +75,8 @@ def as_budget(value: MultivectorBudget | Mapping[str, Any]) -> MultivectorBudget
 
 
 def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:
-    """Merge and quantise raw n × float32[t_i, d] -> unit float32, int8, or uint8[k_i, ceil(d / 8)] of bits."""
+    """Merge and quantise raw n × float32[t_i, d] -> unit float32, int8, or uint8[k_i, ceil(d / 8)]
+    of bits."""
     if budget.max_tokens is None or int(rows.lengths.max(initial=0)) <= budget.max_tokens:
         return Ragged(_quantized(unit(rows.values), budget.dtype), rows.offsets)
     merged = Ragged.from_rows([merge(row, budget.max_tokens) for row in rows])
@@ -75,9 +84,11 @@ def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:
 
 
 def merge(rows: Floats, max_rows: int) -> Floats:
-    """Merge float32[t, d] to float32[k, d], k <= `max_rows`. Each result is a sum of similar rows, so long rows count more.
+    """Merge float32[t, d] to float32[k, d], k <= `max_rows`. Each result is a sum of similar rows,
+    so long rows count more.
 
-    Long documents are merged in blocks of `MAX_MERGED_AT_ONCE` until one block remains: time is linear in t.
+    Long documents are merged in blocks of `MAX_MERGED_AT_ONCE` until one block remains: time is
+    linear in t.
     """
     while len(rows) > max_rows:
         share = (
@@ -96,9 +107,11 @@ def merge(rows: Floats, max_rows: int) -> Floats:
 
 
 def without_marks(rows: Ragged, is_mark: NDArray[np.bool_], max_rows: int) -> Ragged:
-    """Remove the rows of punctuation and special tokens from texts with more than `max_rows` rows, unless no row would remain.
+    """Remove the rows of punctuation and special tokens from texts with more than `max_rows` rows,
+    unless no row would remain.
 
-    A small budget is better spent on words; ColBERT does not score documents' punctuation either. `is_mark`: bool[t].
+    A small budget is better spent on words; ColBERT does not score documents' punctuation either.
+    `is_mark`: bool[t].
     """
     marks = np.diff(offsets_of(is_mark)[rows.offsets])
     merged = (rows.lengths > max_rows) & (marks < rows.lengths)
@@ -111,10 +124,12 @@ def without_rows(rows: Ragged, is_out: NDArray[np.bool_]) -> Ragged:
 
 
 def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
-    """Ward's clusters of unit rows float32[t, d]: each row's cluster int64[t], from 0 to `count` - 1."""
+    """Ward's clusters of unit rows float32[t, d]: each row's cluster int64[t], from 0 to `count` -
+    1."""
     if count >= len(rows):
         return np.arange(len(rows))
-    from scipy.cluster.hierarchy import fcluster, linkage  # the import takes a third of a second
+    # The import takes a third of a second
+    from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
     distances = np.clip(1 - rows @ rows.T, 0, 2)
@@ -127,9 +142,11 @@ def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
 
 
 def pooled(rows: Ragged, pooling: TokenPooling) -> Ragged:
-    """Merge n × unit float32[t_i, d] as the checkpoint declares. Its documents are compared by the result.
+    """Merge n × unit float32[t_i, d] as the checkpoint declares. Its documents are compared by the
+    result.
 
-    Above `MAX_MERGED_AT_ONCE` rows each block is merged alone; sentence-transformers compares all pairs of rows.
+    Above `MAX_MERGED_AT_ONCE` rows each block is merged alone; sentence-transformers compares all
+    pairs of rows.
     """
     return Ragged.from_rows([_pooled(row, pooling) for row in rows])
 
@@ -169,9 +186,11 @@ def _quantized(rows: Floats, dtype: MultivectorDtype) -> NDArray[Any]:
 
 
 def unpacked(bits: NDArray[np.uint8], width: int) -> Floats:
-    """Bits uint8[t, ceil(width / 8)] -> unit vectors float32[t, width], each number ±1 / sqrt(width)."""
+    """Bits uint8[t, ceil(width / 8)] -> unit vectors float32[t, width], each number ±1 /
+    sqrt(width)."""
     signs = np.unpackbits(bits, axis=-1, count=width).astype(np.float32)
-    signs *= 2 / np.sqrt(width)  # in place, since there may be thousands of rows
+    # In place, since there may be thousands of rows
+    signs *= 2 / np.sqrt(width)
     signs -= 1 / np.sqrt(width)
     return signs
 
@@ -179,7 +198,8 @@ def unpacked(bits: NDArray[np.uint8], width: int) -> Floats:
 def heaviest(vectors: SparseVectors, count: int) -> SparseVectors:
     """Return the vectors with their `count` largest weights."""
     row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
-    order = np.lexsort((-np.abs(vectors.values), row))  # a stable order keeps the rows apart
+    # A stable order keeps the rows apart
+    order = np.lexsort((-np.abs(vectors.values), row))
     kept = np.zeros(len(row), dtype=bool)
     kept[order[np.arange(len(row)) - vectors.indptr[row] < count]] = True
     return _only(vectors, kept)
@@ -199,8 +219,8 @@ def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
 
 
 def splade_vectors(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
-    """Apply the model's second logarithm, if it has one. If queries are looked up, remove special tokens, since these have no
-    weight."""
+    """Apply the model's second logarithm, if it has one. If queries are looked up, remove special
+    tokens, since these have no weight."""
     assert spec.sparse is not None
     if spec.sparse.double_log:
         vectors = replace(vectors, values=np.log1p(vectors.values))
@@ -217,7 +237,8 @@ BUCKETS = 255
 def quantized(
     rows: Floats, precision: Precision, ranges: Floats | None = None
 ) -> NDArray[np.generic]:
-    """float32[n, d] -> [n, d], or [n, ceil(d / 8)] of bits, most significant first. `ranges`: float32[2, d], min and max."""
+    """float32[n, d] -> [n, d], or [n, ceil(d / 8)] of bits, most significant first. `ranges`:
+    float32[2, d], min and max."""
     if precision == "float":
         return rows
     if precision == "float16":
@@ -235,8 +256,8 @@ def quantized(
 
 
 def read_ranges(path: str | Path) -> dict[str, Floats]:
-    """Read a `.npz` file with `dense`, `multivector`, and for cut vectors `dense_256` and the like; or a `.npy` file with
-    `dense`.
+    """Read a `.npz` file with `dense`, `multivector`, and for cut vectors `dense_256` and the like;
+    or a `.npy` file with `dense`.
 
     Raises LoadError.
     """
@@ -253,6 +274,7 @@ def read_ranges(path: str | Path) -> dict[str, Floats]:
             or not (array[0] <= array[1]).all()
         ):
             raise LoadError(
-                f"{path}: `{name}` should hold the least and the most of each dimension, as floats [2, d]"
+                f"{path}: `{name}` should hold the least and the most of each dimension, as floats "
+                "[2, d]"
             )
     return {name: array.astype(np.float32) for name, array in arrays.items()}

@@ -16,12 +16,14 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats
 
 SENTENCE = re.compile(r"[^.!?。！？\n]*(?:[.!?。！？]+|\n|$)")
-MAX_SPANS = 32  # spans of a document, since each is written
+# Spans of a document, since each is written
+MAX_SPANS = 32
 DEFAULT_THRESHOLD = 0.1
 
 
 class RelevantSpan(Struct, frozen=True):
-    """A span of a document's text from code point `start` to `end`, and its share of the MaxSim score, from 0 to 1."""
+    """A span of a document's text from code point `start` to `end`, and its share of the MaxSim
+    score, from 0 to 1."""
 
     start: int
     end: int
@@ -54,10 +56,12 @@ def relevant_spans(
     documents: Embeddings,
     options: RelevantSpans,
 ) -> list[list[RelevantSpan]]:
-    """Return each document's spans, the best first. `encodings`: the located encodings of `documents`.
+    """Return each document's spans, the best first. `encodings`: the located encodings of
+    `documents`.
 
-    Each vector of the query adds its similarity, divided by the number of vectors, to the sentence of its best match. A
-    document has no spans if its vectors have no places in the text, for example merged ones.
+    Each vector of the query adds its similarity, divided by the number of vectors, to the sentence
+    of its best match. A document has no spans if its vectors have no places in the text, for
+    example merged ones.
     """
     if query.multivector is None or documents.multivector is None:
         return []
@@ -77,9 +81,8 @@ def relevant_spans(
 def _spans(
     text: str, query: Floats, vectors: Floats, offsets: Ids, options: RelevantSpans
 ) -> list[RelevantSpan]:
-    inside = offsets[:, 1] > np.maximum(
-        offsets[:, 0], 0
-    )  # without special tokens and the prompt's tokens
+    # Without special tokens and the prompt's tokens
+    inside = offsets[:, 1] > np.maximum(offsets[:, 0], 0)
     if not len(query) or not inside.any():
         return []
     least = DEFAULT_THRESHOLD if options.threshold is None else options.threshold

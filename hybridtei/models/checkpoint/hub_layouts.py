@@ -1,7 +1,8 @@
-"""Translates the config.json of publishers' own code to the keys of transformers' class for the same model.
+"""Translates the config.json of publishers' own code to the keys of transformers' class for the
+same model.
 
-There is one translator for each `model_type`. A translator keeps unknown keys: the family refuses them unless they change
-nothing.
+There is one translator for each `model_type`. A translator keeps unknown keys: the family refuses
+them unless they change nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def translate(config: Mapping[str, Any], file: Path) -> JsonObject:
 
 
 def is_native(published: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """True if transformers' own class, not a publisher's code, computes the model of `config`, made by `translate`."""
+    """True if transformers' own class, not a publisher's code, computes the model of `config`, made
+    by `translate`."""
     return "auto_map" not in published and (config == published or published["model_type"] in T5)
 
 
@@ -60,7 +62,8 @@ def _gte(config: Config, file: Path) -> Config:
 
 
 def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
-    """NTK scaling equals linear scaling with another base: base * factor, frequencies / factor ** (2 / dim)."""
+    """NTK scaling equals linear scaling with another base: base * factor, frequencies / factor **
+    (2 / dim)."""
     if scaling.keys() - {"type", "factor"}:
         raise UnsupportedArchitecture(
             f"{file}: `rope_scaling` is {scaling!r}; served of type 'ntk': `factor` alone"
@@ -89,7 +92,8 @@ NOMIC_DEFAULTS: Config = {
     "mlp_fc2_bias": True,
     "type_vocab_size": 2,
 }
-NOMIC_GATED: Mapping[str, str] = {"swiglu": "silu", "geglu": "gelu"}  # -> the function of the gate
+# -> the function of the gate
+NOMIC_GATED: Mapping[str, str] = {"swiglu": "silu", "geglu": "gelu"}
 
 
 def _nomic(config: Config, file: Path) -> Config:
@@ -183,7 +187,8 @@ QK_NORM = "encoder.layer.0.attention.self.layer_norm_q.weight"
 
 
 def _jina_bert(config: Config, file: Path) -> Config:
-    """Jina's `JinaBertConfig`, called "bert". If the code lies beside the weights, these tell which of two variants it is."""
+    """Jina's `JinaBertConfig`, called "bert". If the code lies beside the weights, these tell which
+    of two variants it is."""
     if config.get("position_embedding_type") != "alibi":
         return config
     classes = config.get("auto_map")
@@ -210,7 +215,8 @@ def _jina_bert(config: Config, file: Path) -> Config:
 
 
 def _jina_v3(config: Config, file: Path) -> Config:
-    """`XLMRobertaFlashConfig` of Jina's own code: rotary positions (embeddings v3), or "absolute", from a table (Reranker v2).
+    """`XLMRobertaFlashConfig` of Jina's own code: rotary positions (embeddings v3), or "absolute",
+    from a table (Reranker v2).
 
     `sizes.read_adapters` reads the keys of adapters.
     """
@@ -233,15 +239,13 @@ def _jina_v3(config: Config, file: Path) -> Config:
     return {**config, "model_type": "jina_embeddings_v3", "rope_theta": theta}
 
 
-POOLINGS: Mapping[str, str] = {
-    "avg": "mean",
-    "cls": "cls",
-    "last": "lasttoken",
-}  # NVIDIA's names -> sentence-transformers'
+# NVIDIA's names -> sentence-transformers'
+POOLINGS: Mapping[str, str] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
 
 def _llama_bidirec(config: Config, file: Path) -> Config:
-    """NVIDIA's `LlamaBidirectionalConfig`. `temperature` divides a ranker's logits; other models use it only in training."""
+    """NVIDIA's `LlamaBidirectionalConfig`. `temperature` divides a ranker's logits; other models
+    use it only in training."""
     if any(name.endswith("Classification") for name in _architectures(config)):
         _take(config, file, {"temperature": (1.0,)})
     pooling = config.get("pooling", "avg")
@@ -259,15 +263,16 @@ def _pplx(config: Config, file: Path) -> Config:
 
 
 def _decoder(config: Config, file: Path) -> Config:
-    """If no key tells the attention's direction, a class named "Bidirectional" is not causal. gte-Qwen2's newer revisions have
-    the key; without it TEI and transformers' class are causal."""
+    """If no key tells the attention's direction, a class named "Bidirectional" is not causal.
+    gte-Qwen2's newer revisions have the key; without it TEI and transformers' class are causal."""
     is_told = config.keys() & {"is_causal", "use_bidirectional_attention"}
     both_ways = any("Bidirectional" in name for name in _architectures(config))
     return {**config, "is_causal": False} if both_ways and not is_told else config
 
 
 def _dpr(config: Config, file: Path) -> Config:
-    """`DPRQuestionEncoder` and `DPRContextEncoder`, which return the first token's state of a BERT."""
+    """`DPRQuestionEncoder` and `DPRContextEncoder`, which return the first token's state of a
+    BERT."""
     _take(config, file, {"projection_dim": (0,)})
     return {**config, "model_type": "bert", "pooling": "cls"}
 
@@ -281,11 +286,13 @@ T5_NAMES: Mapping[str, str] = {
     "d_ff": "intermediate_size",
 }
 T5 = ("t5", "mt5")
-FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}  # the default
+# The default
+FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}
 
 
 def _t5(config: Config, file: Path) -> Config:
-    """`T5Config` and `MT5Config`. Only the encoder is served. `gated-gelu` is the tanh form of GELU."""
+    """`T5Config` and `MT5Config`. Only the encoder is served. `gated-gelu` is the tanh form of
+    GELU."""
     for name, ours in T5_NAMES.items():
         _rename(config, name, ours, file)
     _drop(
@@ -314,7 +321,8 @@ def _architectures(config: Mapping[str, Any]) -> list[str]:
 def _take(
     config: Config, file: Path, served: Mapping[str, tuple[object, ...]], *, needed: bool = False
 ) -> None:
-    """Remove keys that have only these served values. Null is also served, unless the key is `needed`. Raises LoadError."""
+    """Remove keys that have only these served values. Null is also served, unless the key is
+    `needed`. Raises LoadError."""
     for key, values in served.items():
         value = config.pop(key, None)
         if value not in values and (needed or value is not None):
@@ -334,8 +342,8 @@ def _rename(config: Config, name: str, ours: str, file: Path) -> None:
         raise LoadError(f"{file}: `{name}` is {value!r}, but `{ours}` is {config[ours]!r}")
 
 
-# Classes of publishers' own code -> the family that computes the same. Names lack the final "Model" or "For…"; a name that also
-# exists in transformers includes its module.
+# Classes of publishers' own code -> the family that computes the same. Names lack the final "Model"
+# or "For…"; a name that also exists in transformers includes its module.
 CODE: Mapping[str, str] = {
     "EuroBert": "eurobert",
     "Gte": "gte",
@@ -353,15 +361,16 @@ CODE: Mapping[str, str] = {
     "modeling_xlm_roberta.XLMRoberta": "jina_embeddings_v3",
     "XLMRoberta": "xlm-roberta-flash",
 }
-MAX_REFERENCE = 300  # characters of repository, module and class, since the pattern's time grows with the square of the length
-CLASS = re.compile(
-    r"(?:.*--)?(?P<trunk>(?:\w+\.)*?(?P<name>\w+?))(?:Model|For[A-Z]\w*)?"
-)  # repository--module.Class
+# Characters of repository, module and class, since the pattern's time grows with the square of the
+# length
+MAX_REFERENCE = 300
+# repository--module.Class
+CLASS = re.compile(r"(?:.*--)?(?P<trunk>(?:\w+\.)*?(?P<name>\w+?))(?:Model|For[A-Z]\w*)?")
 
 
 def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None:
-    """Return the class of the publisher's own code that transformers' `loader` would run. None if the model has no such code or
-    a family computes the same. `config`: from `translate`.
+    """Return the class of the publisher's own code that transformers' `loader` would run. None if
+    the model has no such code or a family computes the same. `config`: from `translate`.
     """
     classes = config.get("auto_map")
     reference = classes.get(loader) if isinstance(classes, dict) else None
@@ -382,8 +391,9 @@ def check_code(config: Mapping[str, Any], file: Path) -> None:
 def needs_code(file: Path, code: str) -> UnsupportedArchitecture:
     """The error of a model that needs its publisher's code."""
     return UnsupportedArchitecture(
-        f"{file}: `auto_map` names `{code}`, code of the publisher's own, and no family here is known to compute the same. "
-        "--trust-remote-code runs it by torch, with all rights of this process: read it before"
+        f"{file}: `auto_map` names `{code}`, code of the publisher's own, and no family here is "
+        "known to compute the same. --trust-remote-code runs it by torch, with all rights of "
+        "this process: read it before"
     )
 
 
@@ -392,8 +402,9 @@ SCORES = re.compile(r"For\w*(Rank|Classification|Reward)\w*$")
 
 
 def check_head_code(config: Mapping[str, Any], file: Path, *, has_head: bool) -> None:
-    """Raises UnsupportedArchitecture for a head in the publisher's own code, which no setting makes available. `has_head`: the
-    heads that `architectures` names count, and not only a class of `AutoModel` that scores texts."""
+    """Raises UnsupportedArchitecture for a head in the publisher's own code, which no setting makes
+    available. `has_head`: the heads that `architectures` names count, and not only a class of
+    `AutoModel` that scores texts."""
     tasks = [name.rpartition("For")[2] for name in _architectures(config) if "For" in name]
     loaders = [f"AutoModelFor{task}" for task in tasks] if has_head else []
     if SCORES.search(own_code(config) or ""):
@@ -402,8 +413,9 @@ def check_head_code(config: Mapping[str, Any], file: Path, *, has_head: bool) ->
         code = own_code(config, loader)
         if code is not None:
             raise UnsupportedArchitecture(
-                f"{file}: `auto_map` names `{code}` as {loader}, a head by the publisher's own code; supported: heads of "
-                "transformers' classes, and embedders by such code with --trust-remote-code"
+                f"{file}: `auto_map` names `{code}` as {loader}, a head by the publisher's own "
+                "code; supported: heads of transformers' classes, and embedders by such code "
+                "with --trust-remote-code"
             )
 
 

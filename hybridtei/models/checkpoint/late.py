@@ -1,9 +1,12 @@
-"""Late-interaction checkpoints: the marking, expansion and truncation of queries and documents, and the tokens left unscored.
+"""Late-interaction checkpoints: the marking, expansion and truncation of queries and documents, and
+the tokens left unscored.
 
 Three layouts have the same settings: Stanford's ColBERT (`artifact.metadata`), PyLate's (keys in
-config_sentence_transformers.json) and sentence-transformers 6's (keys of its Transformer module, MultiVectorMask).
+config_sentence_transformers.json) and sentence-transformers 6's (keys of its Transformer module,
+MultiVectorMask).
 
-PyLate's markers are token ids inserted after the first token, not text, even if they look like text ("[Q] ").
+PyLate's markers are token ids inserted after the first token, not text, even if they look like text
+("[Q] ").
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ PYLATE_KEYS = (
     "skiplist_words",
 )
 STANFORD = "HF_ColBERT"
-QUERY_LENGTH, DOCUMENT_LENGTH = 32, 180  # defaults of legacy checkpoints
+# Defaults of legacy checkpoints
+QUERY_LENGTH, DOCUMENT_LENGTH = 32, 180
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Expand a query to `length` tokens with `token_id`. `fixed`: also truncate it. `attend`: the query attends to them."""
+    """Expand a query to `length` tokens with `token_id`. `fixed`: also truncate it. `attend`: the
+    query attends to them."""
 
     length: int
     token_id: int
@@ -43,7 +48,8 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class TokenPooling:
-    """Merge every `factor` token vectors of a text into one, except the first `protected` vectors."""
+    """Merge every `factor` token vectors of a text into one, except the first `protected`
+    vectors."""
 
     factor: float
     protected: int = 1
@@ -52,7 +58,8 @@ class TokenPooling:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """JsonObject of queries or documents: the marker after the first token, the length, the unscored ids, the merging."""
+    """JsonObject of queries or documents: the marker after the first token, the length, the
+    unscored ids, the merging."""
 
     marker: int | None = None
     text: str = ""
@@ -73,7 +80,8 @@ class LateInteraction:
 
 
 def is_late(sentence: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
-    """True if a checkpoint declares late interaction. `sentence`: config_sentence_transformers.json."""
+    """True if a checkpoint declares late interaction. `sentence`:
+    config_sentence_transformers.json."""
     is_named = sentence.get("model_type") in ("ColBERT", "MultiVectorEncoder")
     return is_named or STANFORD in architectures or any(key in sentence for key in PYLATE_KEYS)
 
@@ -88,7 +96,8 @@ def read_late(
     vocabulary: Mapping[str, int],
     stanford: bool,
 ) -> LateInteraction:
-    """`transformer` and `tokenizer`: sentence_bert_config.json and tokenizer_config.json. Raises LoadError, naming the file."""
+    """`transformer` and `tokenizer`: sentence_bert_config.json and tokenizer_config.json. Raises
+    LoadError, naming the file."""
     words = _Words(folder, tokenizer, vocabulary)
     if stanford:
         return _stanford(folder, words)
@@ -124,7 +133,8 @@ def read_late(
 
 
 def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None, Sequence[str]]:
-    """Return the declared HierarchicalTokenPooling, and the sides that it merges. Raises LoadError."""
+    """Return the declared HierarchicalTokenPooling, and the sides that it merges. Raises
+    LoadError."""
     path = module_path(modules, "HierarchicalTokenPooling")
     if path is None:
         return None, ()
@@ -135,10 +145,12 @@ def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None,
         raise LoadError(f"{file}: `pool_factor` is {factor!r}, should be a number of at least 1")
     if not isinstance(protected, int) or protected < 0:
         raise LoadError(
-            f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at least 0"
+            f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at "
+            "least 0"
         )
     tasks = settings.get("tasks") or ["document"]
-    normalize = bool(settings.get("normalize_embeddings", False))  # sentence-transformers' default
+    # sentence-transformers' default
+    normalize = bool(settings.get("normalize_embeddings", False))
     return TokenPooling(float(factor), protected, normalize), [tasks] if isinstance(
         tasks, str
     ) else tasks
@@ -205,7 +217,8 @@ def _expansion(transformer: JsonObject, words: _Words) -> Expansion | None:
     settings = transformer.object("query_expansion")
     if settings.get("strategy") not in ("fixed", "min"):
         raise UnsupportedArchitecture(
-            f"{settings.file}: `query_expansion` {dict(settings)!r}; supported: strategy 'fixed' or 'min'"
+            f"{settings.file}: `query_expansion` {dict(settings)!r}; supported: strategy 'fixed' "
+            "or 'min'"
         )
     return Expansion(
         settings.count("length"),
@@ -226,7 +239,8 @@ class _Words:
         return frozenset(self.vocabulary[word] for word in words if word in self.vocabulary)
 
     def filler(self, token: str | None, file: Path) -> int:
-        """Return the id that expands queries: `token`'s, else the mask's, else the end of sequence's."""
+        """Return the id that expands queries: `token`'s, else the mask's, else the end of
+        sequence's."""
         names = (
             [token]
             if token is not None
@@ -242,7 +256,8 @@ class _Words:
         )
         if token_id is None:
             raise LoadError(
-                f"{file}: queries should be expanded with one of {names}, which the vocabulary lacks"
+                f"{file}: queries should be expanded with one of {names}, which the vocabulary "
+                "lacks"
             )
         return token_id
 

@@ -1,4 +1,5 @@
-"""Layers of heads, Dense modules and classifiers as arrays, checked against the checkpoint's declarations."""
+"""Layers of heads, Dense modules and classifiers as arrays, checked against the checkpoint's
+declarations."""
 
 from __future__ import annotations
 
@@ -28,13 +29,18 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 
 OTHER_NAMES = {
-    **{"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"},
-    **{"geluactivation": "gelu", "newgeluactivation": "gelu_pytorch_tanh"},  # transformers' classes
+    "gelu_new": "gelu_pytorch_tanh",
+    "gelu_fast": "gelu_pytorch_tanh",
+    "swish": "silu",
+    # transformers' classes
+    "geluactivation": "gelu",
+    "newgeluactivation": "gelu_pytorch_tanh",
 }
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
 
-TORCH_EPSILON = 1e-5  # of torch's LayerNorm, and of a SparseAutoEncoder's divisor
+# Of torch's LayerNorm, and of a SparseAutoEncoder's divisor
+TORCH_EPSILON = 1e-5
 
 
 def dense_layer(module: DenseModule) -> LinearLayer:
@@ -58,12 +64,12 @@ def step_layer(module: StepModule) -> Layer:
 
 
 def code_layers(head: SparseHead, pooled_width: int) -> CodeLayers:
-    """Read a SparseAutoEncoder. Its centre moves into the bias: W (x - c) + b = W x + (b - W c). Raises LoadError."""
+    """Read a SparseAutoEncoder. Its centre moves into the bias: W (x - c) + b = W x + (b - W c).
+    Raises LoadError."""
     assert head.file is not None
     weights = Weights.open(head.file)
-    name = (
-        "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"
-    )  # one tensor under either name
+    # One tensor under either name
+    name = "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"
     latents = weights.array(name, (head.width, pooled_width))
     centre = weights.array("pre_bias", (pooled_width,)).astype(np.float64)
     bias = weights.array("latent_bias", (head.width,)) - latents.astype(np.float64) @ centre
@@ -73,8 +79,9 @@ def code_layers(head: SparseHead, pooled_width: int) -> CodeLayers:
 
 
 def static_table(spec: ModelSpec) -> Floats:
-    """Read the token vectors float32[v, d] of a StaticEmbedding, in sentence-transformers' or Model2Vec's format. Model2Vec may
-    share rows between tokens (`mapping`) and weight them (`weights`). Raises LoadError."""
+    """Read the token vectors float32[v, d] of a StaticEmbedding, in sentence-transformers' or
+    Model2Vec's format. Model2Vec may share rows between tokens (`mapping`) and weight them
+    (`weights`). Raises LoadError."""
     weights = Weights.open(spec.folder)
     name = next(filter(weights.has, STATIC_TABLES))
     table = weights.float32(name)
@@ -91,7 +98,8 @@ def static_table(spec: ModelSpec) -> Floats:
 
 
 def lexical_layers(head: SparseHead, hidden_size: int) -> tuple[LinearLayer, ...]:
-    """Read BGE-M3's single layer, or the two layers of our perceptron. The head applies the last relu. Raises LoadError."""
+    """Read BGE-M3's single layer, or the two layers of our perceptron. The head applies the last
+    relu. Raises LoadError."""
     assert head.file is not None
     weights, prefix = Weights.of_file(head.file), "sparse.out." if head.own else ""
     inputs = hidden_size * len(head.inputs)
@@ -123,7 +131,8 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
 
 
 def activation_name(name: str, where: Path | str) -> str:
-    """Return an activation's name ("gelu") from the name or a class path ("torch.nn.GELU"). Imports nothing."""
+    """Return an activation's name ("gelu") from the name or a class path ("torch.nn.GELU"). Imports
+    nothing."""
     plain = name.rsplit(".", 1)[-1].lower()
     plain = OTHER_NAMES.get(plain, plain)
     if plain not in ACTIVATIONS or (
@@ -173,11 +182,12 @@ def in_config(config: Any) -> None:
 
 
 def query_table(spec: ModelSpec) -> Floats | None:
-    """Return the weights of query tokens, float32[v], or None if only the model makes queries. Raises LoadError, naming the
-    file.
+    """Return the weights of query tokens, float32[v], or None if only the model makes queries.
+    Raises LoadError, naming the file.
 
-    A head without a table, whose queries use the collection's idf, gives all tokens the same weight. Weights averaged over many
-    texts, or of each token alone, ranked worse (`conformance/quality/default_search.py --query-encoder table`).
+    A head without a table, whose queries use the collection's idf, gives all tokens the same
+    weight. Weights averaged over many texts, or of each token alone, ranked worse
+    (`conformance/quality/default_search.py --query-encoder table`).
     """
     head = spec.sparse
     if head is None or not head.can_look_up:
@@ -216,27 +226,29 @@ def _idf(file: Path, spec: ModelSpec) -> Floats:
     return weights
 
 
-# Name prefixes of head tensors in any family. `cls` and `lm_head`, left over from pre-training, may stay unused.
+# Name prefixes of head tensors in any family. `cls` and `lm_head`, left over from pre-training, may
+# stay unused.
 OF_HEADS = frozenset(
     {
-        *(
-            "classification_head",
-            "classifier",
-            "dense",
-            "head",
-            "linear",
-            "out_proj",
-            "pooler",
-            "pre_classifier",
-            "score",
-        ),
-        *("regressor", "sequence_summary", "v_head"),
+        "classification_head",
+        "classifier",
+        "dense",
+        "head",
+        "linear",
+        "out_proj",
+        "pooler",
+        "pre_classifier",
+        "score",
+        "regressor",
+        "sequence_summary",
+        "v_head",
     }
 )
 
 
 def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> tuple[Layer, ...]:
-    """Read a classifier's layers: one logit a label. Raises WeightMismatch or LoadError, naming the tensor."""
+    """Read a classifier's layers: one logit a label. Raises WeightMismatch or LoadError, naming the
+    tensor."""
     if not head.trunk:
         return tuple(step_layer(step) for step in head.steps if isinstance(step, StepModule))
     reader = _Reader(folder, head.trunk)
@@ -259,7 +271,8 @@ def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> t
     )
     if left:
         raise WeightMismatch(
-            f"{folder}: the weights hold what config.json does not describe: {left[:5]}, {len(left)} in all"
+            f"{folder}: the weights hold what config.json does not describe: {left[:5]}, "
+            f"{len(left)} in all"
         )
     return tuple(layers)
 
@@ -301,7 +314,8 @@ class _Reader:
     def _tensor(
         self, name: str, shape: tuple[int | None, ...], rows: tuple[int, int | None] | None = None
     ) -> NDArray[np.float32]:
-        bare = name.removeprefix(self._trunk)  # the trunk may have been saved without its prefix
+        # The trunk may have been saved without its prefix
+        bare = name.removeprefix(self._trunk)
         key = self.tensors.checked(name, shape, name if self.tensors.has(name) else bare)
         self.used.add(key)
         if rows is None:

@@ -1,7 +1,8 @@
 """A sentence-transformers checkpoint as a chain of modules: modules.json and its folders.
 
-Reads both layouts: the old one (boolean pooling flags) and version 6's (`pooling_mode` as a word). Refuses modules that it
-cannot run exactly as declared: a missing module, or another order, gives wrong vectors that look right.
+Reads both layouts: the old one (boolean pooling flags) and version 6's (`pooling_mode` as a word).
+Refuses modules that it cannot run exactly as declared: a missing module, or another order, gives
+wrong vectors that look right.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 TRANSFORMERS = ("MLMTransformer", "Transformer")
-QUANTIZER = (
-    "FlexibleQuantizer"  # pplx-embed's module, which rounds pooled vectors (`ModelSpec.is_rounded`)
-)
+# pplx-embed's module, which rounds pooled vectors (`ModelSpec.is_rounded`)
+QUANTIZER = "FlexibleQuantizer"
 STATIC, CODER = "StaticEmbedding", "SparseAutoEncoder"
-STEPS = ("Dense", "LayerNorm")  # on pooled vectors, in any number and order
+# On pooled vectors, in any number and order
+STEPS = ("Dense", "LayerNorm")
 ORDER = (
     *TRANSFORMERS,
     STATIC,
@@ -54,12 +55,15 @@ ORDER = (
 )
 # Modules of models that have only token vectors.
 LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize", "HierarchicalTokenPooling")
-POOLED = (None, "sentence_embedding")  # the names of the pooled vector in modules
-SCORES = "scores"  # the name of logits, the output of a cross-encoder's last Dense
+# The names of the pooled vector in modules
+POOLED = (None, "sentence_embedding")
+# The name of logits, the output of a cross-encoder's last Dense
+SCORES = "scores"
 OF_TOKENS = (None, "token_embeddings")
 TANH = "torch.nn.modules.activation.Tanh"
 
-Modules = Sequence[tuple[str, str]]  # (type, path)
+# (type, path)
+Modules = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +103,11 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
     modules = _with_effect(
         [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
     )
-    order = (
-        LATE_ORDER
-        if late
-        else ("Router", *ORDER)
-        if modules[:1] and modules[0][0] == "Router"
-        else ORDER
-    )
+    order: Sequence[str] = ORDER
+    if late:
+        order = LATE_ORDER
+    elif modules and modules[0][0] == "Router":
+        order = ("Router", *ORDER)
     unknown = [name for name, _ in modules if name not in order]
     if unknown:
         raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not supported")
@@ -114,7 +116,8 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
 
 
 def _with_effect(modules: Modules) -> list[tuple[str, str]]:
-    """Return the modules without Dropout, which acts only in training, and without a second Normalize in a row."""
+    """Return the modules without Dropout, which acts only in training, and without a second
+    Normalize in a row."""
     modules = [module for module in modules if module[0] != "Dropout"]
     return [
         module
@@ -124,7 +127,8 @@ def _with_effect(modules: Modules) -> list[tuple[str, str]]:
 
 
 def transformer_folder(folder: Path, modules: Modules) -> Path:
-    """Return the folder of configuration, weights and tokenizer: the model's folder, or `0_Transformer` in old checkpoints."""
+    """Return the folder of configuration, weights and tokenizer: the model's folder, or
+    `0_Transformer` in old checkpoints."""
     return inside(folder, module_path(modules, *TRANSFORMERS, STATIC) or "")
 
 
@@ -134,7 +138,8 @@ def module_path(modules: Modules, *types: str) -> str | None:
 
 
 def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None:
-    """Return the ids of the tokens (true, false or None) whose logits make a language model's score, or None."""
+    """Return the ids of the tokens (true, false or None) whose logits make a language model's
+    score, or None."""
     path = module_path(modules, "LogitScore")
     if path is None:
         return None
@@ -158,8 +163,8 @@ def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Modules by route. `table`: the folder of the table that replaces the model for queries. `default`: the route of texts
-    whose kind the request does not name, or None."""
+    """Modules by route. `table`: the folder of the table that replaces the model for queries.
+    `default`: the route of texts whose kind the request does not name, or None."""
 
     document: Modules
     query: Modules = ()
@@ -168,8 +173,9 @@ class Routes:
 
 
 def read_router(folder: Path, modules: Modules) -> Routes:
-    """Return the routes of a Router; modules after the Router end both. Without a Router, `modules` are the document route.
-    Raises UnsupportedArchitecture unless there is one query route and one document route."""
+    """Return the routes of a Router; modules after the Router end both. Without a Router, `modules`
+    are the document route. Raises UnsupportedArchitecture unless there is one query route and one
+    document route."""
     if not modules or modules[0][0] != "Router":
         return Routes(modules)
     prefix = modules[0][1]
@@ -215,8 +221,8 @@ def read_router(folder: Path, modules: Modules) -> Routes:
             "Normalize",
         }:
             raise UnsupportedArchitecture(
-                f"{file}: the {name} route is {names}; supported: a model of dense vectors in each, or a SparseStaticEmbedding "
-                "for queries and SPLADE for documents"
+                f"{file}: the {name} route is {names}; supported: a model of dense vectors in "
+                "each, or a SparseStaticEmbedding for queries and SPLADE for documents"
             )
         _check_order(file, names, ORDER, orphans=False)
     return Routes(
@@ -229,7 +235,8 @@ def read_router(folder: Path, modules: Modules) -> Routes:
 def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
     if parameters.get("route_mappings"):
         raise UnsupportedArchitecture(
-            f"{parameters.file}: `route_mappings` are not supported; name the routes query and document"
+            f"{parameters.file}: `route_mappings` are not supported; name the routes query and "
+            "document"
         )
     default = parameters.get("default_route")
     if default is None:
@@ -244,8 +251,9 @@ def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
 def splade_function(
     folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]
 ) -> str | None:
-    """Return the function of logits before SPLADE's last logarithm, "relu" or "log1p_relu"; None without SPLADE pooling, which
-    `override` or else the checkpoint declares. Raises UnsupportedArchitecture."""
+    """Return the function of logits before SPLADE's last logarithm, "relu" or "log1p_relu"; None
+    without SPLADE pooling, which `override` or else the checkpoint declares. Raises
+    UnsupportedArchitecture."""
     declared = module_path(modules, "SpladePooling")
     if override is not None and override != "splade":
         return None
@@ -257,12 +265,14 @@ def splade_function(
         )
         if strategy != "max" or activation not in ("relu", "log1p_relu"):
             raise UnsupportedArchitecture(
-                f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: 'max' of relu or log1p_relu"
+                f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: "
+                "'max' of relu or log1p_relu"
             )
         return str(activation)
     if override == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
         raise UnsupportedArchitecture(
-            f"{folder}: splade pooling needs an architecture ending in MaskedLM, config.json names {list(architectures)}"
+            f"{folder}: splade pooling needs an architecture ending in MaskedLM, config.json names "
+            f"{list(architectures)}"
         )
     return None if override is None else "relu"
 
@@ -276,8 +286,9 @@ def read_pooling(
     *,
     can_rank: bool = False,
 ) -> tuple[Pooling, ...]:
-    """Return the poolings whose vectors are concatenated: from sentence-transformers' files, else `pooling` of config.json, as
-    `hub_layouts` translates it. Raises MissingArtifact if no file declares one; if `can_rank`, it names the ranker's file."""
+    """Return the poolings whose vectors are concatenated: from sentence-transformers' files, else
+    `pooling` of config.json, as `hub_layouts` translates it. Raises MissingArtifact if no file
+    declares one; if `can_rank`, it names the ranker's file."""
     if override is not None:
         return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
     listed = module_path(modules, "Pooling")
@@ -296,13 +307,18 @@ def read_pooling(
         if can_rank and name.endswith("ForCausalLM"):
             more = "; of one that ranks, describe the template in hybridtei_rerank.json"
         if own_code(config) is not None:
-            more = "; --trust-remote-code is needed too, since only the publisher's own code computes this model"
+            more = (
+                "; --trust-remote-code is needed too, since only the publisher's own code computes "
+                "this model"
+            )
         raise MissingArtifact(
-            f"{file}: missing, so nothing says how states of {name} become one vector; give --pooling mean, which "
-            f"sentence-transformers takes then, or last-token, which most language models that embed are trained with{more}"
+            f"{file}: missing, so nothing says how states of {name} become one vector; give "
+            "--pooling mean, which sentence-transformers takes then, or last-token, which most "
+            f"language models that embed are trained with{more}"
         )
     log.warning(
-        "%s: missing; taking the first token (cls), as TEI does: set --pooling if the model needs another",
+        "%s: missing; taking the first token (cls), as TEI does: set --pooling if the model needs "
+        "another",
         file,
     )
     return ("cls",)
@@ -336,16 +352,15 @@ def read_steps(
     names: Sequence[str | None] = POOLED,
     trusted: bool = False,
 ) -> tuple[StepModule, ...]:
-    """Return the Dense and LayerNorm layers in order, with matching widths. `names`: accepted names of their inputs and
-    outputs. The last Dense may give `SCORES`. `trusted`: classes that are not torch's are
-    activations too.
+    """Return the Dense and LayerNorm layers in order, with matching widths. `names`: accepted names
+    of their inputs and outputs. The last Dense may give `SCORES`. `trusted`: classes that are not
+    torch's are activations too.
 
     Raises LoadError and its subclasses.
     """
     steps = [(name, path) for name, path in modules if name in STEPS]
-    if override is not None and [name for name, _ in steps] == [
-        "Dense"
-    ]:  # as in TEI, only a single Dense can be replaced
+    # As in TEI, only a single Dense can be replaced
+    if override is not None and [name for name, _ in steps] == ["Dense"]:
         steps = [("Dense", override)]
     read, width = list[StepModule](), pooled_width
     for place, (name, path) in enumerate(steps, 1):
@@ -366,8 +381,8 @@ def _is_module(entry: object) -> bool:
 
 
 def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
-    """Raises UnsupportedArchitecture for a Normalize before the end or a step before the pooling, since both change later
-    steps. The Normalize at the end is an option of each request."""
+    """Raises UnsupportedArchitecture for a Normalize before the end or a step before the pooling,
+    since both change later steps. The Normalize at the end is an option of each request."""
     places = [order.index("Dense" if name in STEPS else name) for name in names]
     once = [name for name in names if name not in STEPS]
     orphaned = {*STEPS, CODER} & {*names} and not {"Pooling", STATIC} & {*names} and not orphans
@@ -382,7 +397,8 @@ def _declared_pooling(settings: JsonObject) -> tuple[Pooling, ...]:
     declared = settings.get("pooling_mode")
     if declared is None:
         modes: Sequence[Any] = [mode for flag, mode in LEGACY_FLAGS.items() if settings.get(flag)]
-    else:  # sentence-transformers 6's names
+    else:
+        # sentence-transformers 6's names
         modes = declared if isinstance(declared, list) else [declared]
     if not modes:
         raise LoadError(
@@ -443,10 +459,12 @@ def _dense_activation(settings: JsonObject, *, trusted: bool) -> str:
 
 
 def _width_of(settings: JsonObject, key: str, width: int) -> int:
-    """Return the declared width of a module's input. Raises WeightMismatch unless the module before it gives that width."""
+    """Return the declared width of a module's input. Raises WeightMismatch unless the module before
+    it gives that width."""
     declared = settings.count(key)
     if declared != width:
         raise WeightMismatch(
-            f"{settings.file}: `{key}` is {declared}, but what comes before it has a width of {width}"
+            f"{settings.file}: `{key}` is {declared}, but what comes before it has a width of "
+            f"{width}"
         )
     return declared

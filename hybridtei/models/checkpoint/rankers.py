@@ -1,10 +1,11 @@
 """Decoders that rank: the template that asks the model if a document answers a query, and the head.
 
-The template comes from our own file beside the model, else from the chat template that sentence-transformers renders, else from
-the table of known families. config.json never has one, and without a template the model ranks almost at random.
+The template comes from our own file beside the model, else from the chat template that
+sentence-transformers renders, else from the table of known families. config.json never has one, and
+without a template the model ranks almost at random.
 
-Templates may contain special tokens. In queries and documents, which come from users, the tokenizer reads special tokens as
-plain text (`text.reader`).
+Templates may contain special tokens. In queries and documents, which come from users, the tokenizer
+reads special tokens as plain text (`text.reader`).
 """
 
 from __future__ import annotations
@@ -43,19 +44,18 @@ from hybridtei.system.machine import read_bounded
 log = logging.getLogger(__name__)
 
 OWN_FILE = "hybridtei_rerank.json"
-MAX_TEMPLATE, MAX_SLOTS = (
-    20_000,
-    16,
-)  # characters; slots, each for one text (known templates: 900, 3)
+# Characters; slots, each for one text (known templates: 900, 3)
+MAX_TEMPLATE, MAX_SLOTS = (20_000, 16)
 SLOT = re.compile(r"\{(instruction|query|document)\}")
 
 
 class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The prompt of a language model that ranks a pair. hybridtei_rerank.json has these fields.
 
-    `body` may be truncated, `prefix` and `suffix` are not. `body` has slots for {query}, {document} and optionally
-    {instruction}, with the default `instruction`. The texts of a list are tokenised one by one. `yes` and `no`: the words whose
-    logits are compared; without `no`, the score is the logit of `yes`.
+    `body` may be truncated, `prefix` and `suffix` are not. `body` has slots for {query}, {document}
+    and optionally {instruction}, with the default `instruction`. The texts of a list are tokenised
+    one by one. `yes` and `no`: the words whose logits are compared; without `no`, the score is the
+    logit of `yes`.
     """
 
     prefix: str
@@ -73,7 +73,8 @@ class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 QWEN3 = PairTemplate(
     prefix=(
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
+        "and the Instruct provided. "
         'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     ),
     body="<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
@@ -83,13 +84,17 @@ QWEN3 = PairTemplate(
 # Source: `MxbaiRerankV2` of Mixedbread's package mxbai-rerank 0.1.6.
 MXBAI = PairTemplate(
     prefix=(
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+        "assistant.<|im_end|>\n<|im_start|>user\n"
     ),
     body=("query: {query}", "\n", "document: {document}"),
     suffix=(
-        "\nYou are a search relevance expert who evaluates how well documents match search queries. For each query-document "
-        "pair, carefully analyze the semantic relationship between them, then provide your binary relevance judgment (0 for "
-        "not relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n"
+        "\n"
+        "You are a search relevance expert who evaluates how well documents match search queries. "
+        "For each query-document pair, carefully analyze the semantic relationship between them, "
+        "then provide your binary relevance judgment (0 for not relevant, 1 for relevant).\n"
+        "Relevance:<|im_end|>\n"
+        "<|im_start|>assistant\n"
     ),
     yes="1",
     no="0",
@@ -99,8 +104,9 @@ BGE_GEMMA = PairTemplate(
     prefix="<bos>",
     body=("A: {query}", "\n", "B: {document}"),
     suffix=(
-        "\nGiven a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
-        "prediction of either 'Yes' or 'No'."
+        "\n"
+        "Given a query A and a passage B, determine whether the passage contains an answer to the "
+        "query by providing a prediction of either 'Yes' or 'No'."
     ),
     yes="Yes",
     no=None,
@@ -191,7 +197,8 @@ def _own(file: Path) -> PairTemplate:
 def _check_slots(file: Path, body: str, size: int) -> None:
     if size > MAX_TEMPLATE or len(SLOT.findall(body)) > MAX_SLOTS:
         raise LoadError(
-            f"{file}: a template of {size} characters; allowed are {MAX_TEMPLATE}, with {MAX_SLOTS} places of texts"
+            f"{file}: a template of {size} characters; allowed are {MAX_TEMPLATE}, with "
+            f"{MAX_SLOTS} places of texts"
         )
     lacking = {"query", "document"} - set(SLOT.findall(body))
     if lacking:
@@ -199,7 +206,8 @@ def _check_slots(file: Path, body: str, size: int) -> None:
 
 
 def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTemplate:
-    """Render a chat template with marks instead of texts, and split it at the special tokens around the marks."""
+    """Render a chat template with marks instead of texts, and split it at the special tokens around
+    the marks."""
     file = folder / "chat_template.jinja"
     settings = tokenizer_config(folder)
     source = settings.get("chat_template")
@@ -243,7 +251,8 @@ def _rendered(
     except TemplateFailure as failure:
         if failure.is_missing:
             raise UnsupportedArchitecture(
-                f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template in {OWN_FILE}"
+                f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template "
+                f"in {OWN_FILE}"
             ) from failure
         raise LoadError(
             f"{file}: cannot be rendered for a query and a document: {failure}"
@@ -273,8 +282,8 @@ def language_ranker(
     config: JsonObject,
     sentence: Mapping[str, Any],
 ) -> tuple[ClassifierHead | None, PairTemplate | None]:
-    """Return (head, template) of a decoder that ranks, by its own classifier or by the logits of words. For any other model
-    return (`classifier`, None)."""
+    """Return (head, template) of a decoder that ranks, by its own classifier or by the logits of
+    words. For any other model return (`classifier`, None)."""
     scored = logit_score(folder, modules)
     causal = any(name.endswith("ForCausalLM") for name in config.get("architectures") or ()) and (
         not modules or scored is not None
@@ -286,7 +295,8 @@ def language_ranker(
             return classifier, None
         served = ", ".join(sorted(LANGUAGE_MODELS))
         raise UnsupportedArchitecture(
-            f"{config.file}: {model_type!r} as a language model that ranks is not supported; supported: {served}"
+            f"{config.file}: {model_type!r} as a language model that ranks is not supported; "
+            f"supported: {served}"
         )
     if not (causal or (ranks and model_type in DECODERS)):
         return classifier, None
@@ -294,9 +304,9 @@ def language_ranker(
     template = _template(home, config, default, modules=modules, scores=classifier is not None)
     if classifier is not None and template is None and classifier.kind == "reranker":
         log.warning(
-            "%s: no file names the template that this language model was trained to rank with: the "
-            "document follows the query as the tokenizer joins two texts. If the model's card has a "
-            "template, describe it in %s",
+            "%s: no file names the template that this language model was trained to rank with: "
+            "the document follows the query as the tokenizer joins two texts. If the model's card "
+            "has a template, describe it in %s",
             home,
             OWN_FILE,
         )
@@ -314,6 +324,7 @@ def _token_id(folder: Path, word: str) -> int:
     token_id = read_vocabulary(folder).get(word)
     if token_id is None:
         raise LoadError(
-            f"{folder / 'tokenizer.json'}: the word {word!r}, whose logit is the score, is not a token"
+            f"{folder / 'tokenizer.json'}: the word {word!r}, whose logit is the score, is not a "
+            "token"
         )
     return token_id

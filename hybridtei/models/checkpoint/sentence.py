@@ -1,5 +1,6 @@
-"""sentence-transformers' settings: of the model (config_sentence_transformers.json) and of its Transformer
-(sentence_bert_config.json). A setting that changes vectors is either applied, or refused by name."""
+"""sentence-transformers' settings: of the model (config_sentence_transformers.json) and of its
+Transformer (sentence_bert_config.json). A setting that changes vectors is either applied, or
+refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from hybridtei.models.checkpoint.sizes import Adapters, sentence_config
 
 log = logging.getLogger(__name__)
 MODEL_FILE = "config_sentence_transformers.json"
-MAX_PROMPT = 16_384  # characters; tokenised again with each text of a request
+# Characters; tokenised again with each text of a request
+MAX_PROMPT = 16_384
 # Arguments of the tokenizer that do not change the tokens of a single text.
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "padding": (True, False, "longest", "max_length"),
@@ -25,21 +27,17 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 # Arguments of transformers' apply_chat_template that the template itself does not get.
 OF_RENDERING = frozenset(
     {
-        *(
-            "chat_template",
-            "continue_final_message",
-            "max_length",
-            "padding",
-            "processor_kwargs",
-            "return_dict",
-        ),
-        *(
-            "return_assistant_tokens_mask",
-            "return_tensors",
-            "tokenize",
-            "tokenizer_kwargs",
-            "truncation",
-        ),
+        "chat_template",
+        "continue_final_message",
+        "max_length",
+        "padding",
+        "processor_kwargs",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
     }
 )
 STATES = ("last_hidden_state", ["last_hidden_state"], ["hidden_states", -1])
@@ -74,7 +72,8 @@ def read_prompts(
         isinstance(text, str) and len(text) <= MAX_PROMPT for text in prompts.values()
     ):
         raise LoadError(
-            f"{folder / MODEL_FILE}: `prompts` should map names to texts of at most {MAX_PROMPT} characters"
+            f"{folder / MODEL_FILE}: `prompts` should map names to texts of at most {MAX_PROMPT} "
+            "characters"
         )
     return prompts if adapters is None else {**adapters.prompts, **prompts}
 
@@ -89,7 +88,8 @@ def default_prompt(
 ) -> str | None:
     """Return the name of the default prompt. Raises LoadError if `prompts` lacks it.
 
-    sentence-transformers adds empty prompts called query and document. `embeds`: False for a model without a default prompt.
+    sentence-transformers adds empty prompts called query and document. `embeds`: False for a model
+    without a default prompt.
     `ignores`: a model that scores, where the library uses the default prompt and TEI does not.
     """
     name = sentence.get("default_prompt_name")
@@ -105,12 +105,14 @@ def default_prompt(
         return None
     known = ", ".join(prompts or {}) or "none"
     raise LoadError(
-        f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: {known}"
+        f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: "
+        f"{known}"
     )
 
 
 def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:
-    """Return the name of the activation. Versions of sentence-transformers store it in different places."""
+    """Return the name of the activation. Versions of sentence-transformers store it in different
+    places."""
     settings = config.get("sentence_transformers")
     inner = settings.get("activation_fn") if isinstance(settings, dict) else None
     name = (
@@ -120,8 +122,8 @@ def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> 
 
 
 def adds_specials(home: Path, *, scores: bool) -> bool:
-    """Return True if texts get special tokens. `scores`: the model gives logits. Raises UnsupportedArchitecture for other
-    settings of the Transformer that change its output."""
+    """Return True if texts get special tokens. `scores`: the model gives logits. Raises
+    UnsupportedArchitecture for other settings of the Transformer that change its output."""
     settings = sentence_config(home)
     _check_outputs(settings.object("modality_config"), LOGITS + STATES if scores else STATES)
     given = settings.object("processing_kwargs")

@@ -1,5 +1,6 @@
-"""Numbers in a configuration, checked against bounds and against the weight files: sizes, lengths and LoRA adapters. Each text
-uses one adapter or none (Jina embeddings v3, Sturua et al. 2024, and its config.json)."""
+"""Numbers in a configuration, checked against bounds and against the weight files: sizes, lengths
+and LoRA adapters. Each text uses one adapter or none (Jina embeddings v3, Sturua et al. 2024, and
+its config.json)."""
 
 from __future__ import annotations
 
@@ -28,37 +29,35 @@ SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
     "buckets": (("position_buckets", "relative_attention_num_buckets"), 1_000_000),
     "positions": (("max_position_embeddings", "max_trained_positions"), 100_000_000),
 }
-SHARED_LAYERS = frozenset({"albert"})  # all layers share one set of weights
+# All layers share one set of weights
+SHARED_LAYERS = frozenset({"albert"})
 
 
 # The model types of `families.FAMILIES`, which every backend computes.
 SERVED = (
-    *(
-        "bert",
-        "camembert",
-        "deberta-v2",
-        "distilbert",
-        "electra",
-        "eurobert",
-        "gemma",
-        "gemma3_text",
-        "gte",
-        "jina_bert",
-    ),
-    *(
-        "jina_embeddings_v3",
-        "llama",
-        "mistral",
-        "modernbert",
-        "mpnet",
-        "mt5",
-        "nomic_bert",
-        "qwen2",
-        "qwen3",
-        "roberta",
-        "t5",
-    ),
-    *("xlm-roberta", "xlm-roberta-flash"),
+    "bert",
+    "camembert",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "eurobert",
+    "gemma",
+    "gemma3_text",
+    "gte",
+    "jina_bert",
+    "jina_embeddings_v3",
+    "llama",
+    "mistral",
+    "modernbert",
+    "mpnet",
+    "mt5",
+    "nomic_bert",
+    "qwen2",
+    "qwen3",
+    "roberta",
+    "t5",
+    "xlm-roberta",
+    "xlm-roberta-flash",
 )
 # The key of the width in families that are not supported.
 OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")
@@ -76,21 +75,23 @@ def with_whole_sizes(config: JsonObject) -> JsonObject:
 
 
 def read_hidden_size(config: JsonObject) -> int:
-    """Return the width of hidden states. Raises UnsupportedArchitecture for a family with another key, or LoadError."""
+    """Return the width of hidden states. Raises UnsupportedArchitecture for a family with another
+    key, or LoadError."""
     if config.get("dim") and not config.get("hidden_size"):
         return config.count("dim")
     elsewhere = next((key for key in OTHER_WIDTHS if key in config), None)
     if config.get("hidden_size") is None and elsewhere is not None:
         model_type = config.get("model_type")
         raise UnsupportedArchitecture(
-            f"{config.file}: the family {model_type!r} is not supported: it has `{elsewhere}`, no `hidden_size`; "
-            f"supported: {', '.join(SERVED)}"
+            f"{config.file}: the family {model_type!r} is not supported: it has `{elsewhere}`, no "
+            f"`hidden_size`; supported: {', '.join(SERVED)}"
         )
     return config.count("hidden_size")
 
 
 def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bool) -> None:
-    """Raises LoadError for a size above its bound or an incomplete weight file, WeightMismatch if the files are too small."""
+    """Raises LoadError for a size above its bound or an incomplete weight file, WeightMismatch if
+    the files are too small."""
     file = home / "config.json"
     for names, limit in SIZES.values():
         for name in names:
@@ -101,7 +102,8 @@ def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bo
     weights = min_weights(config, has_position_table=has_position_table)
     if size and weights > size:
         raise WeightMismatch(
-            f"{file}: describes at least {weights} weights, but the files of weights hold {size} bytes"
+            f"{file}: describes at least {weights} weights, but the files of weights hold {size} "
+            "bytes"
         )
 
 
@@ -121,8 +123,10 @@ def _checked(path: Path) -> Path:
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="numpy"):
-                pass  # the library checks the header and the file's size
-        except Exception as error:  # the library's exceptions have no documented base class
+                # The library checks the header and the file's size
+                pass
+        except Exception as error:
+            # The library's exceptions have no documented base class
             raise LoadError(f"{path}: cannot be read as weights: {error}") from error
     return path
 
@@ -142,7 +146,8 @@ LENGTH_FILES = (
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
-UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
+# Transformers writes about 1e30 for "no limit"
+UNSET_LENGTH = 1_000_000
 
 
 def max_input_length(
@@ -153,8 +158,9 @@ def max_input_length(
     *,
     sides: bool,
 ) -> int:
-    """Return sentence-transformers' `max_seq_length`, else the tokenizer's length, limited by the position table. `sides`:
-    queries and documents have their own lengths, so `max_seq_length` is not used.
+    """Return sentence-transformers' `max_seq_length`, else the tokenizer's length, limited by the
+    position table. `sides`: queries and documents have their own lengths, so `max_seq_length` is
+    not used.
 
     Without a position table `max_seq_length` is the limit, as in sentence-transformers and TEI.
     """
@@ -165,7 +171,8 @@ def max_input_length(
         known = [length for length in (told, table) if length is not None]
     if not known:
         raise LoadError(
-            f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a length"
+            f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a "
+            "length"
         )
     return min(known)
 
@@ -173,7 +180,8 @@ def max_input_length(
 def lengths(
     folder: Path, config: JsonObject, tokenizer_config: JsonObject, positions: Positions
 ) -> tuple[int | None, int | None, int | None]:
-    """Return (`max_seq_length`, `model_max_length`, the config's positions). A missing one is None."""
+    """Return (`max_seq_length`, `model_max_length`, the config's positions). A missing one is
+    None."""
     sentence = sentence_config(folder)
     arguments = _arguments(sentence, "processor_kwargs", "tokenizer_args", OF_TOKENIZER)
     told = (
@@ -307,8 +315,10 @@ OFFSET_FAMILIES = frozenset(
         "mpnet",
     }
 )
-MPNET_PADDING = 1  # its class uses the fixed id 1 and ignores `pad_token_id`
-# Families that can be trained with relative or ALiBi positions, which transformers 5 would run as absolute ones.
+# Its class uses the fixed id 1 and ignores `pad_token_id`
+MPNET_PADDING = 1
+# Families that can be trained with relative or ALiBi positions, which transformers 5 would run as
+# absolute ones.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset(
     {
@@ -358,7 +368,8 @@ def positions_of(model_type: str, padding_id: int) -> Positions:
 def read_padding_id(model_type: str, config: JsonObject) -> int:
     """Return the id of padding. In offset families positions begin after it.
 
-    Offset families have transformers' default. Other families mask padding, so any id works; some decoders write -1 for "none".
+    Offset families have transformers' default. Other families mask padding, so any id works; some
+    decoders write -1 for "none".
     """
     declared, offset = config.get("pad_token_id"), model_type in OFFSET_FAMILIES
     if declared is None or (declared == -1 and not offset):
@@ -371,25 +382,23 @@ def read_padding_id(model_type: str, config: JsonObject) -> int:
 # config.json's keys of adapters, which families do not read.
 KEYS = frozenset(
     {
-        *(
-            "load_trained_adapters",
-            "lora_adaptations",
-            "lora_alpha",
-            "lora_dropout_p",
-            "lora_main_params_trainable",
-        ),
-        *("lora_rank", "task_instructions"),
+        "load_trained_adapters",
+        "lora_adaptations",
+        "lora_alpha",
+        "lora_dropout_p",
+        "lora_main_params_trainable",
+        "lora_rank",
+        "task_instructions",
     }
 )
-MAX_RANKS, MAX_ALPHA = (
-    4_096,
-    1_000_000,
-)  # bounds above any model's; ranks are those of all adapters together
+# Bounds above any model's; ranks are those of all adapters together
+MAX_RANKS, MAX_ALPHA = (4_096, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters in the order of their tensors. `prompts`: the text before each adapter's inputs. `scale`: the factor of B (A x).
+    """Adapters in the order of their tensors. `prompts`: the text before each adapter's inputs.
+    `scale`: the factor of B (A x).
 
     A text's adapter is a number: 0 for none, else its place in `names` plus 1.
     """
@@ -406,7 +415,8 @@ class Adapters:
 
 
 def read_adapters(config: JsonObject) -> Adapters | None:
-    """Return the adapters that a configuration names, or None. Raises LoadError or UnsupportedArchitecture."""
+    """Return the adapters that a configuration names, or None. Raises LoadError or
+    UnsupportedArchitecture."""
     names = config.get("lora_adaptations")
     if names is None:
         return None
@@ -429,7 +439,8 @@ def read_adapters(config: JsonObject) -> Adapters | None:
     rank = config.count("lora_rank", 4)
     if rank * len(names) > MAX_RANKS:
         raise LoadError(
-            f"{config.file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than {MAX_RANKS} ranks"
+            f"{config.file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than "
+            f"{MAX_RANKS} ranks"
         )
     return Adapters(
         tuple(names), rank, alpha / rank, {name: instructions.get(name, "") for name in names}

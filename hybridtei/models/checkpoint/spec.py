@@ -90,24 +90,27 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
 )
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
-STATIC_TYPE = "static"  # the model type of a table of token vectors, which has no trunk
-STATIC_TABLES = (
-    "embedding.weight",
-    "embeddings",
-)  # the table's name in sentence-transformers' and in Model2Vec's files
+# The model type of a table of token vectors, which has no trunk
+STATIC_TYPE = "static"
+# The table's name in sentence-transformers' and in Model2Vec's files
+STATIC_TABLES = ("embedding.weight", "embeddings")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Trunk, heads and limits of a model. `folder`: the transformer's configuration, weights and tokenizer.
+    """Trunk, heads and limits of a model. `folder`: the transformer's configuration, weights and
+    tokenizer.
 
-    `default_prompt_name`: the prompt of texts without another. `truncate_dim`: the width that dense vectors are cut to.
-    `bare`: texts get no special tokens. `pools_prompts`: prompts' tokens are pooled too. `skipped_padding`: from
-    `classifiers.skipped_padding`. `template`: the prompt of a language model that ranks. `activation`: sentence-transformers'
-    function of a reranker's logit, for information only, since scores follow TEI's rule. `config`: config.json, translated by
-    `hub_layouts`; `is_native`: transformers' own class computes it. `tanh_gelu`: replaces the gelu of `config`
-    (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`. `query`: the model that reads queries, if
-    this one reads only documents; `default_route`: the side that reads a text of unknown kind: "query", "document" or None.
+    `default_prompt_name`: the prompt of texts without another. `truncate_dim`: the width that dense
+    vectors are cut to.
+    `bare`: texts get no special tokens. `pools_prompts`: prompts' tokens are pooled too.
+    `skipped_padding`: from `classifiers.skipped_padding`. `template`: the prompt of a language
+    model that ranks. `activation`: sentence-transformers' function of a reranker's logit, for
+    information only, since scores follow TEI's rule. `config`: config.json, translated by
+    `hub_layouts`; `is_native`: transformers' own class computes it. `tanh_gelu`: replaces the gelu
+    of `config` (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
+    `query`: the model that reads queries, if this one reads only documents; `default_route`: the
+    side that reads a text of unknown kind: "query", "document" or None.
     """
 
     folder: Path
@@ -148,18 +151,14 @@ class ModelSpec:
 
     # Derived values, computed once since every request reads them.
     kind: Kind = field(init=False, repr=False, compare=False)
-    sparse_width: int = field(
-        init=False, repr=False, compare=False
-    )  # of the vocabulary, or a code's number of latents
-    labels: tuple[str, ...] = field(
-        init=False, repr=False, compare=False
-    )  # in the order of the logits
-    is_splade: bool = field(
-        init=False, repr=False, compare=False
-    )  # the MLM head gives one weight a vocabulary entry
-    heads: frozenset[Head] = field(
-        init=False, repr=False, compare=False
-    )  # all outputs of the model
+    # Of the vocabulary, or a code's number of latents
+    sparse_width: int = field(init=False, repr=False, compare=False)
+    # In the order of the logits
+    labels: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    # The MLM head gives one weight a vocabulary entry
+    is_splade: bool = field(init=False, repr=False, compare=False)
+    # All outputs of the model
+    heads: frozenset[Head] = field(init=False, repr=False, compare=False)
     dense_width: int = field(init=False, repr=False, compare=False)
     tokenizer_sha256: str | None = field(init=False, repr=False, compare=False)
 
@@ -190,7 +189,8 @@ class ModelSpec:
             return frozenset({Head.TAGS if self.classifier.kind == "tagger" else Head.SCORES})
         if splade:
             return frozenset({Head.SPARSE})
-        if self.query is not None:  # only these have the same width on both routes
+        # Only these have the same width on both routes
+        if self.query is not None:
             return frozenset({Head.DENSE})
         if self.late is not None:
             return frozenset({Head.MULTIVECTOR, Head.TOKENS})
@@ -209,7 +209,8 @@ def read_spec(
     heads_file: Path | None = None,
     trusted: bool = False,
 ) -> ModelSpec:
-    """Read a model folder. `pooling` and `dense_path` override its declarations; `heads_file` adds heads from another place.
+    """Read a model folder. `pooling` and `dense_path` override its declarations; `heads_file` adds
+    heads from another place.
     `trusted`: activations of Dense modules may be classes that are not torch's.
 
     Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
@@ -399,7 +400,8 @@ def _read(
 
 
 def _static(folder: Path, home: Path, modules: Modules, sentence: JsonObject) -> ModelSpec:
-    """Read a table of token vectors; a text's vector is their mean. Texts have any length, as in sentence-transformers.
+    """Read a table of token vectors; a text's vector is their mean. Texts have any length, as in
+    sentence-transformers.
 
     Model2Vec's own library also cuts at 512 tokens, and skips unknown words.
     """
@@ -435,12 +437,14 @@ def _model_type(config: JsonObject) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise LoadError(
-            f"{config.file}: lacks `model_type`, which should name the model's family, such as 'bert'"
+            f"{config.file}: lacks `model_type`, which should name the model's family, such as "
+            "'bert'"
         )
     form = config.get("position_embedding_type")
     if model_type in ABSOLUTE_FAMILIES and form not in (None, "absolute"):
         raise UnsupportedArchitecture(
-            f"{config.file}: `position_embedding_type` {form!r} of {model_type}; supported: 'absolute'"
+            f"{config.file}: `position_embedding_type` {form!r} of {model_type}; supported: "
+            "'absolute'"
         )
     return model_type
 
@@ -455,7 +459,8 @@ def _architectures(config: JsonObject) -> tuple[str, ...]:
 def _projection(
     home: Path, model_type: str, config: JsonObject, pooled_width: int
 ) -> tuple[DenseModule, ...]:
-    """Return Qwen3's own projection of pooled vectors, to `num_labels` numbers, as TEI has it; few checkpoints have one."""
+    """Return Qwen3's own projection of pooled vectors, to `num_labels` numbers, as TEI has it; few
+    checkpoints have one."""
     if model_type != "qwen3" or config.get("num_labels") is None or not has_weights(home):
         return ()
     if not Weights.open(home).has("linear.weight"):

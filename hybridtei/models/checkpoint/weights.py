@@ -1,11 +1,11 @@
 """A checkpoint's tensors by name, without torch: safetensors or torch's files, whole or in shards.
 
-Checkpoints of the same trunk name its tensors with or without a prefix ("bert.encoder…", "encoder…"), so names match by their
-ends.
+Checkpoints of the same trunk name its tensors with or without a prefix ("bert.encoder…",
+"encoder…"), so names match by their ends.
 
-A float32 tensor is a read-only view of the mapped file. All processes that serve the file share its pages, which the system can
-drop and read again. To replace a checkpoint, rename another file over it, as downloaders do: writing into a mapped file changes
-the weights of a running server.
+A float32 tensor is a read-only view of the mapped file. All processes that serve the file share its
+pages, which the system can drop and read again. To replace a checkpoint, rename another file over
+it, as downloaders do: writing into a mapped file changes the weights of a running server.
 """
 
 from __future__ import annotations
@@ -27,18 +27,15 @@ from safetensors import safe_open
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.models.checkpoint.files import inside, read_object, require
 
-SHARD, MAX_SHARDS = (
-    re.compile(r"model-\d+-of-(\d+)\.safetensors"),
-    1000,
-)  # the largest public models have some 200
+# The largest public models have some 200
+SHARD, MAX_SHARDS = (re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000)
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
 # safetensors' names of dtypes, always little-endian.
 DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
-BLOCKS, BLOCK_BYTES = 64, 4096  # sampled blocks that identify a file
-INTEGERS: Mapping[str, DTypeLike] = {
-    "I64": "<i8",
-    "I32": "<i4",
-}  # dtypes of index tables, which are not weights
+# Sampled blocks that identify a file
+BLOCKS, BLOCK_BYTES = 64, 4096
+# Dtypes of index tables, which are not weights
+INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +49,10 @@ class Tensor:
     shape: tuple[int, ...]
     start: int
     stop: int
-    strides: tuple[int, ...] | None = None  # in elements; None: contiguous rows
-    walked: tuple[int, ...] | None = None  # the shape of `strides`, if it differs
+    # In elements; None: contiguous rows
+    strides: tuple[int, ...] | None = None
+    # The shape of `strides`, if it differs
+    walked: tuple[int, ...] | None = None
 
     def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         if self.dtype in INTEGERS:
@@ -61,7 +60,8 @@ class Tensor:
                 f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}"
             )
         values = self.stored()
-        # After a header of odd length the values are misaligned and some kernels cannot read them: "A" makes a copy.
+        # After a header of odd length the values are misaligned and some kernels cannot read them:
+        # "A" makes a copy.
         return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
 
     def stored(self) -> NDArray[Any]:
@@ -70,7 +70,8 @@ class Tensor:
                 f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}"
             )
         if self.dtype == "BF16":
-            import ml_dtypes  # noqa: F401  # registers the dtype in numpy; most checkpoints save these 10 ms
+            # Registers the dtype in numpy; most checkpoints save these 10 ms
+            import ml_dtypes  # noqa: F401
         stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])
         values = np.frombuffer(
             self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start
@@ -96,12 +97,13 @@ class Weights:
     def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         self.folder = folder
         self._tensors = tensors
-        self._finite: set[str] = set()  # the names of checked tensors
+        # The names of checked tensors
+        self._finite: set[str] = set()
 
     @classmethod
     def open(cls, folder: Path) -> Weights:
-        """Open `model.safetensors` or the shards of its index, else `pytorch_model.bin` or its shards, else safetensors shards
-        with numbered names.
+        """Open `model.safetensors` or the shards of its index, else `pytorch_model.bin` or its
+        shards, else safetensors shards with numbered names.
 
         Raises MissingArtifact or LoadError, naming the file.
         """
@@ -112,7 +114,8 @@ class Weights:
 
     @classmethod
     def of_file(cls, file: Path) -> Weights:
-        """Open a safetensors file or a torch file of any name. Raises MissingArtifact or LoadError, naming it."""
+        """Open a safetensors file or a torch file of any name. Raises MissingArtifact or LoadError,
+        naming it."""
         return cls(file, _opened(require(file)))
 
     def names(self) -> frozenset[str]:
@@ -120,7 +123,8 @@ class Weights:
         return frozenset(self._tensors)
 
     def find(self, name: str) -> str | None:
-        """Return the checkpoint's spelling of a tensor's name, with any prefix, or None. Old BERTs have gamma and beta."""
+        """Return the checkpoint's spelling of a tensor's name, with any prefix, or None. Old BERTs
+        have gamma and beta."""
         for spelled in dict.fromkeys((name, old_name(name))):
             if spelled in self._tensors:
                 return spelled
@@ -136,8 +140,8 @@ class Weights:
         return name in self._tensors
 
     def checked(self, name: str, shape: Sequence[int | None], key: str | None = None) -> str:
-        """Return `key`, else the checkpoint's spelling of `name`. Raises WeightMismatch if there is no such tensor, or if its
-        shape is not `shape`, where None means any size."""
+        """Return `key`, else the checkpoint's spelling of `name`. Raises WeightMismatch if there is
+        no such tensor, or if its shape is not `shape`, where None means any size."""
         key = self.find(name) if key is None else key
         if key is None or key not in self._tensors:
             held = f"they hold {sorted(self._tensors)[:5]}, {len(self._tensors)} in all"
@@ -148,7 +152,8 @@ class Weights:
         return key
 
     def array(self, name: str, shape: Sequence[int | None]) -> NDArray[np.float32]:
-        """Return the tensor of exactly this name, or of its old name. Raises the errors of `checked` and `float32`."""
+        """Return the tensor of exactly this name, or of its old name. Raises the errors of
+        `checked` and `float32`."""
         return self.float32(self.checked(name, shape, name if self.has(name) else old_name(name)))
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -167,17 +172,20 @@ class Weights:
         return array
 
     def stored(self, name: str) -> NDArray[Any]:
-        """Return a tensor in the file's dtype (bfloat16 by ml_dtypes), aligned and contiguous. Its numbers are not checked."""
+        """Return a tensor in the file's dtype (bfloat16 by ml_dtypes), aligned and contiguous. Its
+        numbers are not checked."""
         return np.require(self._tensors[name].stored(), requirements=["C", "A"])
 
     def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
-        """Return some rows of a tensor without reading the others. Raises the errors of `float32`."""
+        """Return some rows of a tensor without reading the others. Raises the errors of
+        `float32`."""
         array = self._tensors[name].array(rows)
         check_finite(array, self._tensors[name].file, name)
         return array
 
     def place(self, array: NDArray[Any]) -> tuple[Path, int] | None:
-        """Return the file and byte offset of an array that is a contiguous view of a tensor; else None."""
+        """Return the file and byte offset of an array that is a contiguous view of a tensor; else
+        None."""
         first, last = array.__array_interface__["data"][0], array.nbytes
         for file, mapping in self._mappings().items():
             offset = first - np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
@@ -186,7 +194,8 @@ class Weights:
         return None
 
     def identity(self) -> bytes:
-        """Return a digest that identifies the files and their state: paths, sizes, times, headers and sampled blocks."""
+        """Return a digest that identifies the files and their state: paths, sizes, times, headers
+        and sampled blocks."""
         made = hashlib.sha256()
         for file, mapping in self._mappings().items():
             path = file.resolve()
@@ -223,7 +232,8 @@ class Weights:
         For runtimes that copy the weights, as ONNX Runtime copies every matrix.
         """
         for mapping in self._mappings().values():
-            if hasattr(mapping, "madvise"):  # not on Windows
+            # Not on Windows
+            if hasattr(mapping, "madvise"):
                 mapping.madvise(mmap.MADV_DONTNEED)
 
 
@@ -232,12 +242,14 @@ def _opened(path: Path) -> dict[str, Tensor]:
         return _mapped(path) if path.suffix == ".safetensors" else _mapped_zip(path)
     except LoadError:
         raise
-    except Exception as error:  # the libraries' exceptions have no common base class
+    except Exception as error:
+        # The libraries' exceptions have no common base class
         raise LoadError(f"{path}: cannot be read as weights: {error}") from error
 
 
 def _mapped_zip(path: Path) -> dict[str, Tensor]:
-    from hybridtei.models.torch_zip import places  # most checkpoints start without it
+    # Most checkpoints start without it
+    from hybridtei.models.torch_zip import places
 
     if not is_torch_zip(path):
         raise LoadError(
@@ -253,7 +265,8 @@ def _mapped_zip(path: Path) -> dict[str, Tensor]:
 
 
 def _mapped(path: Path) -> dict[str, Tensor]:
-    """Map every tensor of a file. The library checks the header against itself and the file's size."""
+    """Map every tensor of a file. The library checks the header against itself and the file's
+    size."""
     with safe_open(path, framework="numpy"), path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         size = int.from_bytes(mapping[:8], "little")
@@ -284,7 +297,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """Return the shards of a folder without an index, existing or not: a shard's name states their number."""
+    """Return the shards of a folder without an index, existing or not: a shard's name states their
+    number."""
     named = (SHARD.fullmatch(file.name) for file in sorted(folder.glob("model-*.safetensors")))
     first = next((match for match in named if match), None)
     if first is None:
@@ -332,7 +346,8 @@ def has_shape(found: Sequence[int], shape: Sequence[int | None]) -> bool:
 
 
 def check_shape(found: Sequence[int], shape: Sequence[int | None], where: Path, name: str) -> None:
-    """Raises WeightMismatch, naming the tensor, unless its shape is `shape`, where None means any size."""
+    """Raises WeightMismatch, naming the tensor, unless its shape is `shape`, where None means any
+    size."""
     if not has_shape(found, shape):
         raise WeightMismatch(
             f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}"
@@ -358,7 +373,8 @@ ORIGINAL = re.compile(r"(.+)\.parametrizations\.weight\.original")
 
 
 def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors, with adapters as two linear maps beside each adapted `NAME.weight`.
+    """Return a checkpoint's tensors, with adapters as two linear maps beside each adapted
+    `NAME.weight`.
 
     `families.ops.adapted` describes their names and shapes. Raises LoadError.
     """
@@ -369,7 +385,8 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         weight = found[f"{name}.weight"] = found.pop(original)
         if not all(key in found for key in keys):
             raise LoadError(
-                f"{weight.file}: `{original}` lacks {' and '.join(f'`{key}`' for key in keys if key not in found)}"
+                f"{weight.file}: `{original}` lacks "
+                f"{' and '.join(f'`{key}`' for key in keys if key not in found)}"
             )
         pair = _pair(weight, found.pop(keys[0]), found.pop(keys[1]))
         found |= {

@@ -1,4 +1,5 @@
-"""Model families, each written once against `ops.Ops`, in a table from config.json's `model_type` to the function."""
+"""Model families, each written once against `ops.Ops`, in a table from config.json's `model_type`
+to the function."""
 
 from __future__ import annotations
 
@@ -68,9 +69,9 @@ def run_family(
 ) -> Rows:
     """Compute the last hidden states by `ops`. `config`: the contents of `file`, a config.json.
 
-    `adapters`: their number, rank and scale (`ops.adapted`). `is_native`: transformers' own class computes this model, so keys
-    that it does not declare have no effect. Raises UnsupportedArchitecture for an unknown family or setting, and LoadError for
-    an impossible value.
+    `adapters`: their number, rank and scale (`ops.adapted`). `is_native`: transformers' own class
+    computes this model, so keys that it does not declare have no effect. Raises
+    UnsupportedArchitecture for an unknown family or setting, and LoadError for an impossible value.
     """
     family = FAMILIES.get(model_type)
     if family is None:
@@ -86,7 +87,8 @@ def run_family(
         KeyError,
         AttributeError,
         ArithmeticError,
-    ) as error:  # from nested settings
+    ) as error:
+        # From nested settings
         raise LoadError(f"{file}: no configuration of `{model_type}`: {error!r}") from error
     settings.check(declared_keys(model_type) if is_native else None)
     return hidden

@@ -1,9 +1,10 @@
 """BERT, its variants with other positions, embedding widths or names, and the encoder of T5.
 
-RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT (without token types) have a table of positions. MPNet, T5, JinaBERT and
-DeBERTa v2 and v3 add the distance of two tokens to the attention scores. MPNet and T5 look up a bias by the distance's bucket,
-the same in all layers. JinaBERT's scores fall with the distance, and most JinaBERTs have gated MLPs. DeBERTa adds products of
-contents and distances to the products of contents.
+RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT (without token types) have a table of
+positions. MPNet, T5, JinaBERT and DeBERTa v2 and v3 add the distance of two tokens to the attention
+scores. MPNet and T5 look up a bias by the distance's bucket, the same in all layers. JinaBERT's
+scores fall with the distance, and most JinaBERTs have gated MLPs. DeBERTa adds products of contents
+and distances to the products of contents.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from hybridtei.models.families.settings import Settings
 
 @dataclass(frozen=True)
 class _Names:
-    """A layer's tensors: queries, keys and values, attention's output and norm, the MLP's two matrices and its norm."""
+    """A layer's tensors: queries, keys and values, attention's output and norm, the MLP's two
+    matrices and its norm."""
 
     prefix: str
     qkv: Sequence[str]
@@ -49,7 +51,11 @@ DEBERTA = _Names(
 DISTILBERT = _Names(
     "transformer.layer.",
     [f"attention.{name}_lin" for name in "qkv"],
-    *("attention.out_lin", "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    "attention.out_lin",
+    "sa_layer_norm",
+    "ffn.lin1",
+    "ffn.lin2",
+    "output_layer_norm",
 )
 MPNET = _Names(
     "encoder.layer.",
@@ -58,7 +64,8 @@ MPNET = _Names(
     "attention.LayerNorm",
     *_AFTER[2:],
 )
-Attend = Callable[[Rows, Rows, Rows, str], Rows]  # of queries, keys, values, and the layer's prefix
+# Of queries, keys, values, and the layer's prefix
+Attend = Callable[[Rows, Rows, Rows, str], Rows]
 
 
 def bert(o: Ops, s: Settings) -> Rows:
@@ -90,7 +97,8 @@ def _bert(o: Ops, s: Settings, embedding_size: int) -> Rows:
 def _embeddings(
     o: Ops, s: Settings, width: int, eps: float, *, types: bool = True, places: bool = True
 ) -> Rows:
-    """The normed sum of the rows of words and, if the family has them, of token types and positions."""
+    """The normed sum of the rows of words and, if the family has them, of token types and
+    positions."""
     rows = [
         o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")
     ]
@@ -117,7 +125,8 @@ def _layers(
     eps: float,
     attend: Attend | None = None,
 ) -> Rows:
-    """Layers with a norm after attention and after the MLP. `attend`: attention other than the plain one."""
+    """Layers with a norm after attention and after the MLP. `attend`: attention other than the
+    plain one."""
     hidden = x.width
     for layer in (f"{names.prefix}{i}." for i in range(layers)):
         q, k, v = linears(o, x, [layer + name for name in names.qkv], [heads.count * heads.dim] * 3)
@@ -156,10 +165,10 @@ def mpnet(o: Ops, s: Settings) -> Rows:
         s.count("num_attention_heads", 12),
     )
     x, heads = _embeddings(o, s, hidden, eps, types=False), Heads(count, count, hidden // count)
-    s.get("type_vocab_size")  # checkpoints have the key, but MPNet has no types
-    s.only(
-        "relative_attention_num_buckets", BUCKETS
-    )  # transformers uses it only as the table's size
+    # Checkpoints have the key, but MPNet has no types
+    s.get("type_vocab_size")
+    # Transformers uses it only as the table's size
+    s.only("relative_attention_num_buckets", BUCKETS)
     bias = o.buckets(
         distance_buckets(BUCKETS, MAX_DISTANCE), "encoder.relative_attention_bias.weight", count
     )
@@ -182,7 +191,8 @@ def mpnet(o: Ops, s: Settings) -> Rows:
 
 
 def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
-    """The bucket of each distance (key minus query): exact if near, then logarithmic; one bucket from `furthest` on."""
+    """The bucket of each distance (key minus query): exact if near, then logarithmic; one bucket
+    from `furthest` on."""
     distance = np.arange(-furthest, furthest + 1)
     half = number // 2
     exact = half // 2
@@ -199,7 +209,8 @@ def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
 
 
 def t5(o: Ops, s: Settings) -> Rows:
-    """transformers' `T5EncoderModel`: no biases, RMS norms before each block, and unscaled scores."""
+    """transformers' `T5EncoderModel`: no biases, RMS norms before each block, and unscaled
+    scores."""
     hidden, eps, count = (
         s.count("hidden_size"),
         s.number("layer_norm_epsilon", 1e-6),
@@ -210,15 +221,15 @@ def t5(o: Ops, s: Settings) -> Rows:
         s.count("relative_attention_num_buckets", 32),
         s.count("relative_attention_max_distance", 128),
     )
-    if (
-        number < 4 or furthest <= number // 4
-    ):  # nearer distances have a bucket each, further ones share the rest
+    # Nearer distances have a bucket each, further ones share the rest
+    if number < 4 or furthest <= number // 4:
         raise s.unsupported(
             "relative_attention_num_buckets",
             number,
             ("4 to less than 4 relative_attention_max_distance",),
         )
-    table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # the first layer's, used by all layers
+    # The first layer's, used by all layers
+    table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     bias = o.buckets(distance_buckets(number, furthest), table, count)
     act, wide, is_gated = (
         s.activation("hidden_act"),
@@ -249,7 +260,8 @@ def t5(o: Ops, s: Settings) -> Rows:
     return o.rms_norm(x, "encoder.final_layer_norm", eps)
 
 
-GATES = {"geglu": "gelu", "reglu": "relu"}  # feed_forward_type -> the function of the gate
+# feed_forward_type -> the function of the gate
+GATES = {"geglu": "gelu", "reglu": "relu"}
 PLAIN = "original"
 
 
@@ -274,14 +286,16 @@ MLPS = {
 
 
 def jina_bert(o: Ops, s: Settings) -> Rows:
-    """jinaai/jina-bert-implementation; with `qk_norm` jinaai/jina-bert-v2-qk-post-norm, which adds attention's input twice."""
+    """jinaai/jina-bert-implementation; with `qk_norm` jinaai/jina-bert-v2-qk-post-norm, which adds
+    attention's input twice."""
     hidden, eps, count = (
         s.count("hidden_size"),
         s.number("layer_norm_eps", 1e-12),
         s.count("num_attention_heads"),
     )
     heads, qk_norm = Heads(count, count, hidden // count), s.flag("qk_norm")
-    s.get("max_position_embeddings")  # read for `check`: there is no table of positions
+    # Read for `check`: there is no table of positions
+    s.get("max_position_embeddings")
     x = _embeddings(o, s, hidden, eps, places=False)
     bias = o.alibi(slopes(count))
     for i in range(s.count("num_hidden_layers")):
@@ -307,7 +321,8 @@ def _mlp(o: Ops, s: Settings, x: Rows, layer: str, eps: float, *, qk_norm: bool)
     is_gated, size, act = kind in GATES, s.count("intermediate_size"), s.activation("hidden_act")
     mlp = MLPS[qk_norm, is_gated]
     y = o.linear(x, layer + mlp.wide, 2 * size if is_gated else size, bias=mlp.wide_bias)
-    if is_gated:  # a fixed function; `hidden_act` has no effect
+    # A fixed function; `hidden_act` has no effect
+    if is_gated:
         one, other = o.split(y, [size] * 2)
         gate, up = (one, other) if mlp.gate_first else (other, one)
         y = o.multiply(o.activate(gate, GATES[kind]), up)
@@ -317,8 +332,8 @@ def _mlp(o: Ops, s: Settings, x: Rows, layer: str, eps: float, *, qk_norm: bool)
 
 
 def slopes(heads: int) -> NDArray[np.float32]:
-    """ALiBi's slope of each head: powers of 2 ** (-8 / n) if the number n of heads is a power of two. Otherwise the slopes of
-    the power below, then every second slope of the power above."""
+    """ALiBi's slope of each head: powers of 2 ** (-8 / n) if the number n of heads is a power of
+    two. Otherwise the slopes of the power below, then every second slope of the power above."""
     below = 1 << (heads.bit_length() - 1)
     between = _powers(2 * below)[::2][: heads - below]
     return np.array([*_powers(below), *between], dtype=np.float32)
@@ -350,9 +365,8 @@ def deberta_v2(o: Ops, s: Settings) -> Rows:
     number = s.get("position_buckets", -1)
     span = number if number > 0 else furthest
     table = _distances(o, s, 2 * span, hidden, eps) if relative else None
-    places = deberta_buckets(
-        number, furthest, span, max(positions, furthest + 1)
-    )  # equal from there on
+    # Equal from there on
+    places = deberta_buckets(number, furthest, span, max(positions, furthest + 1))
     shared, all_heads = s.flag("share_att_key"), heads.count * heads.dim
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
 
@@ -412,8 +426,8 @@ def _distances(o: Ops, s: Settings, rows: int, hidden: int, eps: float) -> Rows:
 
 
 def deberta_buckets(number: int, furthest: int, span: int, longest: int) -> NDArray[np.int64]:
-    """The row of the distance table for each distance (query minus key) from -longest to longest: exact if near, logarithmic if
-    far."""
+    """The row of the distance table for each distance (query minus key) from -longest to longest:
+    exact if near, logarithmic if far."""
     distance = np.arange(-longest, longest + 1)
     place = distance
     if number > 0 and furthest > 0:

@@ -1,11 +1,14 @@
-"""The operations of model families: token-wise arithmetic, and attention, which alone knows where a sequence ends.
+"""The operations of model families: token-wise arithmetic, and attention, which alone knows where a
+sequence ends.
 
-Hidden states are rows `[t, width]`, one a token, sequence after sequence. A family is a function of `Ops` and its `Settings`
-that returns the last hidden states. One `Ops` computes, another writes a graph.
+Hidden states are rows `[t, width]`, one a token, sequence after sequence. A family is a function of
+`Ops` and its `Settings` that returns the last hidden states. One `Ops` computes, another writes a
+graph.
 
-LoRA adapters work over any `Ops`: each text's adapter changes every linear map and every table. The low-rank products of all
-adapters are computed together, float[t, adapters * rank], and multiplied by 0 for adapters other than the token's. So texts of
-several adapters share a pass and one copy of the weights.
+LoRA adapters work over any `Ops`: each text's adapter changes every linear map and every table. The
+low-rank products of all adapters are computed together, float[t, adapters * rank], and multiplied
+by 0 for adapters other than the token's. So texts of several adapters share a pass and one copy of
+the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A value float[t, width] of the `Ops` that made it. `is_parameter`: it comes from the checkpoint, not the batch."""
+    """A value float[t, width] of the `Ops` that made it. `is_parameter`: it comes from the
+    checkpoint, not the batch."""
 
     value: Any
     width: int
@@ -29,7 +33,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Cosines and sines float[t, 1, dim] of the angles by which the `dim` numbers of a head are rotated."""
+    """Cosines and sines float[t, 1, dim] of the angles by which the `dim` numbers of a head are
+    rotated."""
 
     cos: Any
     sin: Any
@@ -37,10 +42,11 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of `dim` numbers in a row: `count` for queries, `key_count` for keys and values (fewer if grouped).
+    """The heads of `dim` numbers in a row: `count` for queries, `key_count` for keys and values
+    (fewer if grouped).
 
-    A token attends to its own sequence: to keys at a distance below `window`, and to no later key if `causal`. `factor`: of
-    scores, by default 1 / sqrt(dim).
+    A token attends to its own sequence: to keys at a distance below `window`, and to no later key
+    if `causal`. `factor`: of scores, by default 1 / sqrt(dim).
     """
 
     count: int
@@ -61,16 +67,17 @@ class Heads:
         return self.count * self.dim, self.key_count * self.dim, self.key_count * self.dim
 
 
-Tables = tuple[
-    Rows | None, Rows | None
-]  # of distances: for queries' contents, and for keys' contents
+# Of distances: for queries' contents, and for keys' contents
+Tables = tuple[Rows | None, Rows | None]
 
 
 class Ops(Protocol):
-    """Tensors have transformers' names. `linear` uses `NAME.weight` float[out, in] and `NAME.bias` float[out]."""
+    """Tensors have transformers' names. `linear` uses `NAME.weight` float[out, in] and `NAME.bias`
+    float[out]."""
 
     def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
-        """Row `ids[t]` of the table `name` float[rows, width]. `ids`: input_ids, position_ids or token_type_ids."""
+        """Row `ids[t]` of the table `name` float[rows, width]. `ids`: input_ids, position_ids or
+        token_type_ids."""
         ...
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows: ...
@@ -92,20 +99,24 @@ class Ops(Protocol):
     def rms_norm(
         self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0
     ) -> Rows:
-        """Normalise each `dim` numbers of a row, or the whole row, and multiply by `NAME.weight + offset`."""
+        """Normalise each `dim` numbers of a row, or the whole row, and multiply by `NAME.weight +
+        offset`."""
         ...
 
     def experts(
         self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str
     ) -> Rows:
-        """Mixture of experts: `bias` + the sum of `p act(x w1^T) w2` over the `chosen` ones of largest p = softmax(logits).
+        """Mixture of experts: `bias` + the sum of `p act(x w1^T) w2` over the `chosen` ones of
+        largest p = softmax(logits).
 
-        `NAME.mlp.w1`, `NAME.mlp.w2` float[logits.width * wide, x.width], expert after expert; `NAME.bias` float[x.width].
+        `NAME.mlp.w1`, `NAME.mlp.w2` float[logits.width * wide, x.width], expert after expert;
+        `NAME.bias` float[x.width].
         """
         ...
 
     def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
-        """The rotation for the batch's positions. `frequencies` float32[dim / 2]; `factor` multiplies cosines and sines."""
+        """The rotation for the batch's positions. `frequencies` float32[dim / 2]; `factor`
+        multiplies cosines and sines."""
         ...
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
@@ -113,8 +124,8 @@ class Ops(Protocol):
         ...
 
     def attention(self, q: Rows, k: Rows, v: Rows, heads: Heads, bias: Any = None) -> Rows:
-        """Attend within each sequence, as `heads` says. `bias`: added to the scaled scores; made by `alibi`, `buckets` or
-        `disentangled`."""
+        """Attend within each sequence, as `heads` says. `bias`: added to the scaled scores; made by
+        `alibi`, `buckets` or `disentangled`."""
         ...
 
     def alibi(self, slopes: NDArray[np.float32]) -> Any:
@@ -122,14 +133,15 @@ class Ops(Protocol):
         ...
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:
-        """`table[bucket, head]` of the table `name`. `buckets[d + longest]` is the bucket of the distance d = key minus query.
-        Distances above `longest` have the bucket of `longest`."""
+        """`table[bucket, head]` of the table `name`. `buckets[d + longest]` is the bucket of the
+        distance d = key minus query. Distances above `longest` have the bucket of `longest`."""
         ...
 
     def disentangled(
         self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables
     ) -> Any:
-        """DeBERTa: scaled products of contents with the projected embeddings of distances, rows of `parameter_rows`."""
+        """DeBERTa: scaled products of contents with the projected embeddings of distances, rows of
+        `parameter_rows`."""
         ...
 
     def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
@@ -137,7 +149,8 @@ class Ops(Protocol):
         ...
 
     def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
-        """Row `adapter_ids[t]` of a constant table float32[adapters + 1, width]. Row 0 is for texts without an adapter."""
+        """Row `adapter_ids[t]` of a constant table float32[adapters + 1, width]. Row 0 is for texts
+        without an adapter."""
         ...
 
 
@@ -151,8 +164,8 @@ def linears(
 def adapted(ops: Ops, count: int, rank: int, scale: float) -> Ops:
     """Add `count` adapters of one `rank` to the operations. `scale` multiplies their changes.
 
-    Beside each `NAME.weight` they need `NAME.lora_A.weight` float[count * rank, in] (for a table: float[rows, count * rank])
-    and `NAME.lora_B.weight` float[out, count * rank].
+    Beside each `NAME.weight` they need `NAME.lora_A.weight` float[count * rank, in] (for a table:
+    float[rows, count * rank]) and `NAME.lora_B.weight` float[out, count * rank].
     """
     return cast(Ops, _Adapted(ops, count, rank, scale))
 

@@ -1,9 +1,10 @@
 """Transformers with rotary positions.
 
-Encoders: NomicBERT, GTE ("new") and Jina v3's XLM-RoBERTa, with a norm after each block; Jina Reranker v2's, with the same
-names but a table of positions; ModernBERT, with norms before each block, and windows in two of three layers. Language models
-that embed or rank, causal or not: Llama, Mistral, Qwen2, Qwen3, EuroBERT, Gemma; Gemma 3, with norms around each block, windows
-in most layers, and 1 added to the weights of norms.
+Encoders: NomicBERT, GTE ("new") and Jina v3's XLM-RoBERTa, with a norm after each block; Jina
+Reranker v2's, with the same names but a table of positions; ModernBERT, with norms before each
+block, and windows in two of three layers. Language models that embed or rank, causal or not: Llama,
+Mistral, Qwen2, Qwen3, EuroBERT, Gemma; Gemma 3, with norms around each block, windows in most
+layers, and 1 added to the weights of norms.
 
 Tensors have the publishers' names, which transformers uses too.
 """
@@ -26,7 +27,8 @@ from hybridtei.models.families.settings import (
 
 @dataclass(frozen=True)
 class _EncoderForm:
-    """Names of the tensors (a layer's below `layer`), and constants. `theta`: None if positions come from a table."""
+    """Names of the tensors (a layer's below `layer`), and constants. `theta`: None if positions
+    come from a table."""
 
     layer: str
     embedding_norm: str
@@ -35,7 +37,8 @@ class _EncoderForm:
     norms: tuple[str, str]
     theta: float | None
     has_bias: bool
-    types: int = 1  # the default number of token types
+    # The default number of token types
+    types: int = 1
 
 
 NOMIC = _EncoderForm(
@@ -69,8 +72,8 @@ JINA = _EncoderForm(
 
 
 def nomic_bert(o: Ops, s: Settings) -> Rows:
-    """transformers' `NomicBertModel`, with the additions of Nomic's own code: biases, MLPs without a gate, and experts instead
-    of every n-th MLP."""
+    """transformers' `NomicBertModel`, with the additions of Nomic's own code: biases, MLPs without
+    a gate, and experts instead of every n-th MLP."""
     is_gated, wide = s.get("activation_function") is None, s.count("intermediate_size")
     act = s.activation("hidden_act", "silu") if is_gated else s.activation("activation_function")
     in_bias, out_bias = s.flag("mlp_fc1_bias"), s.flag("mlp_fc2_bias")
@@ -91,7 +94,8 @@ def nomic_bert(o: Ops, s: Settings) -> Rows:
 
 
 def _experts(s: Settings, is_gated: bool) -> tuple[int, int, int]:
-    """(n if every n-th layer has experts, the number of experts, the number that a token uses); zeros without experts."""
+    """(n if every n-th layer has experts, the number of experts, the number that a token uses);
+    zeros without experts."""
     every, count, chosen = (
         s.get(key, 0) for key in ("moe_every_n_layers", "num_experts", "moe_top_k")
     )
@@ -162,7 +166,8 @@ def _encoder(
     rotation = (
         None if form.theta is None else o.rotation(*frequencies(s, heads.dim, theta=form.theta))
     )
-    s.get("max_position_embeddings")  # read for `check`: there is no table of angles
+    # Read for `check`: there is no table of angles
+    s.get("max_position_embeddings")
     width = count * heads.dim
     for i in range(s.count("num_hidden_layers")):
         layer = f"{form.layer}{i}."
@@ -190,15 +195,18 @@ def modernbert(o: Ops, s: Settings) -> Rows:
     layers = s.count("num_hidden_layers", 22)
     every = s.count("global_attn_every_n_layers", 3)
     kinds = s.layer_kinds(layers, lambda layer: SLIDING if layer % every else FULL)
-    s.get("layer_norm_eps")  # checkpoints have the key, but norms use `norm_eps`
+    # Checkpoints have the key, but norms use `norm_eps`
+    s.get("layer_norm_eps")
     heads = Heads(count, count, hidden // count)
-    s.has_read("global_rope_theta", "local_rope_theta")  # of one kind of layer, if any
+    # Of one kind of layer, if any
+    s.has_read("global_rope_theta", "local_rope_theta")
     rotations = {
         kind: o.rotation(*_modernbert_frequencies(s, heads.dim, kind))
         for kind in sorted(set(kinds))
     }
     windows = {FULL: None, SLIDING: s.count("local_attention", 128) // 2 + 1}
-    s.get("max_position_embeddings")  # read for `check`: there is no table of positions
+    # Read for `check`: there is no table of positions
+    s.get("max_position_embeddings")
     x = o.embedding("embeddings.tok_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     x = o.layer_norm(x, "embeddings.norm", eps, bias=norm_bias)
     act, wide = s.activation("hidden_activation"), s.count("intermediate_size", 1152)
@@ -225,7 +233,8 @@ def modernbert(o: Ops, s: Settings) -> Rows:
 
 def _modernbert_frequencies(s: Settings, dim: int, kind: str) -> Frequencies:
     theta = s.number("global_rope_theta", MODERNBERT_THETAS[FULL])
-    if kind == SLIDING:  # null means the other layers' value; transformers 5 does not accept it
+    # Null means the other layers' value; transformers 5 does not accept it
+    if kind == SLIDING:
         theta = s.number(
             "local_rope_theta", theta if s.has("local_rope_theta") else MODERNBERT_THETAS[SLIDING]
         )
@@ -238,12 +247,12 @@ class _DecoderForm:
 
     theta: float = 10_000.0
     eps: float = 1e-6
-    query_bias: bool = False  # only q, k and v have a bias
+    # Only q, k and v have a bias
+    query_bias: bool = False
     head_norms: bool = False
     causal: bool = True
-    is_gemma: bool = (
-        False  # embeddings are multiplied by the root of their width; norms' weights get 1 added
-    )
+    # Embeddings are multiplied by the root of their width; norms' weights get 1 added
+    is_gemma: bool = False
 
 
 def llama(o: Ops, s: Settings) -> Rows:
@@ -271,7 +280,8 @@ def eurobert(o: Ops, s: Settings) -> Rows:
     return _decoder(o, s, _DecoderForm(theta=250_000.0, eps=1e-5, causal=False))
 
 
-WINDOW, FIRST_WINDOW = 4096, 28  # defaults of Mistral's and Qwen's classes
+# Defaults of Mistral's and Qwen's classes
+WINDOW, FIRST_WINDOW = 4096, 28
 
 
 def gemma(o: Ops, s: Settings) -> Rows:
@@ -294,10 +304,8 @@ def _qwen_window(s: Settings) -> tuple[int | None, int]:
 
 def is_causal(s: Settings, default: bool) -> bool:
     """False for bidirectional models, by transformers' key or the key of converted embedders."""
-    both_ways, causal = (
-        s.flag("use_bidirectional_attention"),
-        s.flag("is_causal", default=True),
-    )  # reads both, for `check`
+    # Reads both, for `check`
+    both_ways, causal = (s.flag("use_bidirectional_attention"), s.flag("is_causal", default=True))
     return default and causal and not both_ways
 
 
@@ -310,9 +318,11 @@ def _decoder(
     causal, bias, mlp_bias = is_causal(s, form.causal), s.flag("attention_bias"), s.flag("mlp_bias")
     heads = Heads(count, s.count("num_key_value_heads", count), dim, causal=causal)
     if window is not None and not causal:
-        window += 1  # transformers counts a bidirectional decoder's window inclusively
+        # Transformers counts a bidirectional decoder's window inclusively
+        window += 1
     rotation = o.rotation(*frequencies(s, heads.dim, theta=form.theta))
-    s.get("max_position_embeddings")  # read for `check`: there is no table of positions
+    # Read for `check`: there is no table of positions
+    s.get("max_position_embeddings")
     layers = s.count("num_hidden_layers")
     kinds = s.layer_kinds(layers, lambda layer: SLIDING if window and layer >= first else FULL)
     act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
@@ -367,11 +377,11 @@ def gemma3(o: Ops, s: Settings) -> Rows:
     layers = s.count("num_hidden_layers")
     every = s.count("sliding_window_pattern", s.get("_sliding_window_pattern", 6))
     kinds = s.layer_kinds(layers, lambda layer: SLIDING if (layer + 1) % every else FULL)
-    s.has_read(
-        "rope_theta", *(() if s.has("rope_parameters") else ("rope_scaling",))
-    )  # of layers without a window, if any
+    # Of layers without a window, if any
+    s.has_read("rope_theta", *(() if s.has("rope_parameters") else ("rope_scaling",)))
     rotations = {kind: o.rotation(*_gemma_frequencies(s, dim, kind)) for kind in sorted(set(kinds))}
-    s.get("max_position_embeddings")  # read for `check`: there is no table of positions
+    # Read for `check`: there is no table of positions
+    s.get("max_position_embeddings")
     act, wide = s.activation("hidden_activation", "gelu_pytorch_tanh"), s.count("intermediate_size")
     x = o.scale(
         o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids"), hidden**0.5
@@ -402,7 +412,8 @@ def gemma3(o: Ops, s: Settings) -> Rows:
 
 
 def _gemma_frequencies(s: Settings, dim: int, kind: str) -> Frequencies:
-    """Older files have one base for layers with a window, and another base with scaling for the other layers."""
+    """Older files have one base for layers with a window, and another base with scaling for the
+    other layers."""
     local = s.number("rope_local_base_freq", GEMMA_THETAS[SLIDING])
     if kind == SLIDING and SLIDING not in s.get("rope_parameters", {}):
         return plain(dim, local), 1.0

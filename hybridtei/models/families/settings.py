@@ -1,8 +1,10 @@
-"""A family's settings from config.json, checked one by one, and the frequencies of rotary positions.
+"""A family's settings from config.json, checked one by one, and the frequencies of rotary
+positions.
 
-A key is an error if transformers' class declares it, the family does not read it, and it is not known to have no effect: it
-could change the computation. transformers ignores a key that its class does not declare; so does this module, with a warning.
-`declared.json` has the keys of each class (`python -m conformance.families.declared`). Source of frequencies: transformers'
+A key is an error if transformers' class declares it, the family does not read it, and it is not
+known to have no effect: it could change the computation. transformers ignores a key that its class
+does not declare; so does this module, with a warning. `declared.json` has the keys of each class
+(`python -m conformance.families.declared`). Source of frequencies: transformers'
 `modeling_rope_utils`.
 """
 
@@ -24,7 +26,8 @@ from hybridtei.errors import LoadError, UnsupportedArchitecture
 log = logging.getLogger(__name__)
 
 DECLARED = Path(__file__).with_name("declared.json")
-FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: without and with a window
+# Kinds of layers: without and with a window
+FULL, SLIDING = "full_attention", "sliding_attention"
 # config.json's names of activations -> `Ops.activate`'s names.
 ACTIVATIONS: Mapping[str, str] = {
     "gelu": "gelu",
@@ -37,86 +40,69 @@ ACTIVATIONS: Mapping[str, str] = {
     "swish": "silu",
     "tanh": "tanh",
 }
-# Keys without effect on states, declared by transformers' classes or written by publishers for their own code.
+# Keys without effect on states, declared by transformers' classes or written by publishers for
+# their own code.
 IRRELEVANT = frozenset(
     {
-        *(
-            "_attn_implementation",
-            "_attn_implementation_autoset",
-            "_commit_hash",
-            "_name_or_path",
-            "architectures",
-        ),
-        *(
-            "attn_implementation",
-            "auto_map",
-            "bos_token_id",
-            "classifier_activation",
-            "classifier_bias",
-            "classifier_pooling",
-        ),
-        *(
-            "clf_pooling",
-            "cls_token_id",
-            "decoder_bias",
-            "decoder_start_token_id",
-            "deterministic_flash_attn",
-            "dtype",
-        ),
-        *(
-            "eos_token_id",
-            "final_logit_softcapping",
-            "gradient_checkpointing",
-            "id2label",
-            "init_std",
-        ),
-        *(
-            "initializer_cutoff_factor",
-            "initializer_factor",
-            "initializer_range",
-            "is_matryoshka",
-            "label2id",
-            "legacy",
-        ),
-        *(
-            "mask_token_id",
-            "matryoshka_dimensions",
-            "model_max_length",
-            "model_type",
-            "name_or_path",
-            "num_labels",
-        ),
-        *(
-            "output_attentions",
-            "output_hidden_states",
-            "pad_token_id",
-            "pooler_hidden_act",
-            "pooler_hidden_size",
-            "pooling",
-        ),
-        *(
-            "pretraining_tp",
-            "problem_type",
-            "return_dict",
-            "sbert_ce_default_activation_function",
-            "sentence_transformers",
-        ),
-        *(
-            "sep_token_id",
-            "sparse_pred_ignore_index",
-            "sparse_prediction",
-            "summary_activation",
-            "summary_proj_to_labels",
-        ),
-        *(
-            "summary_type",
-            "summary_use_proj",
-            "temperature",
-            "tie_word_embeddings",
-            "tokenizer_class",
-            "torch_dtype",
-        ),
-        *("transformers_version", "use_cache", "vocab_size"),
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "_name_or_path",
+        "architectures",
+        "attn_implementation",
+        "auto_map",
+        "bos_token_id",
+        "classifier_activation",
+        "classifier_bias",
+        "classifier_pooling",
+        "clf_pooling",
+        "cls_token_id",
+        "decoder_bias",
+        "decoder_start_token_id",
+        "deterministic_flash_attn",
+        "dtype",
+        "eos_token_id",
+        "final_logit_softcapping",
+        "gradient_checkpointing",
+        "id2label",
+        "init_std",
+        "initializer_cutoff_factor",
+        "initializer_factor",
+        "initializer_range",
+        "is_matryoshka",
+        "label2id",
+        "legacy",
+        "mask_token_id",
+        "matryoshka_dimensions",
+        "model_max_length",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pooler_hidden_act",
+        "pooler_hidden_size",
+        "pooling",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "sbert_ce_default_activation_function",
+        "sentence_transformers",
+        "sep_token_id",
+        "sparse_pred_ignore_index",
+        "sparse_prediction",
+        "summary_activation",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "temperature",
+        "tie_word_embeddings",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "vocab_size",
     }
 )
 # Values with which declared keys have no effect.
@@ -189,7 +175,8 @@ class Settings:
         return ACTIVATIONS[value]
 
     def layer_kinds(self, layers: int, default: Callable[[int], str]) -> list[str]:
-        """The kind of each layer, FULL or SLIDING, from `layer_types` or else `default`. Raises LoadError."""
+        """The kind of each layer, FULL or SLIDING, from `layer_types` or else `default`. Raises
+        LoadError."""
         kinds = self.get("layer_types", [default(layer) for layer in range(layers)])
         if (
             not isinstance(kinds, list)
@@ -197,12 +184,14 @@ class Settings:
             or not all(kind in (FULL, SLIDING) for kind in kinds)
         ):
             raise LoadError(
-                f"{self._file}: `layer_types` should hold {FULL!r} or {SLIDING!r} for each of {layers} layers"
+                f"{self._file}: `layer_types` should hold {FULL!r} or {SLIDING!r} for each of "
+                f"{layers} layers"
             )
         return kinds
 
     def only(self, key: str, *served: object) -> None:
-        """Raises UnsupportedArchitecture unless the key is missing, null, or one of these values."""
+        """Raises UnsupportedArchitecture unless the key is missing, null, or one of these
+        values."""
         value = self.get(key)
         if value is not None and value not in served:
             raise self.unsupported(key, value, served)
@@ -215,7 +204,8 @@ class Settings:
         return UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}; supported: {named}")
 
     def check(self, declared: Collection[str] | None) -> None:
-        """Raises UnsupportedArchitecture for an unread key that could matter; warns of other unread keys.
+        """Raises UnsupportedArchitecture for an unread key that could matter; warns of other unread
+        keys.
 
         `declared`: the keys that could matter; None: all.
         """
@@ -232,7 +222,8 @@ class Settings:
             unknown.add(f"`{key}`")
         if unknown:
             _warn_once(
-                f"{self._file}: ignored, as transformers ignores them in this family: {', '.join(sorted(unknown))}"
+                f"{self._file}: ignored, as transformers ignores them in this family: "
+                f"{', '.join(sorted(unknown))}"
             )
 
 
@@ -244,35 +235,31 @@ def _warn_once(message: str) -> None:
 
 @cache
 def declared_keys(model_type: str) -> frozenset[str] | None:
-    """The keys of config.json that transformers 5.23 reads for a family; None without a class of that name."""
+    """The keys of config.json that transformers 5.23 reads for a family; None without a class of
+    that name."""
     keys = json.loads(DECLARED.read_text(encoding="utf-8"))
     return frozenset(keys["every"] + keys[model_type]) if model_type in keys else None
 
 
-Frequencies = tuple[
-    NDArray[np.float32], float
-]  # float32[dim / 2], and the factor of cosines and sines
+# float32[dim / 2], and the factor of cosines and sines
+Frequencies = tuple[NDArray[np.float32], float]
 SERVED = ("default", "linear", "llama3", "yarn")
 READ = frozenset(
     {
-        *(
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "factor",
-            "high_freq_factor",
-            "low_freq_factor",
-            "mscale",
-        ),
-        *(
-            "mscale_all_dim",
-            "original_max_position_embeddings",
-            "partial_rotary_factor",
-            "rope_theta",
-            "rope_type",
-            "truncate",
-        ),
-        *("type",),
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "factor",
+        "high_freq_factor",
+        "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_theta",
+        "rope_type",
+        "truncate",
+        "type",
     }
 )
 
@@ -282,7 +269,8 @@ def frequencies(
 ) -> Frequencies:
     """The frequencies of the model, or of its layers of one `kind`. `theta`: the family's default.
 
-    Raises UnsupportedArchitecture for an unsupported kind of scaling, such as one that depends on the text's length.
+    Raises UnsupportedArchitecture for an unsupported kind of scaling, such as one that depends on
+    the text's length.
     """
     written = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     nested = (
@@ -302,7 +290,8 @@ def frequencies(
     share = parameters.get("partial_rotary_factor") or settings.get("partial_rotary_factor", 1.0)
     if share != 1 and how != "default":
         raise settings.unsupported("partial_rotary_factor", share, (1.0,))
-    if share != 1:  # the classes of these families rotate whole heads
+    # The classes of these families rotate whole heads
+    if share != 1:
         settings.ignore("partial_rotary_factor")
     dim, base = head_dim, float(parameters["rope_theta"])
     inverse = plain(dim, base)

@@ -25,7 +25,8 @@ from hybridtei.models.heads.models import (
     term_matrix,
 )
 
-WARMUP = 0.05  # share of the steps in which the learning rate rises; then it falls linearly to 0
+# Share of the steps in which the learning rate rises; then it falls linearly to 0
+WARMUP = 0.05
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,17 @@ class Recipe:
 
     epochs: int
     learning_rate: float
-    group_size: int  # neighbours in a group
-    groups: int  # groups in a batch
-    prefixes: tuple[
-        int, ...
-    ]  # leading dimensions of the multi-vector head that are trained to work alone
-    drop: str  # tokens without a vector: "first", "specials" or "none"
+    # Neighbours in a group
+    group_size: int
+    # Groups in a batch
+    groups: int
+    # Leading dimensions of the multi-vector head that are trained to work alone
+    prefixes: tuple[int, ...]
+    # Tokens without a vector: "first", "specials" or "none"
+    drop: str
     seed: int
-    dtype: torch.dtype = torch.float32  # dtype of the heads' matrix products
+    # Dtype of the heads' matrix products
+    dtype: torch.dtype = torch.float32
 
 
 class Students(nn.Module):
@@ -61,7 +65,8 @@ class Students(nn.Module):
         self.log_scale.update({f"maxsim{dim}": torch.tensor(3.5) for dim in recipe.prefixes})
 
     def losses(self, batch: TrainingBatch) -> dict[str, Tensor]:
-        """Return the distillation loss (Kullback-Leibler) of each way of scoring, in nats a query."""
+        """Return the distillation loss (Kullback-Leibler) of each way of scoring, in nats a
+        query."""
         target = batch.teacher.log_softmax(-1)
         scores = {"sparse": self.sparse_scores(batch)} | self.maxsim_scores(batch)
         return {
@@ -77,7 +82,8 @@ class Students(nn.Module):
     def sparse_scores(self, batch: TrainingBatch) -> Tensor:
         """Return the dot products [queries, texts] over the terms of the queries.
 
-        Without the idf: a head trained with idf on the query's weights ranked no better with it, and worse without it.
+        Without the idf: a head trained with idf on the query's weights ranked no better with it,
+        and worse without it.
         """
         terms = torch.unique(batch.queries.input_ids)
         terms = terms[~torch.isin(terms, self.special_ids)]
@@ -119,7 +125,8 @@ class Students(nn.Module):
 
 
 def fit(students: Students, data: PairStates) -> list[dict[str, float]]:
-    """Train the heads in place; return the mean losses of each epoch. The same seed gives the same weights."""
+    """Train the heads in place; return the mean losses of each epoch. The same seed gives the same
+    weights."""
     recipe = students.recipe
     generator = torch.Generator().manual_seed(recipe.seed)
     optimizer = torch.optim.AdamW(students.parameters(), lr=recipe.learning_rate, weight_decay=0.0)
@@ -155,11 +162,12 @@ LLOYD_STEPS = 2
 
 
 def neighbour_groups(vectors: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
-    """Split the rows of `vectors` [n, hidden_size] into groups of near neighbours; return their row numbers.
+    """Split the rows of `vectors` [n, hidden_size] into groups of near neighbours; return their row
+    numbers.
 
-    Every group has exactly `size` rows, but one has the remainder if n is no multiple. The rows are halved again and
-    again at the median along the line between two means: n log n work (exact neighbours: n^2), and the grouping depends on
-    `generator`.
+    Every group has exactly `size` rows, but one has the remainder if n is no multiple. The rows are
+    halved again and again at the median along the line between two means: n log n work (exact
+    neighbours: n^2), and the grouping depends on `generator`.
     """
     groups: list[Tensor] = []
     pending = [torch.arange(len(vectors))]
@@ -177,7 +185,8 @@ def neighbour_groups(vectors: Tensor, size: int, generator: torch.Generator) -> 
 
 
 def _split_direction(vectors: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the line [hidden_size] between two means (two-means clustering of a sample, from two far points)."""
+    """Return the line [hidden_size] between two means (two-means clustering of a sample, from two
+    far points)."""
     draw = torch.randint(len(vectors), (min(PIVOT_SAMPLE, len(vectors)),), generator=generator)
     sample = vectors[draw]
     near = sample[0]
@@ -192,21 +201,27 @@ def _split_direction(vectors: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Turns the trunk's similarities into logits: dense cosine and mean MaxSim, each divided by its temperature."""
+    """Turns the trunk's similarities into logits: dense cosine and mean MaxSim, each divided by its
+    temperature."""
 
     dense_temperature: float
     maxsim_temperature: float
-    dtype: torch.dtype = torch.float32  # dtype of the matrix products
+    # Dtype of the matrix products
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)
 class PackedTexts:
     """Texts of one side of a batch, packed."""
 
-    hidden_states: Tensor  # [tokens, hidden_size]
-    embeddings: Tensor  # [tokens, hidden_size], layer-normed word embeddings
-    input_ids: Tensor  # [tokens]
-    cu_seqlens: Tensor  # [texts + 1]
+    # [tokens, hidden_size]
+    hidden_states: Tensor
+    # [tokens, hidden_size], layer-normed word embeddings
+    embeddings: Tensor
+    # [tokens]
+    input_ids: Tensor
+    # [texts + 1]
+    cu_seqlens: Tensor
 
 
 @dataclass(frozen=True)
@@ -215,7 +230,8 @@ class TrainingBatch:
 
     queries: PackedTexts
     texts: PackedTexts
-    teacher: Tensor  # [queries, texts], logits
+    # [queries, texts], logits
+    teacher: Tensor
 
 
 @dataclass(frozen=True)
@@ -223,8 +239,10 @@ class PairStates:
     """The data of all batches. Of n pairs, states 0..n-1 are the queries, n..2n-1 the texts."""
 
     states: TokenStates
-    dense: Tensor  # [2n, hidden_size], unit
-    word_embeddings: Tensor  # [vocabulary, hidden_size]
+    # [2n, hidden_size], unit
+    dense: Tensor
+    # [vocabulary, hidden_size]
+    word_embeddings: Tensor
     teacher: Teacher
 
     def __len__(self) -> int:
@@ -245,7 +263,8 @@ class PairStates:
 def batches(
     data: PairStates, group_size: int, groups: int, generator: torch.Generator
 ) -> Iterator[TrainingBatch]:
-    """Yield one epoch of batches, each of `groups` groups of `group_size` neighbouring texts, in random order."""
+    """Yield one epoch of batches, each of `groups` groups of `group_size` neighbouring texts, in
+    random order."""
     grouped = neighbour_groups(data.dense[len(data) :], group_size, generator)
     order = torch.randperm(len(grouped), generator=generator).tolist()
     for start in range(0, len(order), groups):
@@ -285,8 +304,10 @@ class Origin:
     """The origin of the heads: recorded in the file, but not needed to read it."""
 
     base_name: str
-    base_sha256: str  # SHA-256 of the base model's model.safetensors
-    training: Mapping[str, str | int | float]  # data, licence, date, command, seed
+    # SHA-256 of the base model's model.safetensors
+    base_sha256: str
+    # Data, licence, date, command, seed
+    training: Mapping[str, str | int | float]
 
 
 def write_head_file(path: Path, students: Students, origin: Origin) -> None:

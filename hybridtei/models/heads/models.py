@@ -1,6 +1,7 @@
 """The frozen dense model, its token states, and the two trainable heads with their scores.
 
-Arrays are packed: all tokens of a batch of texts in one axis. cu_seqlens [texts + 1] has the start of each text.
+Arrays are packed: all tokens of a batch of texts in one axis. cu_seqlens [texts + 1] has the start
+of each text.
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ class Trunk:
 
     model: nn.Module
     tokenizer: Tokenizer
-    word_embeddings: Tensor  # [vocabulary, hidden_size], fp32
-    special_ids: tuple[int, ...]  # ids that never become sparse terms
-    sha256: str  # of model.safetensors
+    # [vocabulary, hidden_size], fp32
+    word_embeddings: Tensor
+    # Ids that never become sparse terms
+    special_ids: tuple[int, ...]
+    # Of model.safetensors
+    sha256: str
 
     @property
     def hidden_size(self) -> int:
@@ -52,7 +56,8 @@ class Trunk:
         return int(self.word_embeddings.shape[1])
 
     def tokenize(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """Return each text's input_ids with the model's special tokens, truncated to `max_tokens`."""
+        """Return each text's input_ids with the model's special tokens, truncated to
+        `max_tokens`."""
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_tokens)
         return [list(encoding.ids) for encoding in self.tokenizer.encode_batch_fast(list(texts))]
@@ -61,7 +66,8 @@ class Trunk:
     def encode(
         self, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32
     ) -> list[Tensor]:
-        """Return the last hidden states [tokens, hidden_size] of each sequence, fp32, run as one padded batch."""
+        """Return the last hidden states [tokens, hidden_size] of each sequence, fp32, run as one
+        padded batch."""
         longest = max(map(len, sequences))
         input_ids = torch.zeros(len(sequences), longest, dtype=torch.long)
         attention_mask = torch.zeros_like(input_ids)
@@ -75,14 +81,17 @@ class Trunk:
 
 
 def autocast(dtype: torch.dtype) -> torch.autocast:
-    """Return a context in which matrix products run in `dtype`. bfloat16 halves their time on CPUs that have it."""
+    """Return a context in which matrix products run in `dtype`. bfloat16 halves their time on CPUs
+    that have it."""
     return torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
 
 
 def load_trunk(folder: Path) -> Trunk:
-    """Load a model folder in the Hugging Face layout (config.json, model.safetensors, tokenizer.json).
+    """Load a model folder in the Hugging Face layout (config.json, model.safetensors,
+    tokenizer.json).
 
-    Raises OSError for a missing file, and the errors of `check_contents`. Does not read sharded or pickled weights.
+    Raises OSError for a missing file, and the errors of `check_contents`. Does not read sharded or
+    pickled weights.
     """
     check_contents(folder)
     weights = folder / "model.safetensors"
@@ -101,16 +110,20 @@ def load_trunk(folder: Path) -> Trunk:
     return Trunk(model.requires_grad_(False), tokenizer, embeddings, special_ids, digest)
 
 
-BATCH_TOKENS = 4096  # padded tokens a pass, so that a small model's activations fit the CPU's cache
+# Padded tokens a pass, so that a small model's activations fit the CPU's cache
+BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class TokenStates:
     """Token states of a list of texts, one after another."""
 
-    hidden_states: npt.NDArray[np.float16]  # [tokens, hidden_size]
-    input_ids: npt.NDArray[np.int32]  # [tokens]
-    cu_seqlens: npt.NDArray[np.int64]  # [texts + 1]
+    # [tokens, hidden_size]
+    hidden_states: npt.NDArray[np.float16]
+    # [tokens]
+    input_ids: npt.NDArray[np.int32]
+    # [texts + 1]
+    cu_seqlens: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -125,7 +138,8 @@ class TokenStates:
         return torch.from_numpy(hidden).float(), torch.from_numpy(ids).long(), cu_seqlens
 
     def pooled(self, pooling: str) -> Tensor:
-        """Return the texts' unit dense vectors [texts, hidden_size], fp32, by "mean" or "cls" pooling."""
+        """Return the texts' unit dense vectors [texts, hidden_size], fp32, by "mean" or "cls"
+        pooling."""
         out = torch.empty(len(self), self.hidden_states.shape[1])
         for text in range(len(self)):
             states = self.rows([text])[0]
@@ -140,9 +154,11 @@ def cached_states(
     max_tokens: int,
     dtype: torch.dtype = torch.float32,
 ) -> TokenStates:
-    """Return the texts' token states from `folder`. Computes them first unless the folder has exactly these.
+    """Return the texts' token states from `folder`. Computes them first unless the folder has
+    exactly these.
 
-    `dtype` is the trunk's compute type (bfloat16 runs under autocast). Disk: 2 x hidden_size bytes a token.
+    `dtype` is the trunk's compute type (bfloat16 runs under autocast). Disk: 2 x hidden_size bytes
+    a token.
     """
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256("\0".join(texts).encode("utf-8", errors="surrogatepass")).hexdigest()
@@ -205,10 +221,11 @@ DROPS = ("first", "specials", "none")
 
 
 class SparseHeadModule(nn.Module):
-    """A weight >= 0 for every token: BGE-M3's linear form (width 0) or a perceptron with one hidden layer.
+    """A weight >= 0 for every token: BGE-M3's linear form (width 0) or a perceptron with one hidden
+    layer.
 
-    Inputs are the last hidden state and optionally the token's word embedding, which is independent of the context.
-    Linear form: https://arxiv.org/abs/2402.03216, section 3.2.
+    Inputs are the last hidden state and optionally the token's word embedding, which is independent
+    of the context. Linear form: https://arxiv.org/abs/2402.03216, section 3.2.
     """
 
     def __init__(
@@ -221,12 +238,12 @@ class SparseHeadModule(nn.Module):
         in_features = hidden_size * len(self.inputs)
         self.hidden = nn.Linear(in_features, width) if width else None
         self.out = nn.Linear(width or in_features, 1)
-        nn.init.constant_(
-            self.out.bias, 1.0
-        )  # every token starts above 0, since relu has no gradient below 0
+        # Every token starts above 0, since relu has no gradient below 0
+        nn.init.constant_(self.out.bias, 1.0)
 
     def forward(self, hidden_states: Tensor, embeddings: Tensor) -> Tensor:
-        """Return weights [tokens] from hidden states and layer-normed word embeddings, each [tokens, hidden_size]."""
+        """Return weights [tokens] from hidden states and layer-normed word embeddings, each
+        [tokens, hidden_size]."""
         x = torch.cat([hidden_states, embeddings], -1) if len(self.inputs) == 2 else hidden_states
         if self.hidden is not None:
             x = ACTIVATIONS[self.activation](self.hidden(x))
@@ -234,20 +251,21 @@ class SparseHeadModule(nn.Module):
 
 
 class MultivectorHeadModule(nn.Linear):
-    """A vector for every token: a linear projection. Its dimensions are ordered, so that a prefix of them also works.
+    """A vector for every token: a linear projection. Its dimensions are ordered, so that a prefix
+    of them also works.
 
     The vector is the projection, or its prefix, scaled to unit length.
     """
 
     @torch.no_grad()
     def start_from(self, hidden_states: Tensor) -> None:
-        """Set the weights to the principal directions, largest first, of a sample of unit token states."""
+        """Set the weights to the principal directions, largest first, of a sample of unit token
+        states."""
         unit = functional.normalize(hidden_states, dim=-1)
         _, vectors = torch.linalg.eigh((unit.T @ unit).double())
         directions = vectors.flip(1)[:, : self.out_features].T
-        signs = directions.gather(
-            1, directions.abs().argmax(1, keepdim=True)
-        ).sign()  # eigh does not determine the sign
+        # Eigh does not determine the sign
+        signs = directions.gather(1, directions.abs().argmax(1, keepdim=True)).sign()
         self.weight.copy_(directions * signs)
         if self.bias is not None:
             self.bias.zero_()
@@ -259,7 +277,8 @@ def text_of_token(cu_seqlens: Tensor) -> Tensor:
 
 
 def term_matrix(weights: Tensor, input_ids: Tensor, cu_seqlens: Tensor, columns: Tensor) -> Tensor:
-    """Return each text's term weights [texts, terms]: the maximum over a term's repeats, 0 for absent terms.
+    """Return each text's term weights [texts, terms]: the maximum over a term's repeats, 0 for
+    absent terms.
 
     `columns` [vocabulary] has each id's column, -1 for ids that are no terms.
     """
@@ -277,10 +296,12 @@ def term_matrix(weights: Tensor, input_ids: Tensor, cu_seqlens: Tensor, columns:
 def maxsim(
     query_vectors: Tensor, query_cu_seqlens: Tensor, text_vectors: Tensor, text_cu_seqlens: Tensor
 ) -> Tensor:
-    """Return MaxSim [queries, texts] divided by the query's number of vectors (a cosine, independent of the length)."""
+    """Return MaxSim [queries, texts] divided by the query's number of vectors (a cosine,
+    independent of the length)."""
     similarity = query_vectors @ text_vectors.T
     lengths: list[int] = text_cu_seqlens.diff().tolist()
-    nothing = similarity.new_zeros(len(similarity))  # a text without vectors scores 0
+    # A text without vectors scores 0
+    nothing = similarity.new_zeros(len(similarity))
     parts = torch.split(similarity, lengths, dim=1)
     best = torch.stack(
         [part.max(1).values if part.shape[1] else nothing for part in parts], 1

@@ -1,7 +1,8 @@
-"""A training run: texts -> pairs -> token states -> heads -> the head file. `args` are the flags of `hybridtei train`.
+"""A training run: texts -> pairs -> token states -> heads -> the head file. `args` are the flags of
+`hybridtei train`.
 
-A pair is a short text (title, question, sentence) and the longer text it belongs to. No labels are needed beyond the pairing;
-the teacher (`fit.Teacher`) grades the other texts of a batch.
+A pair is a short text (title, question, sentence) and the longer text it belongs to. No labels are
+needed beyond the pairing; the teacher (`fit.Teacher`) grades the other texts of a batch.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def _parse_pair(line: str, place: str) -> Pair:
 def select_pairs(pairs: Iterable[Pair], min_words: int, opening: int) -> list[Pair]:
     """Drop pairs with a text under `min_words` words, and repeats of an earlier pair.
 
-    A pair is a repeat if its query, or the first `opening` characters of its text, are equal. In one batch the repeated
-    text would count as a wrong answer to its own query.
+    A pair is a repeat if its query, or the first `opening` characters of its text, are equal. In
+    one batch the repeated text would count as a wrong answer to its own query.
     """
     queries: set[str] = set()
     openings: set[str] = set()
@@ -89,9 +90,11 @@ def select_pairs(pairs: Iterable[Pair], min_words: int, opening: int) -> list[Pa
 
 
 def sentence_pairs(pairs: Iterable[Pair], min_words: int, seed: int) -> list[Pair]:
-    """Make (sentence, rest of the text) pairs, whose queries are longer and more natural than titles.
+    """Make (sentence, rest of the text) pairs, whose queries are longer and more natural than
+    titles.
 
-    Every text of three sentences or more gives one sentence of 5 to 40 words. The rest must have `min_words` words.
+    Every text of three sentences or more gives one sentence of 5 to 40 words. The rest must have
+    `min_words` words.
     """
     draw = random.Random(seed)
     made: list[Pair] = []
@@ -109,7 +112,8 @@ def sentence_pairs(pairs: Iterable[Pair], min_words: int, seed: int) -> list[Pai
     return made
 
 
-PRINCIPAL_SAMPLE = 200_000  # token states for computing the multi-vector head's first directions
+# Token states for computing the multi-vector head's first directions
+PRINCIPAL_SAMPLE = 200_000
 
 
 def collect_pairs(args: argparse.Namespace) -> list[Pair]:

@@ -1,7 +1,9 @@
-"""Inputs of a request -> encodings. Enforces the model's limits in TEI's order, with TEI's messages.
+"""Inputs of a request -> encodings. Enforces the model's limits in TEI's order, with TEI's
+messages.
 
-An input is a text or a list of ids. Ids are decoded to text and tokenised again without special tokens, as in TEI: clients that
-send ids rely on the same counts. Inputs of late-interaction models have their side's marker, and queries are expanded.
+An input is a text or a list of ids. Ids are decoded to text and tokenised again without special
+tokens, as in TEI: clients that send ids rely on the same counts. Inputs of late-interaction models
+have their side's marker, and queries are expanded.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ T = TypeVar("T", str, list[int], Input)
 Some = TypeVar("Some", bound=Text)
 Item = TypeVar("Item")
 Laid = TypeVar("Laid", bound=Encoding)
-CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work of one input
-PORTION_CHARACTERS = (
-    65_536  # tokenised at once; before truncation the tokenizer takes some 400 bytes a token
-)
+# TEI's bound on the work of one input
+CHARACTERS_PER_TOKEN = 250
+# Tokenised at once; before truncation the tokenizer takes some 400 bytes a token
+PORTION_CHARACTERS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class TextReader:
     prompts: Prompts
     max_input_length: int
     vocab_size: int
-    skipped: int | None = None  # the id removed from the end of an input
+    # The id removed from the end of an input
+    skipped: int | None = None
 
     def read(
         self,
@@ -62,7 +65,8 @@ class TextReader:
         allow_empty: bool = False,
         special_tokens: bool = True,
     ) -> list[Encoding]:
-        """Return one encoding an input, in order. Raises RequestError for the first input that breaks a rule."""
+        """Return one encoding an input, in order. Raises RequestError for the first input that
+        breaks a rule."""
         side = direction or self.tokenizer.truncation_side
         prepare = partial(
             self._prepare,
@@ -88,7 +92,8 @@ class TextReader:
     def read_pairs(
         self, inputs: Sequence[Text], *, truncate: bool, direction: Direction | None = None
     ) -> list[Encoding]:
-        """Return one encoding a text or pair of texts, in order. Raises RequestError for the first that breaks a rule."""
+        """Return one encoding a text or pair of texts, in order. Raises RequestError for the first
+        that breaks a rule."""
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(
             inputs, lambda item: self._prepare_text(item, truncate, side)
@@ -107,8 +112,8 @@ class TextReader:
         truncate: bool,
         direction: Direction | None = None,
     ) -> list[Encoding]:
-        """Fill the template with each pair (query, document); return one encoding a pair. Users' texts never become special
-        tokens. Raises the errors of `read`."""
+        """Fill the template with each pair (query, document); return one encoding a pair. Users'
+        texts never become special tokens. Raises the errors of `read`."""
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(
             pairs, lambda pair: self._prepare_text(pair, truncate, side)
@@ -171,7 +176,8 @@ class TextReader:
     ) -> list[LocatedEncoding]:
         """Like `read`, with each token's place in its text. Places in the prompt are below 0.
 
-        `times`: cut texts to this multiple of the model's length, for windows. The bound of characters stays.
+        `times`: cut texts to this multiple of the model's length, for windows. The bound of
+        characters stays.
         """
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(
@@ -193,7 +199,8 @@ class TextReader:
         return encodings
 
     def cut_to(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """Cut each text to `most` tokens. Characters beyond any model's length are cut off before tokenising."""
+        """Cut each text to `most` tokens. Characters beyond any model's length are cut off before
+        tokenising."""
         limit = min(tokens, self.max_input_length) * CHARACTERS_PER_TOKEN
         cut: list[str] = []
         for some in _portions([text[:limit] for text in texts]):
@@ -234,7 +241,8 @@ class TextReader:
             item = self._bounded(item, truncate, direction)
         # With a prompt, special tokens around the whole text replace the special tokens in the ids.
         whole = isinstance(item, str) or prompt is not None
-        if not isinstance(item, str):  # a single id may decode to a long text
+        # A single id may decode to a long text
+        if not isinstance(item, str):
             item = self._bounded(
                 self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction
             )
@@ -272,7 +280,8 @@ class TextReader:
     def _tokenised(
         self, ready: Sequence[_Ready], *, offsets: bool = False
     ) -> Iterator[tuple[_Ready, RawEncoding]]:
-        """Yield each text with its tokens, before truncation. At most a portion's tokens are in memory."""
+        """Yield each text with its tokens, before truncation. At most a portion's tokens are in
+        memory."""
         rest = iter(ready)
         for texts in _portions([item.text for item in ready]):
             raws: dict[int, RawEncoding] = {}
@@ -321,16 +330,19 @@ class TextReader:
         input_ids = encoding.input_ids
         if not len(input_ids):
             raise InvalidInput("`inputs` holds an input that becomes no token at all")
-        if input_ids.max() >= self.vocab_size:  # an unknown id would fail the whole batch
+        # An unknown id would fail the whole batch
+        if input_ids.max() >= self.vocab_size:
             raise InvalidInput(
-                f"`inputs` becomes the token id {input_ids.max()}, but the model knows ids below {self.vocab_size}"
+                f"`inputs` becomes the token id {input_ids.max()}, but the model knows ids below "
+                f"{self.vocab_size}"
             )
         if self.skipped is not None and input_ids[-1] == self.skipped:
             encoding = self._ended(encoding)
         return replace(encoding, adapter=adapter) if adapter else encoding
 
     def _ended(self, encoding: Laid) -> Laid:
-        """Remove `skipped` tokens from the end. If all tokens are skipped ones, keep the first, as transformers does."""
+        """Remove `skipped` tokens from the end. If all tokens are skipped ones, keep the first, as
+        transformers does."""
         others = np.flatnonzero(encoding.input_ids != self.skipped)
         length = int(others[-1]) + 1 if len(others) else 1
         columns = {
@@ -411,7 +423,8 @@ def _widened(encoding: Laid, side: Side, longest: int) -> Laid:
 
 
 def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
-    """Yield the texts in portions of at most `PORTION_CHARACTERS`. A longer text is alone in its portion."""
+    """Yield the texts in portions of at most `PORTION_CHARACTERS`. A longer text is alone in its
+    portion."""
     sizes = [len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts]
     return (texts[begin:end] for begin, end in runs(sizes, PORTION_CHARACTERS))
 
@@ -419,7 +432,8 @@ def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
 def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
     if len(raw) <= tokens:
         return text
-    span = raw.token_to_chars(tokens - 1)  # `offsets` would make a list for all tokens
+    # `offsets` would make a list for all tokens
+    span = raw.token_to_chars(tokens - 1)
     return text if span is None else text[: span[1]]
 
 

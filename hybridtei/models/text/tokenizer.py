@@ -1,7 +1,8 @@
 """A checkpoint's tokenizer: texts or ids -> `Encoding`s, and back.
 
-The library's padding and truncation are off, so all threads and requests share one object; this module truncates the ids.
-`encode_batch` releases the GIL; a short text goes through `encode`, which does not.
+The library's padding and truncation are off, so all threads and requests share one object; this
+module truncates the ids. `encode_batch` releases the GIL; a short text goes through `encode`, which
+does not.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 
 log = logging.getLogger(__name__)
 
-SHORT_CHARACTERS = 256  # shorter texts keep the GIL: taking it back from another thread takes longer than tokenising
+# Shorter texts keep the GIL: taking it back from another thread takes longer than tokenising
+SHORT_CHARACTERS = 256
 
 Direction = Literal["left", "right"]
-Text = str | tuple[str, str]  # the checkpoint's template joins a pair to one input
+# The checkpoint's template joins a pair to one input
+Text = str | tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class Tokenizer:
         raw.no_truncation()
         self._raw = raw
         self._has_token_types = has_token_types
-        self.truncation_side = truncation_side  # the default of requests
+        # The default of requests
+        self.truncation_side = truncation_side
         self.vocab_size = raw.get_vocab_size(with_added_tokens=True)
 
     @classmethod
@@ -78,9 +82,11 @@ class Tokenizer:
         bare: bool = False,
         settings: TokenizerSettings = UNCHANGED,
     ) -> Tokenizer:
-        """Read `tokenizer.json`, or build it from older files, and apply the settings of the other files.
+        """Read `tokenizer.json`, or build it from older files, and apply the settings of the other
+        files.
 
-        `bare`: texts get no special tokens. Raises LoadError if it cannot be parsed, or lacks a setting's token.
+        `bare`: texts get no special tokens. Raises LoadError if it cannot be parsed, or lacks a
+        setting's token.
         """
         try:
             raw = read_raw(path.parent)
@@ -98,9 +104,8 @@ class Tokenizer:
             )
         except LoadError:
             raise
-        except (
-            BaseException
-        ) as error:  # the library raises bare Exceptions, and its panic is no Exception
+        except BaseException as error:
+            # The library raises bare Exceptions, and its panic is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise LoadError(f"{path}: not a tokenizer: {error}") from error
@@ -108,20 +113,23 @@ class Tokenizer:
     def encode(
         self, texts: Sequence[Text], *, add_special_tokens: bool = True, offsets: bool = False
     ) -> list[RawEncoding]:
-        """Tokenise texts and pairs without truncation. `offsets`: also compute token offsets. Raises TokenizerError."""
+        """Tokenise texts and pairs without truncation. `offsets`: also compute token offsets.
+        Raises TokenizerError."""
         try:
             if len(texts) == 1 and isinstance(texts[0], str) and len(texts[0]) <= SHORT_CHARACTERS:
                 return [self._raw.encode(texts[0], add_special_tokens=add_special_tokens)]
             encode_batch = self._raw.encode_batch if offsets else self._raw.encode_batch_fast
             return encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        except Exception as error:  # the library raises bare Exceptions
+        except Exception as error:
+            # The library raises bare Exceptions
             raise _refusal(texts, error) from error
 
     def cut(self, raw: RawEncoding, max_length: int, direction: Direction) -> Encoding:
-        """Cut to at most `max_length` tokens. The post-processor's special tokens around the text stay.
+        """Cut to at most `max_length` tokens. The post-processor's special tokens around the text
+        stay.
 
-        The result equals the library's own truncation, which cuts the text's tokens before it adds the template. In a pair the
-        longer side is cut first.
+        The result equals the library's own truncation, which cuts the text's tokens before it adds
+        the template. In a pair the longer side is cut first.
         """
         input_ids = np.array(raw.ids, dtype=np.int64)
         type_ids = np.array(raw.type_ids, dtype=np.int64) if self._has_token_types else None
@@ -133,7 +141,8 @@ class Tokenizer:
     def cut_located(
         self, raw: RawEncoding, text: str, max_length: int, direction: Direction, *, shift: int = 0
     ) -> LocatedEncoding:
-        """Like `cut`, with each token's place in `text`. The tokenised part begins at character `shift`."""
+        """Like `cut`, with each token's place in `text`. The tokenised part begins at character
+        `shift`."""
         encoding = self.cut(raw, max_length, direction)
         special = np.array(raw.special_tokens_mask, dtype=bool)
         offsets = np.array(raw.offsets, dtype=np.int64).reshape(-1, 2) + shift
@@ -167,7 +176,8 @@ class Tokenizer:
 
     @cached_property
     def punctuation_ids(self) -> frozenset[int]:
-        """Return the ids of tokens that are a single ASCII punctuation mark, at the start of a word or inside it."""
+        """Return the ids of tokens that are a single ASCII punctuation mark, at the start of a word
+        or inside it."""
         found = (
             self.id_of(prefix + mark)
             for prefix in ("", "##", "Ġ", "▁")
@@ -193,9 +203,8 @@ class Tokenizer:
         specials = {token["content"] for token in described["added_tokens"]}
         described["added_tokens"] = []
         vocabulary = described["model"].get("vocab")
-        if isinstance(
-            vocabulary, list
-        ):  # Unigram has them among its pieces; a random name matches no text
+        # Unigram has them among its pieces; a random name matches no text
+        if isinstance(vocabulary, list):
             secret = token_hex(16)
             for entry in vocabulary:
                 entry[0] = secret + entry[0] if entry[0] in specials else entry[0]
@@ -222,15 +231,16 @@ class Tokenizer:
         return text
 
     def pieces(self, input_ids: Iterable[int]) -> list[str]:
-        """Return the vocabulary's spelling of each id (`##ing`, `▁the`). Unlike decoded text, it is unique."""
+        """Return the vocabulary's spelling of each id (`##ing`, `▁the`). Unlike decoded text, it is
+        unique."""
         return [self._raw.id_to_token(int(i)) or f"[id {i}]" for i in input_ids]
 
     def tokens(self, text: str, *, add_special_tokens: bool) -> Iterator[Token]:
-        """Return a lazy sequence of a text's tokens, since 60,000 tokens at once take 25 MB. Raises TokenizerError."""
+        """Return a lazy sequence of a text's tokens, since 60,000 tokens at once take 25 MB. Raises
+        TokenizerError."""
         (raw,) = self.encode([text], add_special_tokens=add_special_tokens, offsets=True)
-        widths = (
-            len(character.encode()) for character in text
-        )  # the library counts characters, the API counts bytes
+        # The library counts characters, the API counts bytes
+        widths = (len(character.encode()) for character in text)
         byte_at = np.fromiter(accumulate(widths, initial=0), dtype=np.int64, count=len(text) + 1)
         for place, (token_id, special) in enumerate(
             zip(raw.ids, raw.special_tokens_mask, strict=True)
@@ -238,10 +248,8 @@ class Tokenizer:
             if special:
                 yield Token(token_id, self.pieces([token_id])[0], True, None, None)
             else:
-                start, stop = raw.token_to_chars(place) or (
-                    0,
-                    0,
-                )  # `offsets` would list those of all tokens
+                # `offsets` would list those of all tokens
+                start, stop = raw.token_to_chars(place) or (0, 0)
                 yield Token(
                     token_id, text[start:stop], False, int(byte_at[start]), int(byte_at[stop])
                 )
@@ -252,7 +260,8 @@ def _refusal(texts: Sequence[Text], error: Exception) -> TokenizerError:
         try:
             for side in (text,) if isinstance(text, str) else text:
                 side.encode()
-        except UnicodeEncodeError as surrogate:  # the library's own message would blame the type
+        except UnicodeEncodeError as surrogate:
+            # The library's own message would blame the type
             return TokenizerError(
                 f"tokenizer error: a lone surrogate at character {surrogate.start} of an input"
             )
@@ -279,9 +288,11 @@ def _kept(raw: RawEncoding, max_length: int, direction: Direction) -> NDArray[np
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the number of tokens to keep of each side of a pair: the longer side is cut first, then both get half.
+    """Return the number of tokens to keep of each side of a pair: the longer side is cut first,
+    then both get half.
 
-    Source: `longest_first` of the tokenizers library. An odd token goes to the longer side; with equal sides, to the second.
+    Source: `longest_first` of the tokenizers library. An odd token goes to the longer side; with
+    equal sides, to the second.
     """
     short, long = sorted((first, second))
     long = max(short, room - short) if short <= room else short
@@ -290,16 +301,17 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
     return (short, long) if first <= second else (long, short)
 
 
-LONGEST_SHOWN = 200  # characters of a name that a message repeats
+# Characters of a name that a message repeats
+LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """The checkpoint's table of prompts (None: it has none), and the default prompt.
 
-    `adapters`: the names of the model's adapters; each has a prompt of the same name. `default_adapter`: the adapter without a
-    prompt's name. `own`: the checkpoint's default prompt, which only tasks that TEI lacks use; None if the server has a
-    default.
+    `adapters`: the names of the model's adapters; each has a prompt of the same name.
+    `default_adapter`: the adapter without a prompt's name. `own`: the checkpoint's default prompt,
+    which only tasks that TEI lacks use; None if the server has a default.
     """
 
     table: Mapping[str, str] | None = None
@@ -318,8 +330,8 @@ class Prompts:
         adapters: Sequence[str] = (),
         own: str | None = None,
     ) -> Prompts:
-        """Apply the server's default, else keep the checkpoint's `own`. Raises LoadError for an unknown name or two
-        defaults."""
+        """Apply the server's default, else keep the checkpoint's `own`. Raises LoadError for an
+        unknown name or two defaults."""
         if default_prompt is not None and default_prompt_name is not None:
             raise LoadError(
                 "`default-prompt` and `default-prompt-name` exclude each other: give one"
@@ -342,7 +354,8 @@ class Prompts:
         return self.adapters.index(name) + 1 if name in self.adapters else 0
 
     def named(self, name: str | None) -> str | None:
-        """The prompt called `name`, or for None the default. Raises InvalidInput with TEI's message, which clients parse."""
+        """The prompt called `name`, or for None the default. Raises InvalidInput with TEI's
+        message, which clients parse."""
         if name is None:
             return self.default
         shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
@@ -354,6 +367,7 @@ class Prompts:
         if name not in self.table:
             known = json.dumps(list(self.table), ensure_ascii=False)
             raise InvalidInput(
-                f"{set_to} it was not found in the Sentence Transformers prompts. Available prompts: {known}"
+                f"{set_to} it was not found in the Sentence Transformers prompts. Available "
+                f"prompts: {known}"
             )
         return self.table[name]

@@ -1,6 +1,7 @@
 """Compares two embedding servers: can B's queries search the vectors of A?
 
-The report has cosines, the neighbours that B's queries retain, the verdict, and the facts in which the `/info` of both differ.
+The report has cosines, the neighbours that B's queries retain, the verdict, and the facts in which
+the `/info` of both differ.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ FACT_CHARACTERS = 40
 
 
 class Endpoint:
-    """A server with TEI's API, or without `/info` with OpenAI's. Raises NoAnswer if it has neither."""
+    """A server with TEI's API, or without `/info` with OpenAI's. Raises NoAnswer if it has
+    neither."""
 
     def __init__(self, url: str, *, api_key: str | None = None, model: str | None = None) -> None:
         self._client = Client(url, api_key=api_key, timeout_s=TIMEOUT_S)
@@ -93,7 +95,8 @@ class Endpoint:
 
 
 def read_vectors(answer: Any) -> Vectors:
-    """Read the vectors (texts, width) of TEI's or OpenAI's answer, with rows as lists or base64. Raises ValueError."""
+    """Read the vectors (texts, width) of TEI's or OpenAI's answer, with rows as lists or base64.
+    Raises ValueError."""
     try:
         if isinstance(answer, dict):
             rows = [
@@ -114,9 +117,11 @@ def read_vectors(answer: Any) -> Vectors:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Cosines of the texts and of one above the limits, the overlap@10 of searches, and the verdict.
+    """Cosines of the texts and of one above the limits, the overlap@10 of searches, and the
+    verdict.
 
-    A cosine is None if widths differ, or if the text was not sent. `info`: the facts of `/info` that differ, as (A's, B's).
+    A cosine is None if widths differ, or if the text was not sent. `info`: the facts of `/info`
+    that differ, as (A's, B's).
     """
 
     texts: int
@@ -176,10 +181,12 @@ def compare(a: Endpoint, b: Endpoint) -> Comparison:
 
 
 def replay(a: Endpoint, b: Endpoint, lines: Iterable[str]) -> tuple[Comparison, int]:
-    """Send recorded requests to both servers. Return the comparison, and the number of requests that one of them refused.
+    """Send recorded requests to both servers. Return the comparison, and the number of requests
+    that one of them refused.
 
-    A line is `{"path": "/embed", "body": {...}}`. The body may be JSON in a text, as nginx logs it. Requests to other paths are
-    skipped. Raises InvalidInput, naming the line, or for too few texts, and HybridTeiError.
+    A line is `{"path": "/embed", "body": {...}}`. The body may be JSON in a text, as nginx logs it.
+    Requests to other paths are skipped. Raises InvalidInput, naming the line, or for too few texts,
+    and HybridTeiError.
     """
     info = different_facts(a.info, b.info)
     parts: list[Vectors] = []
@@ -247,7 +254,8 @@ def judged(
 
 
 def overlap(left: Vectors, right: Vectors) -> float:
-    """The mean share of a `left` row's nearest rows, without itself, that a query by the `right` row also finds."""
+    """The mean share of a `left` row's nearest rows, without itself, that a query by the `right`
+    row also finds."""
     stored = unit(left)
     nearest = []
     for queries in (stored, unit(right)):
@@ -263,7 +271,8 @@ def unit(vectors: Vectors) -> Vectors:
 
 
 def distances(left: Vectors, right: Vectors) -> Vectors:
-    """1 - cosine of each pair of rows, from their difference, since `1 - cosine` itself loses its digits near 0."""
+    """1 - cosine of each pair of rows, from their difference, since `1 - cosine` itself loses its
+    digits near 0."""
     difference = unit(left) - unit(right)
     return np.asarray((difference * difference).sum(axis=1) / 2)
 
@@ -273,7 +282,7 @@ def different_facts(
 ) -> dict[str, tuple[Any, Any]]:
     """The facts that differ, as (A's, B's), under names such as `hybridtei.fingerprint.dtype`."""
     facts: dict[str, tuple[Any, Any]] = {}
-    for name in [*a, *(name for name in b if name not in a)]:
+    for name in {**a, **b}:
         value = a.get(name)
         other = b.get(name)
         if isinstance(value, dict) and isinstance(other, dict):

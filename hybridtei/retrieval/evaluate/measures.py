@@ -1,11 +1,12 @@
 """Judged queries, and quality and speed of each search mode on a server.
 
     corpus.jsonl                 {"_id" or "id", "title", "text"} a line; `ingest` reads it
-    queries.jsonl                {"_id" or "id", "text"} a line; the queries of all splits, but only judged ones count
+    queries.jsonl                {"_id" or "id", "text"} a line; only judged queries count
     qrels/test.tsv or qrels.tsv  query, document, grade; with a header or without
 
-Every way uses `/search`, one query at a time, so the times are a single user's. ir-measures computes trec_eval's measures. They
-rate documents, but a search finds chunks: a document has the place of its best chunk.
+Every way uses `/search`, one query at a time, so the times are a single user's. ir-measures
+computes trec_eval's measures. They rate documents, but a search finds chunks: a document has the
+place of its best chunk.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ QUERIES, FLAT, FOLDER = "queries.jsonl", "qrels.tsv", "qrels"
 
 @dataclass(frozen=True, slots=True)
 class Judgements:
-    """`queries`: id -> text of judged queries. `relevance`: query's id -> document's id -> grade, from 0."""
+    """`queries`: id -> text of judged queries. `relevance`: query's id -> document's id -> grade,
+    from 0."""
 
     queries: Mapping[str, str]
     relevance: Mapping[str, Mapping[str, int]]
@@ -80,9 +82,8 @@ def judgements_file(folder: Path, split: str) -> Path:
 
 
 def _judgement(line: str) -> tuple[str, str, int]:
-    query, *others, document, grade = line.split(
-        "\t"
-    )  # TREC's format has a further column without a meaning
+    # TREC's format has a further column without a meaning
+    query, *others, document, grade = line.split("\t")
     if len(others) > 1:
         raise ValueError
     return query, document, int(float(grade))
@@ -96,7 +97,8 @@ def _query(line: str) -> tuple[str, str]:
 def _read(
     path: Path, parse: Callable[[str], T], what: str, *, has_header: bool = False
 ) -> Iterator[T]:
-    """Parse each non-empty line by `parse`. `has_header`: the first line may be a header. Raises InvalidInput."""
+    """Parse each non-empty line by `parse`. `has_header`: the first line may be a header. Raises
+    InvalidInput."""
     try:
         with path.open(encoding="utf-8") as opened:
             for number, line in enumerate(filter(str.strip, opened), 1):
@@ -111,19 +113,22 @@ def _read(
         raise InvalidInput(f"{path}: is not UTF-8: {error}") from None
 
 
-DEPTH = 100  # documents of each ranking, since recall is measured at 100
+# Documents of each ranking, since recall is measured at 100
+DEPTH = 100
 RERANKED = 50
 MEASURES = ("nDCG@10", "MRR@10", "recall@100")
-LITERATURE_K = 61  # Qdrant's 61 is the literature's 60
+# Qdrant's 61 is the literature's 60
+LITERATURE_K = 61
 
 Floats64 = NDArray[np.float64]
-Run = dict[str, dict[str, float]]  # query's id -> document's id -> score
-Advance = Callable[[str, int], None]  # (mode, queries done)
+# query's id -> document's id -> score
+Run = dict[str, dict[str, float]]
+# (mode, queries done)
+Advance = Callable[[str, int], None]
 
 
-Way = tuple[
-    Mapping[str, Any], Sequence[str]
-]  # options of a search, and the vectors that the collection must have for it
+# Options of a search, and the vectors that the collection must have for it
+Way = tuple[Mapping[str, Any], Sequence[str]]
 DEFAULT, BOTH = "zscore", ("dense", "sparse")
 WAYS: Mapping[str, Way] = {
     "dense": ({"mode": "dense"}, ()),
@@ -131,7 +136,8 @@ WAYS: Mapping[str, Way] = {
     "multivector, all": ({"mode": "multivector", "exact": True}, ()),
     "rrf k=2": ({"mode": "rrf", "k": 2}, BOTH),
     "rrf k=61": ({"mode": "rrf", "k": LITERATURE_K}, BOTH),
-    "weighted": ({"mode": "weighted"}, BOTH),  # by the checkpoint's weights, or equal ones
+    # By the checkpoint's weights, or equal ones
+    "weighted": ({"mode": "weighted"}, BOTH),
     "weighted m3": ({"mode": "weighted", "weights": "m3"}, BOTH),
     "weighted m3-two": ({"mode": "weighted", "weights": "m3-two"}, BOTH),
     "dense, MaxSim": ({"mode": "dense", "rescore": True}, ()),
@@ -146,8 +152,8 @@ WAYS: Mapping[str, Way] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one way of searching: measures by name, milliseconds a query without its embedding, and each query's
-    nDCG@10, both float64[queries]."""
+    """The result of one way of searching: measures by name, milliseconds a query without its
+    embedding, and each query's nDCG@10, both float64[queries]."""
 
     name: str
     measures: Mapping[str, float]
@@ -165,7 +171,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The recommended way of searching a collection, and its lead over the best other way in nDCG@10, with a 95 % interval."""
+    """The recommended way of searching a collection, and its lead over the best other way in
+    nDCG@10, with a 95 % interval."""
 
     name: str
     over: str
@@ -177,7 +184,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The results of all ways on one collection. `embed_ms` float64[n]: the time of each query's embedding."""
+    """The results of all ways on one collection. `embed_ms` float64[n]: the time of each query's
+    embedding."""
 
     collection: str
     queries: int
@@ -186,7 +194,8 @@ class Evaluation:
 
     @property
     def choice(self) -> Choice | None:
-        """The default, unless another way is significantly better; None if there is only one way."""
+        """The default, unless another way is significantly better; None if there is only one
+        way."""
         if len(self.results) < 2:
             return None
         ranked = sorted(self.results, key=lambda result: -result.measures["nDCG@10"])
@@ -208,7 +217,8 @@ async def evaluate(
     rerank: str | None = None,
     advance: Advance = lambda name, done: None,
 ) -> Evaluation:
-    """Run every judged query in every way that the collection's vectors allow. `rerank`: the alias of a server's reranker.
+    """Run every judged query in every way that the collection's vectors allow. `rerank`: the alias
+    of a server's reranker.
 
     Raises LoadError without ir-measures, and the errors of `AsyncClient.search`.
     """
@@ -224,7 +234,10 @@ async def evaluate(
     }
     results: dict[str, Result] = {}
     embed_ms: list[float] = []
-    for name, (options, needs) in {**WAYS, **(reranked if rerank is not None else {})}.items():
+    ways = dict(WAYS)
+    if rerank is not None:
+        ways |= reranked
+    for name, (options, needs) in ways.items():
         if not results.keys() >= {*needs}:
             continue
         try:
@@ -235,12 +248,14 @@ async def evaluate(
                 name,
                 advance,
             )
-        except InvalidInput:  # the model or the collection lacks these vectors
+        except InvalidInput:
+            # The model or the collection lacks these vectors
             continue
         values = measures_of(run, judged)
         means = {measure: float(of_queries.mean()) for measure, of_queries in values.items()}
         results[name] = Result(name, means, np.array(times), values[MEASURES[0]])
-    if len(results) == 2:  # a collection of one kind of vectors, which the default uses
+    # A collection of one kind of vectors, which the default uses
+    if len(results) == 2:
         del results[DEFAULT]
     return Evaluation(collection, len(judged.queries), np.array(embed_ms), [*results.values()])
 
@@ -252,7 +267,8 @@ async def _run(
     name: str,
     advance: Advance,
 ) -> tuple[Run, list[float]]:
-    """(the documents of each query, the milliseconds of each search without the embedding, which goes to `embed_ms`)."""
+    """(the documents of each query, the milliseconds of each search without the embedding, which
+    goes to `embed_ms`)."""
     run: Run = {}
     times = []
     for done, (identity, text) in enumerate(judged.queries.items(), 1):
@@ -268,7 +284,8 @@ async def _run(
 
 
 def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
-    """Give documents, the best first, strictly descending scores: measures order equal scores arbitrarily."""
+    """Give documents, the best first, strictly descending scores: measures order equal scores
+    arbitrarily."""
     return {
         document: -float(place)
         for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)
@@ -276,14 +293,13 @@ def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
 
 
 def measures_of(run: Run, judged: Judgements) -> dict[str, Floats64]:
-    """nDCG@10 (linear gains), MRR@10 and recall@100 of the judged queries, in order: float64[queries] by name. A query without
-    a result counts as 0."""
+    """nDCG@10 (linear gains), MRR@10 and recall@100 of the judged queries, in order:
+    float64[queries] by name. A query without a result counts as 0."""
     import ir_measures
     from ir_measures import RR, R, nDCG
 
-    complete = {
-        query: run.get(query) or {"": 0.0} for query in judged.queries
-    }  # a query without documents would be left out
+    # A query without documents would be left out
+    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}
     relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
     names = dict(zip((nDCG @ 10, RR @ 10, R @ 100), MEASURES, strict=True))
     found = {
@@ -300,7 +316,8 @@ RESAMPLES, RESAMPLED_AT_ONCE, SEED = 10_000, 500, 0
 
 
 def paired_bootstrap(differences: Floats64) -> tuple[float, float, float]:
-    """(mean, low, high): the 95 % interval of the mean of float64[queries] over resampled queries. Deterministic."""
+    """(mean, low, high): the 95 % interval of the mean of float64[queries] over resampled queries.
+    Deterministic."""
     random, count = np.random.default_rng(SEED), len(differences)
     means = []
     for _ in range(RESAMPLES // RESAMPLED_AT_ONCE):

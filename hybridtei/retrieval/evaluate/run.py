@@ -1,4 +1,5 @@
-"""Runs one evaluation from settings to figures: ingests a missing collection, opens model and store, measures, and reports.
+"""Runs one evaluation from settings to figures: ingests a missing collection, opens model and
+store, measures, and reports.
 
 The report is a table, JSON, or a chart of quality beside latency.
 """
@@ -27,11 +28,13 @@ from hybridtei.retrieval.store.collection import check_name
 from hybridtei.system.machine import require_extra
 
 CHART_KINDS = (".png", ".svg", ".pdf")
-COLOURS = ("#1b6ca8", "#7fb3d5", "#d98f2b")  # one for each of MEASURES
+# One for each of MEASURES
+COLOURS = ("#1b6ca8", "#7fb3d5", "#d98f2b")
 
 
 def check_chart(path: Path) -> None:
-    """Raises InvalidInput for another kind of file, LoadError without the library. Call it before minutes of work."""
+    """Raises InvalidInput for another kind of file, LoadError without the library. Call it before
+    minutes of work."""
     if path.suffix.lower() not in CHART_KINDS:
         raise InvalidInput(f"{path}: a chart should end in {', '.join(CHART_KINDS)}")
     if not path.resolve().parent.is_dir():
@@ -40,11 +43,14 @@ def check_chart(path: Path) -> None:
 
 
 def write_chart(evaluation: Evaluation, path: Path) -> None:
-    """Draw a chart in the format of the path's ending. Raises the errors of `check_chart`, and OSError."""
+    """Draw a chart in the format of the path's ending. Raises the errors of `check_chart`, and
+    OSError."""
     check_chart(path)
-    from matplotlib.figure import Figure  # without pyplot: no window, no state
+    # Without pyplot: no window, no state
+    from matplotlib.figure import Figure
 
-    results = list(evaluation.results)[::-1]  # matplotlib draws bars from the bottom up
+    # Matplotlib draws bars from the bottom up
+    results = list(evaluation.results)[::-1]
     figure = Figure(figsize=(11, 1.2 + 0.5 * len(results)), layout="constrained")
     quality, latency = figure.subplots(1, 2, width_ratios=(3, 2))
     bar = 0.8 / len(MEASURES)
@@ -81,7 +87,11 @@ def write_chart(evaluation: Evaluation, path: Path) -> None:
 
 def as_dict(evaluation: Evaluation) -> dict[str, Any]:
     """All figures, rounded. Times are in milliseconds."""
-    choice = evaluation.choice
+    choice = None if evaluation.choice is None else asdict(evaluation.choice)
+    if choice is not None:
+        for name, value in choice.items():
+            if type(value) is float:
+                choice[name] = round(value, 4)
     return {
         "collection": evaluation.collection,
         "queries": evaluation.queries,
@@ -96,9 +106,7 @@ def as_dict(evaluation: Evaluation) -> dict[str, Any]:
             }
             for result in evaluation.results
         ],
-        "choice": None
-        if choice is None
-        else {name: round(v, 4) if type(v) is float else v for name, v in asdict(choice).items()},
+        "choice": choice,
     }
 
 
@@ -128,14 +136,15 @@ def as_table(evaluation: Evaluation) -> str:
         lines.append(f"{result.name:{width}}{cells}{result.p50_ms:10.1f}{result.p95_ms:9.1f}")
     p50, p95 = np.percentile(evaluation.embed_ms, [50, 95])
     lines.append(
-        f"\n{evaluation.queries:,} queries in {evaluation.collection}; times without the query's embedding, which takes "
-        f"{p50:.1f} ms (p95 {p95:.1f}); * best"
+        "\n"
+        f"{evaluation.queries:,} queries in {evaluation.collection}; times without the query's "
+        f"embedding, which takes {p50:.1f} ms (p95 {p95:.1f}); * best"
     )
     if (choice := evaluation.choice) is not None:
         kind = ", the default" if choice.is_default else ", instead of the default"
         lines.append(
-            f"choose {choice.name}{kind}: {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % interval {choice.low:+.4f} to "
-            f"{choice.high:+.4f}, paired bootstrap over queries)"
+            f"choose {choice.name}{kind}: {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % "
+            f"interval {choice.low:+.4f} to {choice.high:+.4f}, paired bootstrap over queries)"
         )
     return "\n".join(lines)
 
@@ -152,8 +161,8 @@ def run_evaluation(
     rerank: str | None = None,
     quiet: bool = False,
 ) -> Evaluation:
-    """Measure a collection of a server. `connect`: makes its client. `rerank`: the alias of one of its rerankers. Raises
-    HybridTeiError."""
+    """Measure a collection of a server. `connect`: makes its client. `rerank`: the alias of one of
+    its rerankers. Raises HybridTeiError."""
 
     async def measured() -> Evaluation:
         with tqdm(unit="query", disable=quiet, file=sys.stderr) as bar:

@@ -1,7 +1,9 @@
-"""Documents, their chunks, and the payload of a chunk's point; `notebooks/search.md` lists its keys.
+"""Documents, their chunks, and the payload of a chunk's point; `notebooks/search.md` lists its
+keys.
 
-A point is one chunk of one version of a document. Its id is a UUID of the document's source and id, its digest, the settings and
-the chunk's number. The indexed text of a document is its title, a line feed and its text; `start` counts its characters.
+A point is one chunk of one version of a document. Its id is a UUID of the document's source and id,
+its digest, the settings and the chunk's number. The indexed text of a document is its title, a line
+feed and its text; `start` counts its characters.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document from a reader. `location`: its place in the source, for messages. `notes`: what a reader should be told of
-    it. `earlier`: title, text and metadata as the first reading gave them, where they differ. `pages`: (start in the text, number)
-    of each page."""
+    """One document from a reader. `location`: its place in the source, for messages. `notes`: what
+    a reader should be told of it. `earlier`: title, text and metadata as the first reading gave
+    them, where they differ. `pages`: (start in the text, number) of each page."""
 
     source: str
     document_id: str
@@ -82,8 +84,8 @@ def _digest(title: str | None, text: str, metadata: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A part of a source that is not a document, and the reason. `written`: the part's content. `document_id`: the
-    record's id, if it has one."""
+    """A part of a source that is not a document, and the reason. `written`: the part's content.
+    `document_id`: the record's id, if it has one."""
 
     source: str
     location: str
@@ -102,19 +104,21 @@ class Chunk:
     tokens: int
 
 
-DEFAULT_TOKENS = 512  # default for models that read more, so that a hit is short enough to show
-OVERLAP_SHARE = 8  # by default a chunk repeats at most 1/8 of the previous chunk
+# Default for models that read more, so that a hit is short enough to show
+DEFAULT_TOKENS = 512
+# By default a chunk repeats at most 1/8 of the previous chunk
+OVERLAP_SHARE = 8
 MIN_TOKENS = 8
 SAMPLE_CHARACTERS = 5_000
 CHARACTERS_PER_TOKEN = 32
-SECTION_CHARACTERS = (
-    50_000  # longer texts are cut into sections first, since splitting a whole book takes minutes
-)
+# Longer texts are cut into sections first, since splitting a whole book takes minutes
+SECTION_CHARACTERS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSettings:
-    """`tokens`: of a chunk, special tokens included. `overlap`: the most tokens that a chunk repeats. `whole`: do not cut."""
+    """`tokens`: of a chunk, special tokens included. `overlap`: the most tokens that a chunk
+    repeats. `whole`: do not cut."""
 
     tokens: int
     overlap: int
@@ -133,7 +137,8 @@ def settings_for(
     *,
     whole: bool = False,
 ) -> ChunkSettings:
-    """The settings of chunks. Default: the model's length, at most 512 tokens. Raises InvalidInput."""
+    """The settings of chunks. Default: the model's length, at most 512 tokens. Raises
+    InvalidInput."""
     longest = longest_document(model)
     around = tokens_around(model)
     if tokens is None:
@@ -141,7 +146,8 @@ def settings_for(
     room = tokens - around
     if not whole and (tokens > longest or room < MIN_TOKENS):
         raise InvalidInput(
-            f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {longest}, what the model reads"
+            f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {longest}, "
+            "what the model reads"
         )
     if overlap is None:
         overlap = room // OVERLAP_SHARE
@@ -159,7 +165,8 @@ def longest_document(model: Model) -> int:
 
 
 def tokens_around(model: Model) -> int:
-    """The number of tokens besides a document's own: special tokens, and the prompt for documents."""
+    """The number of tokens besides a document's own: special tokens, and the prompt for
+    documents."""
     word = "a"
     read = Embed([word], frozenset({Head.TOKENS}), input_type="document").read(model)[0]
     return len(read) - len(model.reader.tokenizer.encode([word], add_special_tokens=False)[0])
@@ -202,7 +209,8 @@ class Chunker:
         ]
 
     def unknown_share(self, text: str) -> float:
-        """The share of tokens that the model cannot read, in a sample of the text's beginning and middle."""
+        """The share of tokens that the model cannot read, in a sample of the text's beginning and
+        middle."""
         if self._unknown is None or text.isascii():
             return 0.0
         middle = len(text) // 2
@@ -241,7 +249,8 @@ class Chunker:
 
 
 def _sections(text: str) -> Iterator[tuple[int, str]]:
-    """(start, text) of sections of at most SECTION_CHARACTERS, cut at the last line end or space, if there is one."""
+    """(start, text) of sections of at most SECTION_CHARACTERS, cut at the last line end or space,
+    if there is one."""
     edges = [0]
     while len(text) - edges[-1] > SECTION_CHARACTERS:
         start, stop = edges[-1], edges[-1] + SECTION_CHARACTERS

@@ -1,12 +1,15 @@
-"""The files of SOURCE, and their documents: plain text, Markdown, HTML and PDF files are one document each.
+"""The files of SOURCE, and their documents: plain text, Markdown, HTML and PDF files are one
+document each.
 
-SOURCE is a file, a BEIR folder, or a folder of any of these. The order of files is always the same. A file's label is the
-source's name in the collection plus the path below the source. Skipped are hidden files, links that lead out of the folder, all
-folders behind links, and an ingest's own files: collections of the embedded engine, and files of rejected records.
+SOURCE is a file, a BEIR folder, or a folder of any of these. The order of files is always the same.
+A file's label is the source's name in the collection plus the path below the source. Skipped are
+hidden files, links that lead out of the folder, all folders behind links, and an ingest's own
+files: collections of the embedded engine, and files of rejected records.
 
-A reader yields documents one by one, with one record or one small file in memory. For a part that is not a document it yields a
-`Rejection` with place and reason, and continues. The quarantine is the file of rejections, JSON lines of `source`,
-`location`, `reason` and `excerpt` that each ingest writes again.
+A reader yields documents one by one, with one record or one small file in memory. For a part that
+is not a document it yields a `Rejection` with place and reason, and continues. The quarantine is
+the file of rejections, JSON lines of `source`, `location`, `reason` and `excerpt` that each ingest
+writes again.
 """
 
 from __future__ import annotations
@@ -41,18 +44,20 @@ TABLES = {
 PROGRAMS_FOLDERS = frozenset(
     ("node_modules", "__pycache__", "venv", "target", "site-packages", "bower_components")
 )
-QUARANTINE = ".quarantine.jsonl"  # the default file's ending
-COLLECTION = {"layout.json", "shard"}  # contents of a collection's folder
-GONE = frozenset(
-    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-)  # the stamp of a file that vanished, or of a broken link
+# The default file's ending
+QUARANTINE = ".quarantine.jsonl"
+# Contents of a collection's folder
+COLLECTION = {"layout.json", "shard"}
+# The stamp of a file that vanished, or of a broken link
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to read. `label`: in ids and payloads. `size`: in bytes. `times`: of its last changes, in ns. `unreadable`: the
-    reason why the file or folder cannot be read. `left_out`: why it is not read although it could be."""
+    """A file to read. `label`: in ids and payloads. `size`: in bytes. `times`: of its last changes,
+    in ns. `unreadable`: the reason why the file or folder cannot be read. `left_out`: why it is not
+    read although it could be."""
 
     path: Path
     label: str
@@ -76,8 +81,9 @@ def source_files(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Iterator[SourceFile]:
-    """Every file of `source`, even without a reader for it, except `quarantine`. `label`: the source's. `known`: labels of
-    files and folders that are sources of their own. `include`, `exclude`: patterns of names, or of paths below the source.
+    """Every file of `source`, even without a reader for it, except `quarantine`. `label`: the
+    source's. `known`: labels of files and folders that are sources of their own. `include`,
+    `exclude`: patterns of names, or of paths below the source.
 
     Raises InvalidInput if the source does not exist, and OSError for an unreadable folder.
     """
@@ -123,7 +129,8 @@ def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
 
 
 def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
-    """Yield (document or rejection, bytes of the file read so far). A file whose library is missing is a rejection."""
+    """Yield (document or rejection, bytes of the file read so far). A file whose library is missing
+    is a rejection."""
     suffix = file.path.suffix.lower()
     try:
         if file.unreadable is not None:
@@ -165,7 +172,8 @@ def _below(
             status = entry.stat()
             if stat.S_ISDIR(status.st_mode):
                 below = [] if entry.is_symlink() else sorted(entry.iterdir())
-            elif not stat.S_ISREG(status.st_mode):  # reading a pipe could block for ever
+            elif not stat.S_ISREG(status.st_mode):
+                # Reading a pipe could block for ever
                 continue
         except OSError as error:
             if error.errno not in GONE:
@@ -175,7 +183,8 @@ def _below(
             yield SourceFile(entry, here, left_out=f"folders named {entry.name}")
         elif stat.S_ISDIR(status.st_mode):
             yield from _below(below, root, here, quarantine, known)
-        elif Path(os.path.realpath(entry)).is_relative_to(root):  # also a link's target
+        elif Path(os.path.realpath(entry)).is_relative_to(root):
+            # Also a link's target
             yield _file(entry, here, status)
 
 
@@ -185,12 +194,14 @@ def printable(name: str) -> str:
 
 
 EXCERPT_CHARACTERS = 200
-MAX_PER_SOURCE = 10_000  # of a file; with a misnamed column every row would be rejected
+# Of a file; with a misnamed column every row would be rejected
+MAX_PER_SOURCE = 10_000
 MAX_FIRST_BYTES = 100_000
 
 
 class Quarantine:
-    """The file of rejections, created at the first one. Raises InvalidInput if the path is another kind of file."""
+    """The file of rejections, created at the first one. Raises InvalidInput if the path is another
+    kind of file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -198,7 +209,8 @@ class Quarantine:
         self._counts: Counter[str] = Counter()
         if path.exists():
             with path.open("rb") as file:
-                first = file.readline(MAX_FIRST_BYTES)  # of a killed ingest it may be incomplete
+                # Of a killed ingest it may be incomplete
+                first = file.readline(MAX_FIRST_BYTES)
             if first and not (first.startswith(b'{"source":') and b'"location":' in first):
                 raise InvalidInput(
                     f"{path}: is not a quarantine file of an earlier ingest; name another file"

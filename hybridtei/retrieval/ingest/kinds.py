@@ -1,5 +1,5 @@
-"""Other files of text: markup, manual pages, notebooks, mail, calendars, subtitles, and any other file
-of text that has no reader of its own."""
+"""Other files of text: markup, manual pages, notebooks, mail, calendars, subtitles, and any other
+file of text that has no reader of its own."""
 
 from __future__ import annotations
 

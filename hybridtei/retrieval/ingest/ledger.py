@@ -1,11 +1,12 @@
 """The collection as the ledger of an ingest: its documents and its sources.
 
-One scroll at the start reads which versions of a document are stored. A version is a digest of the content and a hash of the
-settings; it is complete if all its chunks exist. Points of another version have other ids, so a new version is written beside
-the old one, which is deleted afterwards.
+One scroll at the start reads which versions of a document are stored. A version is a digest of the
+content and a hash of the settings; it is complete if all its chunks exist. Points of another
+version have other ids, so a new version is written beside the old one, which is deleted afterwards.
 
-A source is a resolved path with a name in the collection: the last part of the path, or `--source-name`. The metadata map names
-to paths. A file or folder below a known path belongs to that source, so it can be refreshed alone.
+A source is a resolved path with a name in the collection: the last part of the path, or
+`--source-name`. The metadata map names to paths. A file or folder below a known path belongs to
+that source, so it can be refreshed alone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ FIELDS = (SOURCE, DOCUMENT_ID, DIGEST, SETTINGS, CHUNKS, CHUNK, FILE)
 
 @dataclass(slots=True)
 class StoredVersion:
-    """The points of a version of a document. `file`: size and times of its file. `numbers`: {id: number of the chunk}.
+    """The points of a version of a document. `file`: size and times of its file. `numbers`: {id:
+    number of the chunk}.
 
     The values come from payloads, which other programs may have changed.
     """
@@ -65,7 +67,8 @@ StoredDocuments = dict[str, dict[str, list[StoredVersion]]]
 
 
 async def stored_documents(store: Store, name: str, source: Source) -> StoredDocuments:
-    """Read the documents of a source and of sources inside it. Raises CollectionMismatch for points of 0.1."""
+    """Read the documents of a source and of sources inside it. Raises CollectionMismatch for points
+    of 0.1."""
     documents: StoredDocuments = {}
     labels, of_file = source.labels, None
     if source.place.is_file():
@@ -80,9 +83,9 @@ async def stored_documents(store: Store, name: str, source: Source) -> StoredDoc
             if DIGEST in record.payload and is_below(label, labels):
                 if SETTINGS not in record.payload:
                     raise CollectionMismatch(
-                        f"collection {name!r}: hybridtei 0.1 stored {label}, without the settings that this version compares. "
-                        "Ingest the sources into a new collection, then delete this one with "
-                        f"`hybridtei collections delete {name}`"
+                        f"collection {name!r}: hybridtei 0.1 stored {label}, without the settings "
+                        "that this version compares. Ingest the sources into a new collection, "
+                        f"then delete this one with `hybridtei collections delete {name}`"
                     )
                 versions = documents.setdefault(label, {}).setdefault(
                     str(record.payload.get(DOCUMENT_ID)), []
@@ -112,14 +115,15 @@ def is_below(label: str, labels: Iterable[str]) -> bool:
     return any(label == source or label.startswith(f"{source}/") for source in labels)
 
 
-SOURCES = "ingest_sources"  # a key of a collection's metadata
+# A key of a collection's metadata
+SOURCES = "ingest_sources"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file or folder in a collection. `place`: its known path. `label`: the start of its files' labels, and so of its
-    documents' ids. `known`: {path: name} of the collection's sources, from the metadata. `is_new`: this source is not among
-    them."""
+    """A file or folder in a collection. `place`: its known path. `label`: the start of its files'
+    labels, and so of its documents' ids. `known`: {path: name} of the collection's sources, from
+    the metadata. `is_new`: this source is not among them."""
 
     place: Path
     label: str
@@ -130,7 +134,8 @@ class Source:
     def of(
         cls, source: Path, existing: CollectionSchema | None, chosen: str | None = None
     ) -> Source:
-        """The source of this path. `chosen`: the user's name for it. Raises InvalidInput if another path has its name."""
+        """The source of this path. `chosen`: the user's name for it. Raises InvalidInput if another
+        path has its name."""
         place = Path(printable(str(source.resolve())))
         found = existing.metadata.get(SOURCES) if existing is not None else None
         known = (
@@ -145,18 +150,17 @@ class Source:
         other = next((path for path, taken in known.items() if taken == name), None)
         if chosen is None and other is not None:
             raise InvalidInput(
-                f"{place}: the collection has a source {name!r}, which is {other}. Name this source with --source-name "
-                f"NAME; if it is the same source at a new path, use --source-name {name}"
+                f"{place}: the collection has a source {name!r}, which is {other}. Name this "
+                "source with --source-name NAME; if it is the same source at a new path, use "
+                f"--source-name {name}"
             )
         return cls(place, name, known, is_new=True)
 
     @property
     def labels(self) -> list[str]:
         """The labels of this source and of sources inside it."""
-        return [
-            self.label,
-            *(name for path, name in self.known.items() if self.place in path.parents),
-        ]
+        inside = [name for path, name in self.known.items() if self.place in path.parents]
+        return [self.label, *inside]
 
     @property
     def record(self) -> dict[str, Any]:
@@ -168,7 +172,8 @@ class Source:
 
 
 async def created(store: Store, name: str, schema: CollectionSchema) -> CollectionSchema:
-    """The schema of the collection, which is created if it is missing. Raises CollectionMismatch if it cannot store `schema`."""
+    """The schema of the collection, which is created if it is missing. Raises CollectionMismatch if
+    it cannot store `schema`."""
     existing = await store.describe(name)
     if existing is None:
         try:

@@ -20,13 +20,16 @@ from hybridtei.retrieval.store.query import CollectionPlan
 MEGABYTE = 1e6
 INTERRUPTED = 130
 MAX_RECORD_BYTES = 1_000_000
-MAX_DOCUMENT_CHARACTERS = 10_000_000  # bounds the number of a document's chunks
+# Bounds the number of a document's chunks
+MAX_DOCUMENT_CHARACTERS = 10_000_000
 
 
 class ReadOptions(Struct, frozen=True, kw_only=True):
-    """Options of reading files. `text_field`, `id_field`: names in records; None: `text`, and `_id` or `id`.
+    """Options of reading files. `text_field`, `id_field`: names in records; None: `text`, and `_id`
+    or `id`.
 
-    A record is a line of jsonl or a row of csv or parquet. `max_file_bytes` bounds files of one document.
+    A record is a line of jsonl or a row of csv or parquet. `max_file_bytes` bounds files of one
+    document.
     """
 
     text_field: Annotated[
@@ -107,12 +110,15 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
 
 @dataclass
 class IngestStats:
-    """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run. `unchanged`: stored before.
+    """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run. `unchanged`:
+    stored before.
 
-    `files`: files read. `documents_missing`: stored documents that have left the source and stay; `kept`: the reason why they
-    stay despite `delete_missing`. `documents_deleted`: documents that this ingest deleted, or would delete.
-    `of_earlier_reading`: the unchanged ones that an earlier version of this reader read. `documents_unclear`: stored before, but not found in files that could not be read completely. `points`: in the collection at
-    the end. `stopped`: a signal stopped the ingest.
+    `files`: files read. `documents_missing`: stored documents that have left the source and stay;
+    `kept`: the reason why they stay despite `delete_missing`. `documents_deleted`: documents that
+    this ingest deleted, or would delete.
+    `of_earlier_reading`: the unchanged ones that an earlier version of this reader read.
+    `documents_unclear`: stored before, but not found in files that could not be read completely.
+    `points`: in the collection at the end. `stopped`: a signal stopped the ingest.
     """
 
     documents: int = 0
@@ -156,8 +162,8 @@ class IngestStats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of an ingest. `store`: its place. `quarantine`: the file's path, if it has entries. `report`: what was left
-    out or noted, by reason."""
+    """The summary of an ingest. `store`: its place. `quarantine`: the file's path, if it has
+    entries. `report`: what was left out or noted, by reason."""
 
     collection: str
     store: str
@@ -168,7 +174,8 @@ class Summary:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if every readable document is stored, 130 if a signal stopped the ingest, else 1."""
+        """The exit status: 0 if every readable document is stored, 130 if a signal stopped the
+        ingest, else 1."""
         if self.stats.stopped:
             return INTERRUPTED
         nothing = not self.stats.documents and not self.stats.unchanged and self.stats.quarantined
@@ -186,31 +193,35 @@ class Summary:
     def in_words(self) -> str:
         stats = self.stats
         lines = [
-            f"{stats.documents:,} documents in {stats.chunks:,} chunks stored in {stats.seconds:,.1f} s "
-            f"({stats.documents_per_s:,.1f} documents/s, {stats.tokens_per_s:,.0f} tokens/s), {stats.unchanged:,} unchanged"
+            f"{stats.documents:,} documents in {stats.chunks:,} chunks stored in "
+            f"{stats.seconds:,.1f} s ({stats.documents_per_s:,.1f} documents/s, "
+            f"{stats.tokens_per_s:,.0f} tokens/s), {stats.unchanged:,} unchanged"
         ]
         if self.dry_run:
             lines = [
-                f"nothing was changed: {stats.documents:,} documents would be stored, {stats.unchanged:,} are unchanged"
+                f"nothing was changed: {stats.documents:,} documents would be stored, "
+                f"{stats.unchanged:,} are unchanged"
             ]
         if stats.quarantined:
             lines.append(f"{stats.quarantined:,} could not be taken: {self.quarantine} says why")
         lines.append(f"collection {self.collection}, {self.store}: {stats.points:,} points")
         if earlier := stats.of_earlier_reading:
             lines.append(
-                f"{earlier:,} documents stay as an earlier version read them: --reread reads them anew, with --dry-run it "
-                "only counts them"
+                f"{earlier:,} documents stay as an earlier version read them: --reread reads them "
+                "anew, with --dry-run it only counts them"
             )
         if deleted := stats.documents_deleted:
             lines.append(
-                f"{deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted"
+                f"{deleted:,} documents that left the source "
+                f"{'would be' if self.dry_run else 'were'} deleted"
             )
         if missing := stats.documents_missing:
             why = stats.kept or "--delete-missing deletes them"
             lines.append(f"{missing:,} documents left the source and stay searchable: {why}")
         if unclear := stats.documents_unclear:
             lines.append(
-                f"{unclear:,} documents may also have left the source: their files could not be read completely, so they stay"
+                f"{unclear:,} documents may also have left the source: their files could not be "
+                "read completely, so they stay"
             )
         if stats.stopped:
             lines.append("stopped before the end: run the same command again to continue")

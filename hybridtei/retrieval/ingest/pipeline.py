@@ -1,8 +1,8 @@
 """The pipeline of an ingest: threads read, cut and embed ahead, and the event loop stores.
 
-The encoder is the slowest part and never waits: meanwhile the next batches are read and the last one is written. A kill loses
-at most the batches in the queue, and the same command continues from the stored documents. Ids are made of source and chunk, so
-a second upsert replaces the first.
+The encoder is the slowest part and never waits: meanwhile the next batches are read and the last
+one is written. A kill loses at most the batches in the queue, and the same command continues from
+the stored documents. Ids are made of source and chunk, so a second upsert replaces the first.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ from hybridtei.system.own_loop import read_error
 
 Encode = Callable[[Sequence[str]], Embeddings]
 Embedded = tuple[Batch, Embeddings, list[str | None]]
-BATCHES_AHEAD = 2  # batches read ahead, besides those in the encoder
-TOLD_DOCUMENTS = 100  # deleted documents named in the output
+# Batches read ahead, besides those in the encoder
+BATCHES_AHEAD = 2
+# Deleted documents named in the output
+TOLD_DOCUMENTS = 100
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; a second one cancels the task. Works only in the main thread."""
+    """Yield an event that the first SIGINT or SIGTERM sets; a second one cancels the task. Works
+    only in the main thread."""
     requested, loop, task = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
     handled = []
 
@@ -69,12 +72,14 @@ async def ingest(
     parallel: int = 1,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Store every document of the sources that is not stored yet. A bad document goes into quarantine; the others continue.
+    """Store every document of the sources that is not stored yet. A bad document goes into
+    quarantine; the others continue.
 
-    `writer`: None for a dry run. `encode`: `parallel` threads call it at once. After a SIGINT or SIGTERM nothing more is read,
-    and embedded batches are stored. Raises StoreError if the store fails for longer than its patience, ConnectionError
-    for a failing or foreign embedding server, BackendError if most texts fail. Stored documents stay, unless a new version is
-    stored, or the source lacks them and `preparation.options.delete_missing` is set.
+    `writer`: None for a dry run. `encode`: `parallel` threads call it at once. After a SIGINT or
+    SIGTERM nothing more is read, and embedded batches are stored. Raises StoreError if the store
+    fails for longer than its patience, ConnectionError for a failing or foreign embedding server,
+    BackendError if most texts fail. Stored documents stay, unless a new version is stored, or the
+    source lacks them and `preparation.options.delete_missing` is set.
     """
     stats = preparation.stats
     stats.began_s = time.monotonic()
@@ -106,8 +111,8 @@ def _count(preparation: Preparation) -> None:
 async def _settle_missing(
     preparation: Preparation, writer: Writer | None, tell: Callable[[str], None]
 ) -> None:
-    """Count documents that the source lacks, and delete them if the option is set. Without a `writer` only say what would be
-    deleted."""
+    """Count documents that the source lacks, and delete them if the option is set. Without a
+    `writer` only say what would be deleted."""
     keys, stats = missing_from_source(preparation), preparation.stats
     deletes = preparation.options.delete_missing and bool(keys)
     if deletes and not stats.documents + stats.unchanged:
@@ -127,7 +132,8 @@ async def _settle_missing(
 async def _flow(
     preparation: Preparation, encode: Encode, writer: Writer, stopping: asyncio.Event, parallel: int
 ) -> None:
-    """Read and embed batches in threads, and write them in order. The first failure ends everything."""
+    """Read and embed batches in threads, and write them in order. The first failure ends
+    everything."""
     embedded: asyncio.Queue[asyncio.Future[Embedded | None] | None] = asyncio.Queue(
         parallel + BATCHES_AHEAD
     )
@@ -155,7 +161,8 @@ async def _flow(
             and (batch := await loop.run_in_executor(reading, next, batches, None)) is not None
         ):
             future = loop.run_in_executor(embedding, embed, batch)
-            future.add_done_callback(read_error)  # the error is raised when the batch is written
+            # The error is raised when the batch is written
+            future.add_done_callback(read_error)
             await embedded.put(future)
         await embedded.put(None)
 
@@ -174,7 +181,8 @@ async def _flow(
             ):
                 group.create_task(read(reading, embedding))
                 group.create_task(write())
-        except BaseExceptionGroup as failures:  # the store's error first, since it names the remedy
+        except BaseExceptionGroup as failures:
+            # The store's error first, since it names the remedy
             raise (failures.subgroup(StoreError) or failures).exceptions[0] from None
         show(0 if stopping.is_set() else total_bytes)
 
@@ -184,7 +192,8 @@ async def _threads(name: str, count: int = 1) -> AsyncIterator[ThreadPoolExecuto
     executor = ThreadPoolExecutor(count, thread_name_prefix=name)
     try:
         yield executor
-    finally:  # the event loop must run, since the threads may call the store
+    finally:
+        # The event loop must run, since the threads may call the store
         await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
 
 
@@ -197,8 +206,9 @@ def _embedded(encode: Encode, batch: Batch) -> Embedded:
 def embed_each(embed: Encode, texts: Sequence[str]) -> tuple[Embeddings, list[str | None]]:
     """(the rows of the embedded texts; for each text the error's message or None).
 
-    A failing batch is halved until the failing text is alone. Raises BackendError if none of several texts could be embedded,
-    since then the engine fails. Errors that no text causes, such as a server's key, are raised.
+    A failing batch is halved until the failing text is alone. Raises BackendError if none of
+    several texts could be embedded, since then the engine fails. Errors that no text causes, such
+    as a server's key, are raised.
     """
     parts: list[Embeddings] = []
     errors: list[HybridTeiError | None] = []
@@ -222,11 +232,10 @@ def embed_each(embed: Encode, texts: Sequence[str]) -> tuple[Embeddings, list[st
 
 
 def missing_from_source(preparation: Preparation) -> list[tuple[str, str]]:
-    """(label, id) of stored documents that left their file, or whose file left the source. Call it after reading the whole
-    source."""
-    present = {
-        file.label for file in preparation.files if file.left_out is None
-    }  # unreadable folders may still have the file
+    """(label, id) of stored documents that left their file, or whose file left the source. Call it
+    after reading the whole source."""
+    # Unreadable folders may still have the file
+    present = {file.label for file in preparation.files if file.left_out is None}
     gone = [
         label
         for label in preparation.stored

@@ -1,8 +1,8 @@
-"""Turns sources into batches of chunks for the encoder: reads, compares with the stored documents, cuts, counts. Runs in a
-thread.
+"""Turns sources into batches of chunks for the encoder: reads, compares with the stored documents,
+cuts, counts. Runs in a thread.
 
-A batch has a few hundred chunks, since the encoder groups chunks of similar lengths, and few enough tokens that a kill loses
-only seconds of work. Independent of store and encoder.
+A batch has a few hundred chunks, since the encoder groups chunks of similar lengths, and few enough
+tokens that a kill loses only seconds of work. Independent of store and encoder.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ BATCH_CHUNKS = 256
 BATCH_TOKENS = 16_384
 # From this share of unknown tokens on, a document is told.
 MOST_UNKNOWN = 0.05
-GROUP_DOCUMENTS, GROUP_CHARACTERS = (
-    1000,
-    500_000,
-)  # documents compared and cut at a time, by several threads
+# Documents compared and cut at a time, by several threads
+GROUP_DOCUMENTS, GROUP_CHARACTERS = (1000, 500_000)
 
 
 @dataclass(slots=True, eq=False)
 class PendingDocument:
-    """A document between reader and store. `file`: size and times of a file that is one document. `stored`: its versions in the
-    collection. `failed`: it is in quarantine, and its other chunks are dropped."""
+    """A document between reader and store. `file`: size and times of a file that is one document.
+    `stored`: its versions in the collection. `failed`: it is in quarantine, and its other chunks
+    are dropped."""
 
     document: Document
     digest: str
@@ -123,12 +122,15 @@ class Batch:
 
 @dataclass(slots=True)
 class Preparation:
-    """The files of an ingest, and the settings for reading them. `settings`: a hash that differs whenever chunks differ.
-    `earlier`: the hashes that earlier readings made of the same settings; what they stored stays unless it is reread.
+    """The files of an ingest, and the settings for reading them. `settings`: a hash that differs
+    whenever chunks differ.
+    `earlier`: the hashes that earlier readings made of the same settings; what they stored stays
+    unless it is reread.
 
-    `stored`: the source's documents in the collection. `missing`: (label, id) of stored documents that their files no longer
-    have. `leftovers`: ids of points that a stopped ingest left beside a complete version. `touched`: {id of a point: new size and
-    times of its file}, for files whose content is unchanged.
+    `stored`: the source's documents in the collection. `missing`: (label, id) of stored documents
+    that their files no longer have. `leftovers`: ids of points that a stopped ingest left beside a
+    complete version. `touched`: {id of a point: new size and times of its file}, for files whose
+    content is unchanged.
     """
 
     files: Sequence[SourceFile]
@@ -171,7 +173,8 @@ class Preparation:
             yield batch
 
     def _is_unchanged(self, file: SourceFile) -> bool:
-        """True if the file is one document, stored with these settings and with the file's size and times."""
+        """True if the file is one document, stored with these settings and with the file's size and
+        times."""
         versions = list(chain.from_iterable(self.stored.get(file.label, {}).values()))
         if self.options.reread or file.stamp is None or len(versions) != 1:
             return False
@@ -185,7 +188,8 @@ class Preparation:
     def _groups(self, file: SourceFile) -> Iterator[tuple[list[PendingDocument], int]]:
         """Yield (documents to store, bytes of the file read), a group at a time."""
         stored = self.stored.get(file.label, {})
-        seen: dict[str, bool] = {}  # id -> True for a document, False for a rejection
+        # Id -> True for a document, False for a rejection
+        seen: dict[str, bool] = {}
         group: list[Document] = []
         characters = read_bytes = nameless = 0
         for found, read_bytes in documents_of(file, self.options):
@@ -198,7 +202,8 @@ class Preparation:
             if seen.get(found.document_id):
                 self._reject(
                     found,
-                    f"the id {found.document_id!r} was there before: the first of that name is kept",
+                    f"the id {found.document_id!r} was there before: the first of that name is "
+                    "kept",
                 )
                 continue
             seen[found.document_id] = True
@@ -239,7 +244,8 @@ class Preparation:
     def _current(
         self, document: Document, digest: str, versions: Sequence[StoredVersion]
     ) -> StoredVersion | None:
-        """The stored version with the document's content, of this reading or, unless it is reread, of an earlier one."""
+        """The stored version with the document's content, of this reading or, unless it is reread,
+        of an earlier one."""
         for version in versions:
             if version.is_version(digest, self.settings):
                 return version

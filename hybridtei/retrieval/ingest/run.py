@@ -1,4 +1,5 @@
-"""Runs one ingest from settings to summary: finds the model and the store, connects the parts, and reports the outcome."""
+"""Runs one ingest from settings to summary: finds the model and the store, connects the parts, and
+reports the outcome."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ from hybridtei.retrieval.store.query import CollectionPlan
 Tell = Callable[[str], None]
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TIMEOUT_S = 300.0
-# The way in which files become texts and chunks. A new one does not embed stored documents again unless they are reread.
+# The way in which files become texts and chunks. A new one does not embed stored documents again
+# unless they are reread.
 READING = 2
 
 
@@ -78,13 +80,14 @@ def ingest(
     tell: Tell | None = None,
     **options: Any,
 ) -> Summary:
-    """Embed the documents of a file or folder and store them in a collection: `hybridtei ingest`. Call it again to continue
-    after a stop, or to store changes.
+    """Embed the documents of a file or folder and store them in a collection: `hybridtei ingest`.
+    Call it again to continue after a stop, or to store changes.
 
-    `embedder`: an `Encoder`, a `Client`, or the `ModelConfig` of a model, loaded only if there is text to embed; None: the
-    embedded model. `store`: a `StoreConfig`, Qdrant's address, or an embedded engine's folder; None: `./qdrant`. `tell`: called
-    with lines of progress. `options`: the command's other flags, such as `delete_missing=True` or `shards=3`. Raises TypeError
-    for an unknown option, HybridTeiError or OSError, naming the remedy. Documents stored until then stay.
+    `embedder`: an `Encoder`, a `Client`, or the `ModelConfig` of a model, loaded only if there is
+    text to embed; None: the embedded model. `store`: a `StoreConfig`, Qdrant's address, or an
+    embedded engine's folder; None: `./qdrant`. `tell`: called with lines of progress. `options`:
+    the command's other flags, such as `delete_missing=True` or `shards=3`. Raises TypeError for an
+    unknown option, HybridTeiError or OSError, naming the remedy. Documents stored until then stay.
     """
     plan = {name: options.pop(name) for name in CollectionPlan.__struct_fields__ if name in options}
     options.setdefault("plan", CollectionPlan(**plan))
@@ -104,7 +107,8 @@ def ingest(
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own loop runs here already
+    # A notebook's own loop runs here already
+    with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
@@ -128,7 +132,8 @@ class _Ingest:
         if options.engine == "ray":
             if options.url is not None:
                 raise InvalidInput(
-                    "--url and --engine ray exclude each other: either a server or the cluster embeds"
+                    "--url and --engine ray exclude each other: either a server or the cluster "
+                    "embeds"
                 )
             from hybridtei.retrieval.ray import check
 
@@ -144,9 +149,8 @@ class _Ingest:
         self.store = open_store(config)
         tell(f"store     {place_of(config)}")
         served = _served(given) if isinstance(given, Client) else None
-        if (
-            given is not None and model.model_id == EMBEDDED_MODEL
-        ):  # the default: the user named no model
+        # The default: the user named no model
+        if given is not None and model.model_id == EMBEDDED_MODEL:
             model_id = given.model_id if served is None else str(served["model_id"])
             model = msgspec.structs.replace(model, model_id=model_id)
         self.model = model
@@ -187,7 +191,9 @@ class _Ingest:
 
                 if not options.dry_run:
                     if existing is None or options.engine == "ray":
-                        load()  # before the collection is created, so that a failed load leaves none; Ray needs the main thread
+                        # Before the collection is created, so that a failed load leaves none; Ray
+                        # needs the main thread
+                        load()
                     existing = await created(store, name, schema)
                     if record := Source.of(
                         Path(options.source), existing, options.source_name
@@ -204,7 +210,10 @@ class _Ingest:
                 if writer is not None and not stats.stopped:
                     await self._index(store)
             except (StoreUnavailable, ConnectionError, BackendError, NoKey) as error:
-                done = f"{stats.documents:,} documents were stored; run the same command again to continue from there"
+                done = (
+                    f"{stats.documents:,} documents were stored; run the same command again to "
+                    "continue from there"
+                )
                 error.args = (f"{error}\n{done}",)
                 raise
         rejected = str(preparation.quarantine.path) if len(preparation.quarantine) else None
@@ -214,7 +223,8 @@ class _Ingest:
     async def _planned(
         self, store: Store, existing: CollectionSchema | None
     ) -> tuple[CollectionPlan, CollectionSchema]:
-        """The collection's plan and schema; a new one is spread over the cluster. Raises CollectionMismatch if they differ."""
+        """The collection's plan and schema; a new one is spread over the cluster. Raises
+        CollectionMismatch if they differ."""
         name, spec = self.options.collection, self.spec
         chosen = with_budget(
             self.options.plan, self.model.multivector_tokens, self.model.multivector_dtype
@@ -274,7 +284,8 @@ class _Ingest:
         )
 
     def _loader(self, stack: AsyncExitStack) -> Callable[[], Any]:
-        """A function that returns the embedder. The first call loads it, since a run without new text needs none."""
+        """A function that returns the embedder. The first call loads it, since a run without new
+        text needs none."""
 
         @cache
         def load() -> Any:
@@ -307,12 +318,14 @@ def _patterns(text: str | None) -> list[str]:
 
 
 async def _nodes(store: Any, tell: Tell) -> int:
-    """The number of nodes of a server's cluster; 1 without a cluster, or if the server does not tell."""
+    """The number of nodes of a server's cluster; 1 without a cluster, or if the server does not
+    tell."""
     try:
         nodes: int = await store.peers() if store.kind == "server" else 1
     except StoreError as error:
         tell(
-            f"cluster   unknown, so shards and copies are the server's defaults, or --shards and --replicas: {error}"
+            "cluster   unknown, so shards and copies are the server's defaults, or --shards and "
+            f"--replicas: {error}"
         )
         return 1
     return nodes
@@ -327,7 +340,8 @@ def _served(client: Client) -> dict[str, Any]:
 
 
 def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> frozenset[Head]:
-    """The outputs to store: `names`, or all of the model's. Raises InvalidInput for an output that the model lacks."""
+    """The outputs to store: `names`, or all of the model's. Raises InvalidInput for an output that
+    the model lacks."""
     has = available & frozenset(VECTORS)
     if names is None:
         return has
@@ -339,14 +353,16 @@ def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> fro
 
 
 def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
-    """The spec of the embedding model. A server's model files are needed too: they determine chunks and outputs."""
+    """The spec of the embedding model. A server's model files are needed too: they determine chunks
+    and outputs."""
     try:
         spec = find_model(model)
     except LoadError as error:
         if served is None:
             raise
         raise LoadError(
-            f"{error}\nthe server's model is needed here too, for its tokenizer: name its folder or hub id with --model-id"
+            f"{error}\nthe server's model is needed here too, for its tokenizer: name its folder "
+            "or hub id with --model-id"
         ) from error
     if spec.kind != "embedding":
         raise InvalidInput(f"{model.model_id}: is a {spec.kind}, which makes no vectors")
@@ -354,8 +370,8 @@ def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
         offered = frozenset(map(Head, served["hybridtei"]["outputs"])) & frozenset(VECTORS)
         if offered != vector_heads(spec.heads, None):
             raise InvalidInput(
-                f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives {', '.join(sorted(offered))}: "
-                "name the server's model with --model-id"
+                f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives "
+                f"{', '.join(sorted(offered))}: name the server's model with --model-id"
             )
     return spec
 
@@ -369,7 +385,8 @@ def _embedder(options: IngestOptions, model: ModelConfig, engine: EngineConfig) 
 
 
 def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
-    """Hash of every setting that affects stored points, except the model, which the collection records."""
+    """Hash of every setting that affects stored points, except the model, which the collection
+    records."""
     return _hash([READING, sorted(heads), asdict(chunks), reading.as_dict()])
 
 

@@ -1,8 +1,9 @@
 """Files of many documents: Parquet (a row each) and JSON Lines (a line each).
 
-A line is read up to its allowed length. A small Parquet file can unfold to gigabytes, so its sizes are checked first. The
-footer has the sizes of a column's pages and the bounds of its lists; a row group that would grow too much is not opened.
-Strings stay references into their column's dictionary until their row's size is known.
+A line is read up to its allowed length. A small Parquet file can unfold to gigabytes, so its sizes
+are checked first. The footer has the sizes of a column's pages and the bounds of its lists; a row
+group that would grow too much is not opened. Strings stay references into their column's dictionary
+until their row's size is known.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from hybridtei.retrieval.ingest.text import Unfit, as_utf8, normalised, notes_of
 from hybridtei.system.machine import require_extra
 
 Found = Document | Rejection
-Progress = tuple[Found, int]  # and the bytes of the file read so far
+# And the bytes of the file read so far
+Progress = tuple[Found, int]
 ID_FIELDS, TITLE_FIELD = ("_id", "id"), "title"
 WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,14})")
 DECIMAL = re.compile(r"-?(?:0|[1-9]\d{0,9})\.\d{1,6}")
@@ -40,7 +42,8 @@ def document_of(
     notes: Sequence[str] = (),
     has_numbers: bool = False,
 ) -> Found:
-    """The document of the record from `read`, or a rejection. `written`: the record in the source. `notes`: of the file.
+    """The document of the record from `read`, or a rejection. `written`: the record in the source.
+    `notes`: of the file.
     `has_numbers`: strings of other fields that write a number become numbers."""
     try:
         document = _document(read(), source, location, options, notes)
@@ -119,7 +122,8 @@ def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple
     document_id = str(value)
     if not 1 <= len(document_id) <= options.max_id_characters:
         raise Unfit(
-            f"`{name}` has {len(document_id)} characters, should have 1 to {options.max_id_characters}"
+            f"`{name}` has {len(document_id)} characters, should have 1 to "
+            f"{options.max_id_characters}"
         )
     return name, document_id
 
@@ -181,17 +185,20 @@ def _kind(value: Any) -> str:
 
 
 def _names(record: Mapping[str, Any]) -> str:
+    if not record:
+        return "no fields"
     names = [f"`{str(name)[:40]}`" for name in record]
-    return ", ".join(names[:20]) + ("…" if len(names) > 20 else "") if names else "no fields"
+    return ", ".join(names[:20]) + ("…" if len(names) > 20 else "")
 
 
-KEPT_BYTES, SKIP_BYTES = 1000, 1 << 20  # bytes of a line that is too long: kept, and read at a time
+# Bytes of a line that is too long: kept, and read at a time
+KEPT_BYTES, SKIP_BYTES = 1000, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line. `data`: without the line end; only the beginning of a line that is too long. `offset`: of its first byte in the
-    file. `length`: of the whole line in bytes."""
+    """A line. `data`: without the line end; only the beginning of a line that is too long.
+    `offset`: of its first byte in the file. `length`: of the whole line in bytes."""
 
     number: int
     offset: int
@@ -222,7 +229,8 @@ def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
 
 
 def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """An object or a string a line. Without an id, the line's number is the id. Blank lines are skipped."""
+    """An object or a string a line. Without an id, the line's number is the id. Blank lines are
+    skipped."""
     with path.open("rb") as opened:
         file, notes = as_utf8(opened)
         for line in bounded_lines(file, options.max_record_bytes):
@@ -240,7 +248,8 @@ def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
     if not line.is_whole:
         raise Unfit(f"the line has {line.length} bytes, allowed are {options.max_record_bytes}")
     try:
-        value = orjson.loads(line.decoded())  # refuses NaN and lone surrogates
+        # Refuses NaN and lone surrogates
+        value = orjson.loads(line.decoded())
     except ValueError as error:
         raise Unfit(f"not JSON: {error}") from None
     if isinstance(value, str):
@@ -250,8 +259,10 @@ def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
     return value
 
 
-ROWS = 64  # rows read at a time
-MAX_COLUMN_BYTES = 64_000_000  # bound of a row group's column in memory, if it exceeds this multiple of its size in the file:
+# Rows read at a time
+ROWS = 64
+# Bound of a row group's column in memory, if it exceeds this multiple of its size in the file:
+MAX_COLUMN_BYTES = 64_000_000
 MAX_EXPANSION = 100
 WIDTHS: Mapping[str, int] = {
     "BOOLEAN": 1,
@@ -302,15 +313,17 @@ def _check_group(file: Any, group: int, options: ReadOptions) -> None:
         width = WIDTHS.get(column.physical_type, declared.length)
         if width > options.max_record_bytes:
             raise Unfit(
-                f"`{column.path_in_schema}`: a cell has {width} bytes, allowed are {options.max_record_bytes}"
+                f"`{column.path_in_schema}`: a cell has {width} bytes, allowed are "
+                f"{options.max_record_bytes}"
             )
         unfolded = column.total_uncompressed_size + (
             column.num_values * width if declared.max_repetition_level else 0
         )
         if unfolded > max(MAX_COLUMN_BYTES, MAX_EXPANSION * column.total_compressed_size):
             raise Unfit(
-                f"row group {group}, `{column.path_in_schema}`: {column.total_compressed_size} bytes would become {unfolded}, "
-                f"allowed are {MAX_COLUMN_BYTES}, or {MAX_EXPANSION} times as many"
+                f"row group {group}, `{column.path_in_schema}`: {column.total_compressed_size} "
+                f"bytes would become {unfolded}, allowed are {MAX_COLUMN_BYTES}, or "
+                f"{MAX_EXPANSION} times as many"
             )
 
 
@@ -367,7 +380,8 @@ def _size(cells: Any) -> int:
 
 
 def _dictionary_size(places: Any, texts: Any) -> int:
-    """The bytes of dictionary texts, from their offsets alone, since reading the texts would copy them."""
+    """The bytes of dictionary texts, from their offsets alone, since reading the texts would copy
+    them."""
     if not len(places):
         return 0
     kind = numpy.dtype("int64" if "large" in str(texts.type) else "int32")

@@ -195,14 +195,18 @@ LINE_ENDS = re.compile("\r\n?|[\f\v\x1c-\x1e\x85\u2028\u2029]")
 # controls, marks of direction, tags.
 UNSEEN = re.compile(
     "\x1b\\[[0-9;?]{0,20}[A-Za-z]|\u00ad[ \t]*\n?[ \t]*|"
-    "[\0-\x08\x0e-\x1f\x7f-\x9f\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufdd3-\ufdef\ufeff"
+    "[\0-\x08\x0e-\x1f\x7f-\x9f\u180e\u200b\u200e\u200f"
+    "\u202a-\u202e\u2060-\u206f\ufdd3-\ufdef\ufeff"
     "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
 )
 # Bytes of a picture are no text in any kind of file.
 DATA_URI = re.compile(r"data:\w{1,40}/[\w.+-]{1,80}(?:;[\w.=-]{1,80}){0,5},[^\s)\"'<>\]]*")
 # NFKC would make 102 of 10², blanks of accents that stand alone, and two characters of a Thai
 # vowel.
-KEPT = "\u00a8\u00aa\u00af\u00b2-\u00b5\u00b8-\u00ba\u00bc-\u00be\u02b0-\u02ff\u2017\u203e\u2070-\u209f\u2120\u2122\u2150-\u215f\u2189\u0e33\u0eb3"
+KEPT = (
+    "\u00a8\u00aa\u00af\u00b2-\u00b5\u00b8-\u00ba\u00bc-\u00be\u02b0-\u02ff\u2017\u203e"
+    "\u2070-\u209f\u2120\u2122\u2150-\u215f\u2189\u0e33\u0eb3"
+)
 # At most 500 characters at a time, since the time to order marks grows with the square of their
 # number.
 FOREIGN = re.compile(f"[!-~]?[^\0-\x7f{KEPT}]{{1,500}}")

@@ -1,8 +1,9 @@
 """Writes embedded chunks into a collection: every change of an ingest to a store.
 
-Points of a new version have ids of their own. So they are written as they come, and the old version's points are deleted after
-the last one: searches find the old version or the new one, and for a moment both. A document with a chunk that cannot be
-embedded or stored goes into quarantine; its new points are deleted, and its stored version stays.
+Points of a new version have ids of their own. So they are written as they come, and the old
+version's points are deleted after the last one: searches find the old version or the new one, and
+for a moment both. A document with a chunk that cannot be embedded or stored goes into quarantine;
+its new points are deleted, and its stored version stays.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from hybridtei.retrieval.store.plan import fit_to_schema
 from hybridtei.retrieval.store.points import check_points, to_points
 from hybridtei.system.retries import retry_unavailable
 
-RECENT_TEXTS = 50  # if more than half of the last texts failed (this many), the engine is at fault, not the texts
+# If more than half of the last texts failed (this many), the engine is at fault, not the texts
+RECENT_TEXTS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """`name`, `schema`: the collection's. `patience_s`: how long to retry a change, if the store does not retry itself."""
+    """`name`, `schema`: the collection's. `patience_s`: how long to retry a change, if the store
+    does not retry itself."""
 
     store: Store
     name: str
@@ -45,8 +48,9 @@ class Writer:
     ) -> None:
         """Store a batch, and delete the old versions of documents that end in it.
 
-        `embeddings`: a row for each piece without an error. Raises StoreError; then nothing of the batch is counted, even if
-        some is stored. Raises BackendError, after storing the good pieces, if more than half of the last 50 texts failed.
+        `embeddings`: a row for each piece without an error. Raises StoreError; then nothing of the
+        batch is counted, even if some is stored. Raises BackendError, after storing the good
+        pieces, if more than half of the last 50 texts failed.
         """
         accepted = [
             piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None
@@ -74,7 +78,8 @@ class Writer:
         self._stop_if_most_fail(reasons)
 
     async def settle(self) -> None:
-        """Delete what stopped ingests left beside complete versions, and store the new times of files that did not change."""
+        """Delete what stopped ingests left beside complete versions, and store the new times of
+        files that did not change."""
         await self._delete(self.preparation.leftovers)
         touched = self.preparation.touched
         for ids in parts_of(list(touched)):
@@ -109,16 +114,19 @@ class Writer:
         )
 
     async def _delete_failed(self, batch: Batch) -> None:
-        """Delete the chunks of documents that failed in this batch or before. A complete older version stays."""
+        """Delete the chunks of documents that failed in this batch or before. A complete older
+        version stays."""
         failed = dict.fromkeys(piece.pending for piece in batch.pieces if piece.pending.failed)
         for pending in failed:
-            broken = [version for version in pending.stored if not version.is_complete]
-            await self._delete(
-                [*pending.ids, *(identity for version in broken for identity in version.numbers)]
-            )
+            identities: list[PointId] = list(pending.ids)
+            for version in pending.stored:
+                if not version.is_complete:
+                    identities += version.numbers
+            await self._delete(identities)
 
     async def _delete_replaced(self, complete: Sequence[PendingDocument]) -> None:
-        """Delete the other versions of documents. If another ingest has deleted a point of the new version, they stay."""
+        """Delete the other versions of documents. If another ingest has deleted a point of the new
+        version, they stay."""
         new = {identity for pending in complete for identity in pending.ids}
         present: set[PointId] = set()
         for ids in parts_of(list(new)):
@@ -190,8 +198,8 @@ async def wait_indexed(
     clock: Callable[[], float] = time.monotonic,
     poll_s: float = POLL_S,
 ) -> None:
-    """Show progress until the server has indexed the collection, `stop` is set, or nothing has changed for `STALLED_S`. The
-    server continues to index in any case.
+    """Show progress until the server has indexed the collection, `stop` is set, or nothing has
+    changed for `STALLED_S`. The server continues to index in any case.
     """
     from tqdm.auto import tqdm
 
@@ -208,7 +216,8 @@ async def wait_indexed(
                 last, since_s = indexed, clock()
             if stop.is_set() or clock() - since_s > STALLED_S:
                 tell(
-                    f"the server continues indexing: {indexed:,} vectors so far, the collection is {info.status.value}"
+                    f"the server continues indexing: {indexed:,} vectors so far, the collection is "
+                    f"{info.status.value}"
                 )
                 return
             try:

@@ -1,11 +1,13 @@
-"""Runs `hybridtei migrate`: fills a copy of a collection with another model's vectors, and switches the name to it.
+"""Runs `hybridtei migrate`: fills a copy of a collection with another model's vectors, and switches
+the name to it.
 
-The name that users search is an alias. If it is a collection's own name, the collection first moves: its points are copied,
-with their vectors, to `NAME.0`, which answers while an alias takes the name. The collections' metadata describe the copies:
+The name that users search is an alias. If it is a collection's own name, the collection first
+moves: its points are copied, with their vectors, to `NAME.0`, which answers while an alias takes
+the name. The collections' metadata describe the copies:
 
     migration_of     of a copy, and of `NAME.0`: the collection with the same texts
     previous         of a copy that answers: the collection that answered before, for --rollback
-    switching_until  of the old collection: writers wait until this time, or until the name is switched
+    switching_until  of the old collection: writers wait until then, or until the name is switched
     stand_in         of a collection that moves: the collection that answers instead
 
 Run a killed command again: it copies points that differ, and continues.
@@ -55,19 +57,19 @@ from hybridtei.retrieval.store.plan import (
 from hybridtei.retrieval.store.points import to_points
 
 Tell = Callable[[str], None]
-Convert = Callable[
-    [Sequence[Stored]], Awaitable[list[Stored]]
-]  # records of the source -> points of the copy
+# Records of the source -> points of the copy
+Convert = Callable[[Sequence[Stored]], Awaitable[list[Stored]]]
 Advance = Callable[[int], object]
 PAGE_POINTS = 128
-TEXT = "text"  # the payload's key of the text, written by `ingest` and `/collections/{name}/points`
-PREVIOUS = "previous"  # a metadata key
-DROPPED = "dropped_outputs"  # a metadata key: outputs that the collection had before it changed to a model without them
+# The payload's key of the text, written by `ingest` and `/collections/{name}/points`
+TEXT = "text"
+# A metadata key
+PREVIOUS = "previous"
+# A metadata key: outputs that the collection had before it changed to a model without them
+DROPPED = "dropped_outputs"
 OWN_KEYS = frozenset({MIGRATION_OF, PREVIOUS, SWITCHING, STAND_IN, DROPPED})
-MARK_S, RENEW_S = (
-    60.0,
-    15.0,
-)  # how long writers wait for a killed command, and how often a running one renews the time
+# How long writers wait for a killed command, and how often a running one renews the time
+MARK_S, RENEW_S = (60.0, 15.0)
 MAX_PASSES = 50
 
 
@@ -79,7 +81,8 @@ def run_migration(
     *,
     tell: Tell = lambda line: None,
 ) -> None:
-    """Take a step of a migration. Raises HybridTeiError or OSError; the same command continues where it stopped."""
+    """Take a step of a migration. Raises HybridTeiError or OSError; the same command continues
+    where it stopped."""
     check_name(options.collection)
 
     async def run() -> None:
@@ -139,7 +142,8 @@ class MigrationRun:
                 encoder.close()
 
     async def _finish_killed(self, aliases: dict[str, str]) -> str:
-        """The collection behind the name. If a run was killed between a switch's two writes, first finish the switch."""
+        """The collection behind the name. If a run was killed between a switch's two writes, first
+        finish the switch."""
         source = aliases.get(self._name, self._name)
         if await self._store.describe(source) is None:
             copies = await self._with(MIGRATION_OF, source)
@@ -179,19 +183,24 @@ class MigrationRun:
         schema = await self._store.describe(collection)
         if schema is None:
             return f"{collection}, which is gone,"
-        return f"{collection} ({await self._store.count(collection):,} points of {schema.metadata.get(MODEL_ID)})"
+        return (
+            f"{collection} ({await self._store.count(collection):,} points of "
+            f"{schema.metadata.get(MODEL_ID)})"
+        )
 
     async def _migrate(self, old: CollectionSchema) -> None:
         source = str(old.stored_as)
         is_plain, options = source == self._name, self._options
         if is_plain and not (options.no_switch or options.yes):
             raise InvalidInput(
-                f"{source!r} is a collection, and an alias will take its name: for a moment other clients of the store may "
-                "find neither. --yes accepts this; --no-switch fills the copy only"
+                f"{source!r} is a collection, and an alias will take its name: for a moment other "
+                "clients of the store may find neither. --yes accepts this; --no-switch fills "
+                "the copy only"
             )
         if strange := {*old.vectors, *old.sparse} - set(NAMES):
             raise InvalidInput(
-                f"collection {source!r} has vectors that no model here makes: {', '.join(sorted(strange))}"
+                f"collection {source!r} has vectors that no model here makes: "
+                f"{', '.join(sorted(strange))}"
             )
         for record in (await self._store.scroll(source, limit=10))[0]:
             text_of(record)
@@ -217,7 +226,8 @@ class MigrationRun:
             await fill(self._store, source, moved)
         async with self._held(source, moved):
             if moved is not None:
-                await asyncio.sleep(KEPT_S + 1)  # until no search uses the collection's own name
+                # Until no search uses the collection's own name
+                await asyncio.sleep(KEPT_S + 1)
                 await fill(self._store, source, moved)
             await fill(self._store, source, copy, self._embedding(new))
             await self._store.annotate(copy, {PREVIOUS: moved or source})
@@ -234,7 +244,8 @@ class MigrationRun:
 
     @asynccontextmanager
     async def _held(self, source: str, stand_in: str | None = None) -> AsyncIterator[None]:
-        """A context in which writers wait, and searches read `stand_in`, if given, until the name is switched."""
+        """A context in which writers wait, and searches read `stand_in`, if given, until the name
+        is switched."""
 
         async def mark() -> None:
             await self._store.annotate(
@@ -274,7 +285,8 @@ class MigrationRun:
         old = None if previous is None else await self._store.describe(previous)
         if previous is None or old is None:
             raise InvalidInput(
-                f"collection {self._name!r}: the previous one was deleted; migrate --to the old model"
+                f"collection {self._name!r}: the previous one was deleted; migrate --to the old "
+                "model"
             )
         convert = self._embedding(replace(old, stored_as=previous))
         await self._catch_up(source, previous, convert)
@@ -292,14 +304,16 @@ class MigrationRun:
     async def _copy_of(
         self, old: CollectionSchema, wanted: CollectionSchema, first: int
     ) -> CollectionSchema:
-        """The copy that an earlier run made with the same vectors, or a new one. Numbers start at `first`."""
+        """The copy that an earlier run made with the same vectors, or a new one. Numbers start at
+        `first`."""
         for there in await self._with(MIGRATION_OF, str(old.stored_as)):
             if _has_vectors_of(there, wanted):
                 check_fits(there, wanted, str(there.stored_as))
                 return there
             if not _has_vectors_of(there, old):
                 self._tell(
-                    f"{there.stored_as} is a copy by another model or plan: `hybridtei collections delete` deletes it"
+                    f"{there.stored_as} is a copy by another model or plan: `hybridtei collections "
+                    "delete` deletes it"
                 )
         taken = await self._store.collections()
         name = next(
@@ -314,7 +328,8 @@ class MigrationRun:
         return made
 
     async def _planned(self, old: CollectionSchema) -> CollectionSchema:
-        """The schema of the copy. Raises InvalidInput if the model lacks outputs that --drop-outputs does not name."""
+        """The schema of the copy. Raises InvalidInput if the model lacks outputs that
+        --drop-outputs does not name."""
         options = self._options
         model_id = options.to or old.metadata.get(MODEL_ID)
         if model_id is None:
@@ -327,8 +342,8 @@ class MigrationRun:
         agreed = set((options.drop_outputs or "").split(",")) | set(old.metadata.get(DROPPED, ()))
         if unnamed := [head for head in lacking if head not in agreed]:
             raise InvalidInput(
-                f"{model_id} makes no {' and no '.join(unnamed)} vectors, which collection {self._name!r} has: "
-                f"--drop-outputs {','.join(lacking)} continues without them"
+                f"{model_id} makes no {' and no '.join(unnamed)} vectors, which collection "
+                f"{self._name!r} has: --drop-outputs {','.join(lacking)} continues without them"
             )
         before = plan_of(old)
         plan = msgspec.structs.replace(
@@ -353,7 +368,8 @@ class MigrationRun:
         return replace(planned, metadata={**kept, **planned.metadata, **noted})
 
     def _embedding(self, schema: CollectionSchema) -> Convert:
-        """Make points with the same ids and payloads, and the vectors of the model that `schema` names."""
+        """Make points with the same ids and payloads, and the vectors of the model that `schema`
+        names."""
         heads = sorted(heads_of(schema))
 
         def embed(records: Sequence[Stored]) -> list[Stored]:
@@ -407,10 +423,12 @@ async def fill(
     *,
     advance: Advance = lambda count: None,
 ) -> int:
-    """Make one pass over both collections: write differing points to `copy`, and delete points from it that left `source`.
+    """Make one pass over both collections: write differing points to `copy`, and delete points from
+    it that left `source`.
 
-    `convert`: makes points of the copy; None: they keep their vectors. Returns the number of differing points. Points are equal
-    if their payloads are equal. Raises StoreError and the errors of `convert`; the next pass continues.
+    `convert`: makes points of the copy; None: they keep their vectors. Returns the number of
+    differing points. Points are equal if their payloads are equal. Raises StoreError and the errors
+    of `convert`; the next pass continues.
     """
     changed, offset = 0, None
     while True:
@@ -454,6 +472,7 @@ def text_of(record: Stored) -> str:
     text = record.payload.get(TEXT)
     if not isinstance(text, str) or not text.strip():
         raise InvalidInput(
-            f"point {record.id} has no text in its payload (`{TEXT}`): only stored texts can be embedded anew"
+            f"point {record.id} has no text in its payload (`{TEXT}`): only stored texts can be "
+            "embedded anew"
         )
     return text

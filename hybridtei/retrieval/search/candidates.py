@@ -1,15 +1,19 @@
-"""Candidates of a query, in tiers: some vectors find them, others score them; optionally one candidate a group.
+"""Candidates of a query, in tiers: some vectors find them, others score them; optionally one
+candidate a group.
 
-`zscore` adds scores that are normalised for each query: dense and sparse score all candidates exactly, and each leg's scores
-get mean 0 and deviation 1. So a leg with no or equal scores changes no place, and cosines and sums of term weights need no
-common scale. MaxSim is added for the better half; the other candidates count as the worst of that half.
+`zscore` adds scores that are normalised for each query: dense and sparse score all candidates
+exactly, and each leg's scores get mean 0 and deviation 1. So a leg with no or equal scores changes
+no place, and cosines and sums of term weights need no common scale. MaxSim is added for the better
+half; the other candidates count as the worst of that half.
 
-Mean and deviation come from the first tier, and need at least `FEW` candidates. If a filter leaves fewer, they come from a
-search without the filter. If the whole collection has fewer, each leg's scores are divided by its best score.
+Mean and deviation come from the first tier, and need at least `FEW` candidates. If a filter leaves
+fewer, they come from a search without the filter. If the whole collection has fewer, each leg's
+scores are divided by its best score.
 
-The first tier has `prefetch_limit` points of each leg. If a page needs more, further tiers follow, each twice as deep, ranked
-below the earlier ones. A tier depends only on the query, not on the page, so no point is on two pages. With groups, a tier
-excludes groups found before, so a document with thousands of chunks hides no other document.
+The first tier has `prefetch_limit` points of each leg. If a page needs more, further tiers follow,
+each twice as deep, ranked below the earlier ones. A tier depends only on the query, not on the
+page, so no point is on two pages. With groups, a tier excludes groups found before, so a document
+with thousands of chunks hides no other document.
 """
 
 from __future__ import annotations
@@ -53,24 +57,23 @@ from hybridtei.retrieval.store.base import (
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
 
-FEW, ENOUGH = (
-    10,
-    100,
-)  # the least candidates for statistics; the depth of a search made only for statistics
-DIGITS = {
-    "rrf": 9
-}  # significant digits of a sum; further digits are float32 rounding, which differs between engines
+# The least candidates for statistics; the depth of a search made only for statistics
+FEW, ENOUGH = (10, 100)
+# Significant digits of a sum; further digits are float32 rounding, which differs between engines
+DIGITS = {"rrf": 9}
 DIGITS_OF_FLOATS = 5
-MAXSIM_SHARE = (
-    2  # MaxSim scores the best 1 / HALF of the candidates; a larger share did not improve quality
-)
-GROUPS = {"document": DOCUMENT_ID}  # names in keys of the payload
-READ_AT_ONCE = 256  # candidates whose packed multi-vectors are in memory at a time
+# MaxSim scores the best 1 / HALF of the candidates; a larger share did not improve quality
+MAXSIM_SHARE = 2
+# Names in keys of the payload
+GROUPS = {"document": DOCUMENT_ID}
+# Candidates whose packed multi-vectors are in memory at a time
+READ_AT_ONCE = 256
 # Candidates whose payloads are read with their packed multi-vectors: one call instead of two.
 READ_WHOLE = 32
 # Of packed multi-vectors that are scored on the event loop: less work than handing it to a thread.
 INLINE_CHARACTERS = 10_000
-MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats; a single candidate may have more
+# Of their vectors as floats; a single candidate may have more
+MAX_FLOAT_BYTES = 64_000_000
 
 Group = int | str
 
@@ -116,9 +119,8 @@ class Candidates:
     budget: PayloadBudget | None = None
     payload: Selector = False
     key: str | None = field(init=False)
-    _scale: dict[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # leg -> (mean, deviation) in the first tier
+    # Leg -> (mean, deviation) in the first tier
+    _scale: dict[str, tuple[float, float]] = field(default_factory=dict)
     _stages: dict[str, Stage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,7 +158,8 @@ class Candidates:
         *,
         key: str | None,
     ) -> tuple[list[Candidate], bool]:
-        """(each leg's points that are not in `before`, the best first; True if the store has no others)."""
+        """(each leg's points that are not in `before`, the best first; True if the store has no
+        others)."""
         lists = await self._found(depth, query_filter, key)
         found = _gathered(lists, before, key)
         is_last = max(map(len, lists.values())) < depth
@@ -204,7 +207,8 @@ class Candidates:
     async def _known(
         self, found: Sequence[Candidate], depth: int, query_filter: Filter | None
     ) -> dict[PointId, Candidate]:
-        """For few candidates: search without the filter, deep enough for statistics, and set the scale by it."""
+        """For few candidates: search without the filter, deep enough for statistics, and set the
+        scale by it."""
         is_normalised = self.options.mode == "zscore" and not self.options.rescore
         if (
             not is_normalised
@@ -219,7 +223,8 @@ class Candidates:
     async def _totals(
         self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
     ) -> Column:
-        """Each candidate's score: MaxSim, one leg's score, or the fusion of all legs' places or scores."""
+        """Each candidate's score: MaxSim, one leg's score, or the fusion of all legs' places or
+        scores."""
         mode, weights = self.options.mode, self.legs.weights
         if self.options.rescore:
             await self._score(MULTIVECTOR, found)
@@ -258,7 +263,8 @@ class Candidates:
             await asyncio.gather(*scores)
 
     async def _normalised(self, found: list[Candidate], depth: int) -> Column:
-        """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum of shares of the best."""
+        """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum
+        of shares of the best."""
         weights = self.legs.weights
         scores_others = MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders
         if len(found) < FEW and not self._scale:
@@ -281,7 +287,8 @@ class Candidates:
         return normalised(column, *self._scale.get(leg, (0.0, 0.0)), self.legs.weights[leg])
 
     async def _score(self, leg: str, some: Sequence[Candidate]) -> None:
-        """Give candidates a leg's exact score. Without its vector a candidate gets none; without a sparse vector, 0."""
+        """Give candidates a leg's exact score. Without its vector a candidate gets none; without a
+        sparse vector, 0."""
         if not some:
             return
         ids, vector = [one.id for one in some], self.legs.vectors[leg]
@@ -364,7 +371,8 @@ def _places(found: Sequence[Candidate], leg: str) -> Column:
 
 
 def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The best candidate of each group, with the number of the others. A candidate without a group is its own group."""
+    """The best candidate of each group, with the number of the others. A candidate without a group
+    is its own group."""
     best: dict[Any, Candidate] = {}
     for candidate in candidates:
         key = (candidate.group,) if candidate.group is not None else (None, candidate.id)
@@ -374,16 +382,19 @@ def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _key_of(group_by: str) -> str:
-    """The key of the payload. Raises InvalidInput for a key that Qdrant's filters read differently."""
+    """The key of the payload. Raises InvalidInput for a key that Qdrant's filters read
+    differently."""
     if re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
         raise InvalidInput(
-            f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots between them"
+            f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots "
+            "between them"
         )
     return GROUPS.get(group_by, group_by)
 
 
 def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
-    """The text or whole number under a dotted key, also in a list of one; None for anything else."""
+    """The text or whole number under a dotted key, also in a list of one; None for anything
+    else."""
     value: Any = payload
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -408,7 +419,8 @@ def _without(key: str, found: Sequence[Candidate], query_filter: Filter | None) 
     return Filter(must=None if query_filter is None else [query_filter], must_not=refused)
 
 
-# Few threads, so that many searches neither use much more than MAX_FLOAT_BYTES nor fill asyncio's own pool.
+# Few threads, so that many searches neither use much more than MAX_FLOAT_BYTES nor fill asyncio's
+# own pool.
 _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="maxsim")
 
 
@@ -434,9 +446,8 @@ async def _in_thread(
 
 def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:
     """MaxSim of each point, in runs of points with at most `MAX_FLOAT_BYTES` of floats."""
-    bytes_a_character = (
-        24 if packed.dtype == "binary" else 3
-    )  # 3 bytes in 4 characters; a byte becomes 32 or 4
+    # 3 bytes in 4 characters; a byte becomes 32 or 4
+    bytes_a_character = 24 if packed.dtype == "binary" else 3
     packed_of = {
         record.id: str(record.payload[PACKED]) for record in records if PACKED in record.payload
     }

@@ -1,7 +1,9 @@
-"""Explains why a point was found: the scores of each stage of a search, and the terms that query and text share.
+"""Explains why a point was found: the scores of each stage of a search, and the terms that query
+and text share.
 
-A term's weight is the product of its sparse weights in query and document: its part of the sparse score, without a collection's
-idf. Sparse dimensions are pieces of words (`aero`, `##foil`), so adjacent pieces are shown as one.
+A term's weight is the product of its sparse weights in query and document: its part of the sparse
+score, without a collection's idf. Sparse dimensions are pieces of words (`aero`, `##foil`), so
+adjacent pieces are shown as one.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -80,8 +83,10 @@ def _one_line(text: str) -> str:
 
 
 TokensOf = Callable[[str], Iterable[Token]]
-MAX_CHARACTERS = 100_000  # characters of a text to examine
-MAX_HIGHLIGHTS = 500  # per text, since a common word may occur fifty thousand times
+# Characters of a text to examine
+MAX_CHARACTERS = 100_000
+# Per text, since a common word may occur fifty thousand times
+MAX_HIGHLIGHTS = 500
 
 
 def shared_terms(query: tuple[Any, Any], document: tuple[Any, Any]) -> dict[int, float]:
@@ -101,7 +106,8 @@ def shared_terms(query: tuple[Any, Any], document: tuple[Any, Any]) -> dict[int,
 
 
 def highlights(text: str, terms: dict[int, float], tokens_of: TokensOf) -> list[Highlight]:
-    """The places of the terms, in the order of the text. A stretch of several pieces has the sum of their weights.
+    """The places of the terms, in the order of the text. A stretch of several pieces has the sum of
+    their weights.
 
     Only the `MAX_HIGHLIGHTS` heaviest stretches are returned.
     """
@@ -134,7 +140,8 @@ def _characters(text: str) -> Callable[[int], int]:
     """Convert places in UTF-8 to places in characters."""
     if text.isascii():
         return lambda place: place
-    begins = np.cumsum([0, *(len(character.encode()) for character in text)]).tolist()
+    widths = [len(character.encode()) for character in text]
+    begins = [0, *accumulate(widths)]
     return lambda place: bisect_right(begins, place) - 1
 
 
@@ -156,9 +163,8 @@ def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int
                 max((other.end for other in within), default=one.end),
                 weight,
             )
-    lead = max(
-        0, min(width // 8, (width - (last - best)) // 2)
-    )  # include some words before, if the last term still fits
+    # Include some words before, if the last term still fits
+    lead = max(0, min(width // 8, (width - (last - best)) // 2))
     start = max(0, min(best - lead, len(text) - width))
     if start:
         start = text.find(" ", start, best) + 1 or best

@@ -24,21 +24,26 @@ ZSCORE_WEIGHTS = {DENSE: 1.0, SPARSE: 0.5}
 ZSCORE_WEIGHTS_WITH_MAXSIM = {DENSE: 1.0, SPARSE: 0.7, MULTIVECTOR: 1.0}
 MAX_K = 1_000_000
 PACKED_ALONE = (
-    "the collection has multi-vectors as bytes in the payload, which can score candidates but not find them, as `mode` "
-    "multivector and rrf need; search in mode zscore or weighted, or with `rescore`"
+    "the collection has multi-vectors as bytes in the payload, which can score candidates but not "
+    "find them, as `mode` multivector and rrf need; search in mode zscore or weighted, or with "
+    "`rescore`"
 )
 
-QDRANTS_K = 2  # its 61 is the literature's 60
-FLAT = 1e-6  # smaller differences of scores are rounding
+# Its 61 is the literature's 60
+QDRANTS_K = 2
+# Smaller differences of scores are rounding
+FLAT = 1e-6
 
-Weights = Mapping[str, float] | Sequence[float] | str | None  # weights, as users give them
+# Weights, as users give them
+Weights = Mapping[str, float] | Sequence[float] | str | None
 Column = NDArray[np.float64]
 Columns = Mapping[str, Column]
 
 
 @dataclass(frozen=True, slots=True)
 class Legs:
-    """The vectors of a query by name, the weights of scoring vectors, and the names of finding vectors."""
+    """The vectors of a query by name, the weights of scoring vectors, and the names of finding
+    vectors."""
 
     vectors: Mapping[str, Any]
     weights: Mapping[str, float]
@@ -46,9 +51,11 @@ class Legs:
 
 
 def legs_of(query: Embeddings, row: int, options: CheckedOptions, *, is_packed: bool) -> Legs:
-    """The legs of a search in the options' mode. Without words in the query and without other legs there are no finders.
+    """The legs of a search in the options' mode. Without words in the query and without other legs
+    there are no finders.
 
-    `is_packed`: the collection stores multi-vectors as bytes. Raises InvalidInput, naming the field.
+    `is_packed`: the collection stores multi-vectors as bytes. Raises InvalidInput, naming the
+    field.
     """
     mode, vectors = options.mode, _vectors(query, row)
     assert mode is not None
@@ -67,7 +74,8 @@ def legs_of(query: Embeddings, row: int, options: CheckedOptions, *, is_packed: 
     else:
         weights = _weights_of(_chosen(vectors, options), options)
     finders = list(weights)
-    if mode in ("zscore", "weighted"):  # a multi-vector would scan all points
+    # A multi-vector would scan all points
+    if mode in ("zscore", "weighted"):
         finders = [leg for leg in weights if leg != MULTIVECTOR] or finders
     if is_packed and MULTIVECTOR in finders:
         if mode in NAMES or options.legs is not None:
@@ -154,8 +162,10 @@ def _weights_of(legs: Sequence[str], options: CheckedOptions) -> dict[str, float
 
 
 def reciprocal_ranks(places: Columns, weights: Mapping[str, float], k: int | None) -> Column:
-    """The sum of 1 / (place / weight + k - 1), as in Qdrant's RRF. A leg that did not find a candidate adds nothing."""
-    with np.errstate(over="ignore"):  # a place divided by a tiny weight is infinite, and adds 0
+    """The sum of 1 / (place / weight + k - 1), as in Qdrant's RRF. A leg that did not find a
+    candidate adds nothing."""
+    # A place divided by a tiny weight is infinite, and adds 0
+    with np.errstate(over="ignore"):
         parts = [
             1.0 / (column / weights[leg] + (k or QDRANTS_K) - 1) for leg, column in places.items()
         ]
@@ -181,7 +191,8 @@ def complete(column: Column) -> Column:
 
 
 def shares_of_best(scores: Columns, weights: Mapping[str, float]) -> Column:
-    """The sum of weight × share, which is 1 for a leg's best score and, of scores above 0, score / best for the others."""
+    """The sum of weight × share, which is 1 for a leg's best score and, of scores above 0, score /
+    best for the others."""
     filled = {leg: complete(column) for leg, column in scores.items()}
     largest = {leg: max(float(np.abs(column).max()), FLAT) for leg, column in filled.items()}
     return weighted_sum(

@@ -1,4 +1,5 @@
-"""Search in this process without a server: an `Encoder` is the model or the reranker of a `Searcher`."""
+"""Search in this process without a server: an `Encoder` is the model or the reranker of a
+`Searcher`."""
 
 from __future__ import annotations
 
@@ -26,9 +27,11 @@ from hybridtei.system.own_loop import OwnLoop
 
 
 def query_model(encoder: Encoder, model_id: str) -> QueryModel:
-    """Use an encoder as the model of a search. `model_id`: the same as when the documents were embedded."""
+    """Use an encoder as the model of a search. `model_id`: the same as when the documents were
+    embedded."""
 
-    @cache  # a function, since the fingerprint is read when first needed
+    # A function, since the fingerprint is read when first needed
+    @cache
     def tokenizer() -> Tokenizer:
         return text_model(encoder.spec, EngineConfig()).reader.tokenizer
 
@@ -55,7 +58,8 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
 
 
 def rank_by(encoder: Encoder) -> Rank:
-    """Use a loaded reranker as the last stage of a search. Raises InvalidInput for another kind of model."""
+    """Use a loaded reranker as the last stage of a search. Raises InvalidInput for another kind of
+    model."""
     if encoder.spec.kind != "reranker":
         raise InvalidInput(
             f"the model is a {encoder.spec.kind}, not a reranker; `rescore` ranks by multi-vectors"
@@ -73,10 +77,12 @@ def rank_by(encoder: Encoder) -> Rank:
 
 
 class LocalSearch:
-    """Searches from synchronous code. It owns the store, and a thread with the event loop of store and search.
+    """Searches from synchronous code. It owns the store, and a thread with the event loop of store
+    and search.
 
-    It also works in a notebook or inside a coroutine, but blocks the caller's event loop until the result is there. In a
-    coroutine prefer `await Searcher(store, query_model(encoder, model_id)).search(…)`.
+    It also works in a notebook or inside a coroutine, but blocks the caller's event loop until the
+    result is there. In a coroutine prefer `await Searcher(store, query_model(encoder,
+    model_id)).search(…)`.
 
     >>> with LocalSearch(Encoder.load(), "minilm-hybrid") as search:   # doctest: +SKIP
     ...     search("notes", "how do I rotate the keys").hits[0].payload["text"]
@@ -91,8 +97,8 @@ class LocalSearch:
         reranker: Encoder | None = None,
         loop: OwnLoop | None = None,
     ) -> None:
-        """`store`: an open store, or its settings; default: the folder `./qdrant`. `loop`: the loop that already runs the
-        store's client."""
+        """`store`: an open store, or its settings; default: the folder `./qdrant`. `loop`: the loop
+        that already runs the store's client."""
         if store is None or isinstance(store, StoreConfig):
             opened = open_store(with_default(store or StoreConfig()))
             assert opened is not None

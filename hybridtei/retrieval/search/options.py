@@ -1,6 +1,7 @@
 """Options and results of a search: the same fields for `/search`, the command and the library.
 
-Imports only msgspec, settings and errors, since the server's request structs and the command's flags are made of these.
+Imports only msgspec, settings and errors, since the server's request structs and the command's
+flags are made of these.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
 
 
 class SearchFields(Struct, frozen=True, kw_only=True):
-    """The fields that `/search`, the command and the library share. Types and bounds are the HTTP API's."""
+    """The fields that `/search`, the command and the library share. Types and bounds are the HTTP
+    API's."""
 
     mode: Annotated[
         Mode | None,
         Meta(
-            description="How points are found and scored [default: zscore of all kinds of vectors; rrf with `k`]."
+            description=(
+                "How points are found and scored [default: zscore of all kinds of vectors; rrf "
+                "with `k`]."
+            )
         ),
     ] = None
     limit: Annotated[Count, Meta(description="Number of hits.")] = 10
@@ -49,7 +54,10 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         | Annotated[str, Meta(max_length=100)]
         | None,
         Meta(
-            description="Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."
+            description=(
+                "Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, "
+                "m3-two."
+            )
         ),
     ] = None
     legs: Annotated[
@@ -63,14 +71,17 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     group_by: Annotated[
         Annotated[str, Meta(min_length=1, max_length=200)] | None,
         Meta(
-            description="One hit for each value of this payload field; `more` counts its other matches; null: every chunk."
+            description=(
+                "One hit for each value of this payload field; `more` counts its other matches; "
+                "null: every chunk."
+            )
         ),
     ] = "document"
     query_encoder: Annotated[
         Literal["model", "table"],
         Meta(
-            description="table: the query's sparse vector is looked up by token, without the model; with mode sparse, nothing "
-            "waits for it."
+            description="table: the query's sparse vector is looked up by token, without the "
+            "model; with mode sparse, nothing waits for it."
         ),
     ] = "model"
     rerank_limit: Annotated[Count, Meta(description="Number of the best hits to rerank.")] = 50
@@ -120,7 +131,8 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         last = self.offset + self.limit
         if last > MAX_RERANKED:
             raise InvalidInput(
-                f"`offset` and `limit` reach to place {last}; with a reranker {MAX_RERANKED} is the last"
+                f"`offset` and `limit` reach to place {last}; with a reranker {MAX_RERANKED} is "
+                "the last"
             )
 
 
@@ -148,14 +160,16 @@ class CheckedOptions(SearchFields, frozen=True, kw_only=True):
 class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
     """Options of a search, for the library.
 
-    `mode`: default: zscore if the collection has several kinds of vectors, rrf if `k` is given, else the only kind. `legs`: the
-    kinds of vectors in zscore, rrf or weighted, in this order. Default: those of dense and sparse that the query has, and also
-    multivector in zscore, or if `weighted` has a weight for it. Each leg finds `prefetch_limit` candidates, or more if the page
-    needs them; in zscore a multivector only scores the others' candidates. `weights`: of the legs, by name, in order, or a
-    preset's name (`tasks.rerank.PRESETS`); 0 removes a leg. `k`: Qdrant's RRF constant. `oversampling`: with quantised vectors,
-    this many times the candidates are scored by the full vectors. `score_threshold`: of the score before a reranker; in zscore
-    0 is the candidates' mean. `text_field`: the payload's key of the text. `group_by`: a dotted key of the payload, or
-    "document"; points without a text or a whole number there are their own groups.
+    `mode`: default: zscore if the collection has several kinds of vectors, rrf if `k` is given,
+    else the only kind. `legs`: the kinds of vectors in zscore, rrf or weighted, in this order.
+    Default: those of dense and sparse that the query has, and also multivector in zscore, or if
+    `weighted` has a weight for it. Each leg finds `prefetch_limit` candidates, or more if the page
+    needs them; in zscore a multivector only scores the others' candidates. `weights`: of the legs,
+    by name, in order, or a preset's name (`tasks.rerank.PRESETS`); 0 removes a leg. `k`: Qdrant's
+    RRF constant. `oversampling`: with quantised vectors, this many times the candidates are scored
+    by the full vectors. `score_threshold`: of the score before a reranker; in zscore 0 is the
+    candidates' mean. `text_field`: the payload's key of the text. `group_by`: a dotted key of the
+    payload, or "document"; points without a text or a whole number there are their own groups.
     """
 
     def __post_init__(self) -> None:
@@ -168,14 +182,15 @@ class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
         self.check_page()
 
 
-# The type of each field, except `mode` and `weights`, which have their own checks, and `with_payload`, which becomes Qdrant's
-# selector during a search.
+# The type of each field, except `mode` and `weights`, which have their own checks, and
+# `with_payload`, which becomes Qdrant's selector during a search.
 UNTYPED = {"mode", "weights", "with_payload", "query_filter"}
 TYPED = {name: hint for name, hint in get_type_hints(SearchOptions).items() if name not in UNTYPED}
 
 
 class StageScore(Struct, frozen=True):
-    """A stage's score of a point. `rank`: its place from 1; None if the stage did not find the point."""
+    """A stage's score of a point. `rank`: its place from 1; None if the stage did not find the
+    point."""
 
     score: float
     rank: int | None
@@ -191,8 +206,8 @@ class Highlight(Struct, frozen=True):
 
 
 class SearchHit(Struct, frozen=True, omit_defaults=True):
-    """A matching point. `score`: of the last stage. `scores`: of each stage, if `explain` is set. `more`: with groups, the
-    number of the group's other points among the candidates."""
+    """A matching point. `score`: of the last stage. `scores`: of each stage, if `explain` is set.
+    `more`: with groups, the number of the group's other points among the candidates."""
 
     id: int | str
     score: float
@@ -215,7 +230,8 @@ class Stage(Struct, frozen=True):
 
 
 class SearchResult(Struct, frozen=True):
-    """The hits, the best first. `stages`: the steps in order; steps of an explanation only if `explain` is set."""
+    """The hits, the best first. `stages`: the steps in order; steps of an explanation only if
+    `explain` is set."""
 
     mode: Mode
     hits: list[SearchHit]

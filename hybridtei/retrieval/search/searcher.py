@@ -1,8 +1,8 @@
 """The steps of a search in a collection: embed, find, fuse, rescore, rerank, explain.
 
-`Searcher` calls a store and two functions, one that embeds and one that ranks. It does not depend on server or encoder: the
-command, the HTTP routes and the evaluation all use it. `offset` pages through reranked points, so with a reranker each page
-ranks all of them again.
+`Searcher` calls a store and two functions, one that embeds and one that ranks. It does not depend
+on server or encoder: the command, the HTTP routes and the evaluation all use it. `offset` pages
+through reranked points, so with a reranker each page ranks all of them again.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
 LookUpQueries = Callable[[Sequence[str]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
 Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
-FILLED_AT_ONCE = 100  # points retrieved with payloads and vectors in one call
-HIGHLIGHTED_AT_ONCE = 8  # hits in a group; a search can be cancelled between groups
+# Points retrieved with payloads and vectors in one call
+FILLED_AT_ONCE = 100
+# Hits in a group; a search can be cancelled between groups
+HIGHLIGHTED_AT_ONCE = 8
 SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
 DEFAULTS = SearchOptions()
@@ -59,9 +61,10 @@ DEFAULTS = SearchOptions()
 
 @dataclass(frozen=True, slots=True)
 class QueryModel:
-    """The model that embeds queries. `tokens_of`: for highlights. `aside`: runs work that would block the event loop.
-    `look_up`: makes sparse vectors of queries without a pass. `fingerprint`: the hash of its files, to compare with a
-    collection's."""
+    """The model that embeds queries. `tokens_of`: for highlights. `aside`: runs work that would
+    block the event loop.
+    `look_up`: makes sparse vectors of queries without a pass. `fingerprint`: the hash of its files,
+    to compare with a collection's."""
 
     model_id: str
     spec: ModelSpec
@@ -75,7 +78,8 @@ class QueryModel:
 class Searcher:
     """Searches a store's collections by one model.
 
-    `unlabelled`: also collections without a model's label in their metadata. `budget`: bytes of all payloads together.
+    `unlabelled`: also collections without a model's label in their metadata. `budget`: bytes of all
+    payloads together.
     `max_points`: the depth to which a search may look for further groups.
     """
 
@@ -91,7 +95,8 @@ class Searcher:
     ) -> None:
         if not hasattr(store, "query"):
             raise InvalidInput(
-                f"`store` is {store!r}: should be `open_store(StoreConfig(qdrant_path=…))`, or of a `qdrant_url`"
+                f"`store` is {store!r}: should be `open_store(StoreConfig(qdrant_path=…))`, or of "
+                "a `qdrant_url`"
             )
         self.store = store
         self.model = model
@@ -131,7 +136,8 @@ class Searcher:
             return fit.fitted(await self.model.embed(queries, heads))
         if Head.SPARSE not in heads or self.model.look_up is None:
             raise InvalidInput(
-                f"`query_encoder` {options.query_encoder!r}: the collection or the model has no sparse vectors"
+                f"`query_encoder` {options.query_encoder!r}: the collection or the model has no "
+                "sparse vectors"
             )
         sparse = (await self.model.look_up(queries)).sparse
         others = heads - {Head.SPARSE}
@@ -149,7 +155,8 @@ class Searcher:
     ) -> SearchResult:
         """Embed a query and find points. `rank`, if given, orders them at the end.
 
-        Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError, and the errors of embedding.
+        Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError,
+        and the errors of embedding.
         """
 
         options = options or DEFAULTS
@@ -177,7 +184,8 @@ class Searcher:
     ) -> SearchResult:
         """Find points for a query that is already embedded, in one row of `embeddings`.
 
-        Equal scores are in the order of ids, as far as `store.base.best_points` can ensure it. Raises the errors of `search`.
+        Equal scores are in the order of ids, as far as `store.base.best_points` can ensure it.
+        Raises the errors of `search`.
         """
         fit = fit or await self.fit(collection)
         options = self._settled(options or DEFAULTS, fit)
@@ -202,10 +210,8 @@ class Searcher:
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
         page = best[options.offset if rank is None else 0 :]
         page = await self._filled(fit.name, page, payload, vectors)
-        stages = [
-            *(candidates.stages if options.explain else ()),
-            Stage("search", since(began), len(page)),
-        ]
+        stages = list(candidates.stages) if options.explain else []
+        stages.append(Stage("search", since(began), len(page)))
         if rank is not None:
             began = perf_counter_ns()
             ranked = await _reranked(page, query, rank, options.text_field)
@@ -221,7 +227,8 @@ class Searcher:
         with_payload: Selector,
         with_vectors: Selector,
     ) -> list[Candidate]:
-        """Add payloads and vectors to the page; drop points that were deleted meanwhile. Raises PayloadsTooLarge."""
+        """Add payloads and vectors to the page; drop points that were deleted meanwhile. Raises
+        PayloadsTooLarge."""
         if not (with_payload or with_vectors):
             return list(page)
         unread = {candidate.id: candidate for candidate in page if not candidate.is_read}
@@ -242,7 +249,8 @@ class Searcher:
         return [candidate for candidate in page if candidate.is_read]
 
     def _settled(self, options: CheckedOptions, fit: Searchable) -> CheckedOptions:
-        """The options with mode and weights. The defaults come from the collection's vectors and the checkpoint."""
+        """The options with mode and weights. The defaults come from the collection's vectors and
+        the checkpoint."""
         mode, weights = options.mode, options.weights
         if mode is None:
             names = [name for name in SINGLE if name in fit.heads]
@@ -312,15 +320,15 @@ def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:
 def _selectors(
     options: CheckedOptions, embedded: Embeddings, fit: Searchable, *, ranked: bool
 ) -> tuple[Selector, Selector]:
-    """The selectors (payload, vectors) of everything that the answer, a reranker or highlights need."""
+    """The selectors (payload, vectors) of everything that the answer, a reranker or highlights
+    need."""
     payload: Selector
     if options.with_payload is True:
         payload = fit.payload
     else:
-        keys = [
-            *(options.with_payload or ()),
-            *([options.text_field] if ranked or options.highlights else ()),
-        ]
+        keys = list(options.with_payload or ())
+        if ranked or options.highlights:
+            keys.append(options.text_field)
         payload = keys or False
     return payload, [SPARSE] if options.highlights and embedded.sparse is not None else False
 
@@ -328,7 +336,8 @@ def _selectors(
 async def _reranked(
     found: list[Candidate], query: str, rank: Rank, text_field: str
 ) -> list[Candidate]:
-    """Rank hits by `rank`. Hits without a text follow in their earlier order. Equal scores keep the search's order."""
+    """Rank hits by `rank`. Hits without a text follow in their earlier order. Equal scores keep the
+    search's order."""
     texts = [str(one.payload.get(text_field) or "") for one in found]
     places = [place for place, text in enumerate(texts) if text]
     if not places:
@@ -337,7 +346,6 @@ async def _reranked(
     for place, score in zip(places, scores, strict=True):
         found[place].score = float(score)
     order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
-    return [
-        *(found[places[i]] for i in order),
-        *(one for one, text in zip(found, texts, strict=True) if not text),
-    ]
+    ranked = [found[places[place]] for place in order]
+    ranked += [candidate for candidate, text in zip(found, texts, strict=True) if not text]
+    return ranked

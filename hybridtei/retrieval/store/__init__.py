@@ -1,7 +1,8 @@
-"""Vectors in Qdrant: a server or cluster, or the engine embedded in a process of its own. Needs the extra `qdrant`.
+"""Vectors in Qdrant: a server or cluster, or the engine embedded in a process of its own. Needs the
+extra `qdrant`.
 
-The default store is the folder `./qdrant`, which `ingest`, `search` and `eval` share. It is visible in the working folder,
-unlike a cache, which other programs may empty.
+The default store is the folder `./qdrant`, which `ingest`, `search` and `eval` share. It is visible
+in the working folder, unlike a cache, which other programs may empty.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def place_of(config: StoreConfig) -> str:
 
 @asynccontextmanager
 async def opened(config: StoreConfig) -> AsyncIterator[Store]:
-    """A context with the store of the settings, by default the folder `./qdrant`. Raises the errors of `open_store`."""
+    """A context with the store of the settings, by default the folder `./qdrant`. Raises the errors
+    of `open_store`."""
     store = open_store(with_default(config))
     assert store is not None
     try:
@@ -51,22 +53,25 @@ async def opened(config: StoreConfig) -> AsyncIterator[Store]:
 def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
     """The store of the settings, or None. It connects, or starts its process, at the first call.
 
-    `patient`: retry calls to an unavailable server for `qdrant_patience`; otherwise they fail within two seconds.
-    Raises StoreError if both or an unusable one is named, LoadError if a package is missing.
+    `patient`: retry calls to an unavailable server for `qdrant_patience`; otherwise they fail
+    within two seconds. Raises StoreError if both or an unusable one is named, LoadError if a
+    package is missing.
     """
     if not isinstance(config, StoreConfig):
         raise StoreError(
-            f"the store is {config!r}: should be `StoreConfig(qdrant_path=…)`, or with a `qdrant_url`"
+            f"the store is {config!r}: should be `StoreConfig(qdrant_path=…)`, or with a "
+            "`qdrant_url`"
         )
     if config.qdrant_url is None and config.qdrant_path is None:
         return None
     if config.qdrant_url is not None and config.qdrant_path is not None:
         raise StoreError(
-            "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a folder here, not both"
+            "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a "
+            "folder here, not both"
         )
-    require_extra(
-        "qdrant", "qdrant_client", *(["qdrant_edge"] if config.qdrant_url is None else [])
-    )
+    require_extra("qdrant", "qdrant_client")
+    if config.qdrant_url is None:
+        require_extra("qdrant", "qdrant_edge")
     if config.qdrant_url is not None:
         from hybridtei.retrieval.store.server import ServerStore
 

@@ -1,10 +1,12 @@
 """The protocol of vector stores; and points in a stable order.
 
-Only `store.server` uses qdrant-client's models: importing them takes half a second, and making them took half of a search's
-time. A store raises only `StoreError` and its subclasses, and InvalidInput for a collection's name that no store accepts.
+Only `store.server` uses qdrant-client's models: importing them takes half a second, and making them
+took half of a search's time. A store raises only `StoreError` and its subclasses, and InvalidInput
+for a collection's name that no store accepts.
 
-Points with equal scores are in the order of their ids. Qdrant returns them in any order, and any of them at the end of a page.
-So a few more points are queried, and still more if these also have equal scores.
+Points with equal scores are in the order of their ids. Qdrant returns them in any order, and any of
+them at the end of a page. So a few more points are queried, and still more if these also have equal
+scores.
 """
 
 from __future__ import annotations
@@ -26,22 +28,23 @@ PointId = int | str
 # All payload keys or vectors, none, or only these names; for a payload also {"exclude": names}.
 Selector = bool | Sequence[str] | Mapping[str, Sequence[str]]
 
-DENSE, SPARSE, MULTIVECTOR = (
-    "dense",
-    "sparse",
-    "multivector",
-)  # the names of vectors in our collections
+# The names of vectors in our collections
+DENSE, SPARSE, MULTIVECTOR = ("dense", "sparse", "multivector")
 NAMES = (DENSE, SPARSE, MULTIVECTOR)
-LAYOUT = "layout.json"  # a file in the folder of each collection of the embedded engine, for its process and its clients
+# A file in the folder of each collection of the embedded engine, for its process and its clients
+LAYOUT = "layout.json"
 
 
 class Stored(Struct, array_like=True):
-    """A point to store, or a point of an answer with the requested parts, and `score` if it was queried.
+    """A point to store, or a point of an answer with the requested parts, and `score` if it was
+    queried.
 
-    `vector`: by name, numbers[d], numbers[n, d], or a map of `indices` and `values`. Numbers are an array or lists.
+    `vector`: by name, numbers[d], numbers[n, d], or a map of `indices` and `values`. Numbers are an
+    array or lists.
     """
 
-    id: PointId  # a UUID as text
+    # A UUID as text
+    id: PointId
     payload: dict[str, Any]
     vector: dict[str, Any]
     score: float = 0.0
@@ -50,7 +53,8 @@ class Stored(Struct, array_like=True):
 class VectorParams(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Qdrant's settings of a dense vector, or of a multi-vector if it has a `multivector_config`."""
+    """Qdrant's settings of a dense vector, or of a multi-vector if it has a
+    `multivector_config`."""
 
     size: int
     distance: Literal["Cosine", "Dot", "Euclid", "Manhattan"]
@@ -75,7 +79,8 @@ class SparseVectorParams(
 class CollectionSchema:
     """A collection's named vectors, and the model that made them.
 
-    `metadata`: the model's id and its tokenizer's hash, which must equal those of the model that embeds a query.
+    `metadata`: the model's id and its tokenizer's hash, which must equal those of the model that
+    embeds a query.
     """
 
     vectors: Mapping[str, VectorParams]
@@ -84,14 +89,17 @@ class CollectionSchema:
     shard_number: int | None = None
     replication_factor: int | None = None
     on_disk_payload: bool | None = None
-    stored_as: str | None = None  # the collection's own name, if it was found by an alias
+    # The collection's own name, if it was found by an alias
+    stored_as: str | None = None
 
 
 class Store(Protocol):
     """Collections of points. Every call may raise StoreUnavailable (retry later) or StoreError."""
 
-    kind: str  # "server", "embedded" or "memory"
-    place: str  # for errors: the server's URL, or the folder
+    # "server", "embedded" or "memory"
+    kind: str
+    # For errors: the server's URL, or the folder
+    place: str
 
     async def collections(self) -> list[str]:
         """Return the names of all collections, sorted."""
@@ -117,9 +125,9 @@ class Store(Protocol):
     async def upsert(
         self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None
     ) -> None:
-        """Store points, searchable on return. Each replaces the whole point of its id. Points are checked before any is sent
-        (`points.check_points`): InvalidPoint names a bad one, and nothing is stored. `schema`: the collection's, if the caller
-        has it."""
+        """Store points, searchable on return. Each replaces the whole point of its id. Points are
+        checked before any is sent (`points.check_points`): InvalidPoint names a bad one, and
+        nothing is stored. `schema`: the collection's, if the caller has it."""
 
     async def query(self, name: str, query: Query) -> list[Stored]:
         """Return the best points, the best first. Equal scores are in any order."""
@@ -178,7 +186,8 @@ def identity(path: Path) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-SPARES = (4, 100, 1_000)  # points queried beyond the page, step by step while ties need more
+# Points queried beyond the page, step by step while ties need more
+SPARES = (4, 100, 1_000)
 
 
 class PayloadBudget:
@@ -200,13 +209,15 @@ class PayloadBudget:
                 self._left -= len(orjson.dumps(point.payload, default=str))
         if self._left < 0:
             raise PayloadsTooLarge(
-                f"the payloads of the points take more than {self._max_bytes} bytes (max-search-bytes): ask for fewer points "
-                "(`limit`, `rerank_limit`), or for some keys of each (`with_payload`)"
+                f"the payloads of the points take more than {self._max_bytes} bytes "
+                "(max-search-bytes): ask for fewer points (`limit`, `rerank_limit`), or for some "
+                "keys of each (`with_payload`)"
             )
 
 
 def sort_points(points: Iterable[Stored]) -> list[Stored]:
-    """Sort points by descending score. Equal scores have the lowest id first, numbers before UUIDs."""
+    """Sort points by descending score. Equal scores have the lowest id first, numbers before
+    UUIDs."""
     return sorted(points, key=lambda point: (-point.score, isinstance(point.id, str), point.id))
 
 
@@ -215,20 +226,20 @@ async def best_points(
 ) -> list[Stored]:
     """The query's best points, with ties in the order of ids, also at the end.
 
-    Exceptions: more than `SPARES[-1]` equal scores after the last point, and queries beyond `MAX_LIMIT`. Raises the errors of
-    `Store.query`, and PayloadsTooLarge with a `budget`.
+    Exceptions: more than `SPARES[-1]` equal scores after the last point, and queries beyond
+    `MAX_LIMIT`. Raises the errors of `Store.query`, and PayloadsTooLarge with a `budget`.
     """
     found: list[Stored] | None = None
-    for spare in SPARES:  # a few more points, to include the last one's equals
+    # A few more points, to include the last one's equals
+    for spare in SPARES:
         if query.limit + spare > MAX_LIMIT:
             break
         try:
             found = await store.query(collection, replace(query, limit=query.limit + spare))
         except StoreUnavailable:
             raise
-        except (
-            StoreError
-        ):  # a server may bound `limit`; an error in the query itself is raised again
+        except StoreError:
+            # A server may bound `limit`; an error in the query itself is raised again
             break
         if len(found) < query.limit + spare or found[-1].score < found[query.limit - 1].score:
             break

@@ -1,4 +1,5 @@
-"""Schemas of collections: making one for a model, and comparing a stored one before a model searches it."""
+"""Schemas of collections: making one for a model, and comparing a stored one before a model
+searches it."""
 
 from __future__ import annotations
 
@@ -45,9 +46,10 @@ ReadFingerprint = Callable[[], Awaitable[str | None]]
 
 
 MAX_NAME_BYTES = 200
+# And controls
 FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*') | {
     chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))
-}  # and controls
+}
 
 
 def check_name(name: str, kind: str = "collection") -> None:
@@ -64,7 +66,8 @@ def check_name(name: str, kind: str = "collection") -> None:
 
 
 def check_names(name: str, schema: CollectionSchema) -> None:
-    """Raises InvalidInput unless every store accepts the names of the collection and its vectors."""
+    """Raises InvalidInput unless every store accepts the names of the collection and its
+    vectors."""
     check_name(name)
     for vector in (*schema.vectors, *schema.sparse):
         check_name(vector, "vector")
@@ -77,10 +80,13 @@ def check_fits(
     *,
     unlabelled: bool = False,
 ) -> None:
-    """Raises CollectionMismatch, field by field, unless the existing collection can store and search the wanted vectors.
+    """Raises CollectionMismatch, field by field, unless the existing collection can store and
+    search the wanted vectors.
 
-    It may have more vectors, any index, quantisation and shards, and may lack the fingerprint of its model's files.
-    `unlabelled`: accept a collection without a model's label, made by other software or by a server too old for labels.
+    It may have more vectors, any index, quantisation and shards, and may lack the fingerprint of
+    its model's files.
+    `unlabelled`: accept a collection without a model's label, made by other software or by a server
+    too old for labels.
     """
     there, here = dict(_facts(existing)), dict(_facts(wanted))
     if unlabelled and not any(key in existing.metadata for key in wanted.metadata):
@@ -96,8 +102,9 @@ def check_fits(
         title = f"collection {name!r}" if name else "the collection"
         if [line.split()[1] for line in lines] == [f"{FINGERPRINT}:"]:
             lines.append(
-                "the model's files have changed, or this version reads texts otherwise (tokenizer settings, longest input, "
-                f"default prompt); `hybridtei migrate {name or 'NAME'}` makes the vectors anew"
+                "the model's files have changed, or this version reads texts otherwise "
+                "(tokenizer settings, longest input, default prompt); `hybridtei migrate "
+                f"{name or 'NAME'}` makes the vectors anew"
             )
         raise CollectionMismatch("\n".join([f"{title} is laid out for something else:", *lines]))
 
@@ -123,12 +130,15 @@ def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if value is not None}
 
 
-KEPT_S = 2.0  # until a search notices that an alias has moved
+# Until a search notices that an alias has moved
+KEPT_S = 2.0
 # A mark further in the future is not a migration's
 MAX_HOLD_S = 3_600.0
-SWITCH_WAIT_S = 30.0  # how long a writer waits for a migration to switch the name
+# How long a writer waits for a migration to switch the name
+SWITCH_WAIT_S = 30.0
 LOOK_S = 0.05
-MAX_LISTED = 20  # names in an error
+# Names in an error
+MAX_LISTED = 20
 # Keys of a collection's metadata, which `hybridtei migrate` writes and describes.
 MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in"
 # Keys of migrations and of a running ingest, which mean nothing in another store.
@@ -181,10 +191,11 @@ class CollectionSchemas:
         self._fits: dict[tuple[str, str, bool], Searchable] = {}
 
     async def of(self, name: str, *, writing: bool = False) -> CollectionSchema:
-        """The schema of the collection behind a name. `writing`: the uncached schema, after waiting for a migration's switch.
+        """The schema of the collection behind a name. `writing`: the uncached schema, after waiting
+        for a migration's switch.
 
-        Raises UnknownCollection, InvalidInput for an impossible name, StoreUnavailable if a switch takes longer than
-        `SWITCH_WAIT_S`, StoreError.
+        Raises UnknownCollection, InvalidInput for an impossible name, StoreUnavailable if a switch
+        takes longer than `SWITCH_WAIT_S`, StoreError.
         """
         kept_until, cached = self._cache.get(name, (0.0, None))
         if cached is not None and kept_until > time.monotonic() and not writing:
@@ -198,7 +209,8 @@ class CollectionSchemas:
                 if found is not None
                 else cached is not None and await self._has_copy(name)
             )
-            if found is None and not is_switching:  # unless the switch ended between the two calls
+            # Unless the switch ended between the two calls
+            if found is None and not is_switching:
                 found = await self._read(name)
             if found is not None and not (writing and is_switching):
                 if found == cached:
@@ -257,12 +269,14 @@ class CollectionSchemas:
         )
 
     async def _has_copy(self, gone: str) -> bool:
-        """True if a migration has just deleted a collection, and is about to give its name to the copy."""
+        """True if a migration has just deleted a collection, and is about to give its name to the
+        copy."""
         described = [await self.store.describe(one) for one in await self.store.collections()]
         return any(one is not None and one.metadata.get(MIGRATION_OF) == gone for one in described)
 
     async def create(self, name: str, schema: CollectionSchema) -> tuple[CollectionSchema, bool]:
-        """Create a collection, unless another client does so at the same time. Return its schema, and True if created here.
+        """Create a collection, unless another client does so at the same time. Return its schema,
+        and True if created here.
 
         Raises StoreError.
         """
@@ -276,7 +290,8 @@ class CollectionSchemas:
         return replace(schema, stored_as=name), True
 
     async def upsert(self, name: str, schema: CollectionSchema, points: Sequence[Stored]) -> bool:
-        """Store points. Return False if a migration switches the name meanwhile: make the points again for the new schema.
+        """Store points. Return False if a migration switches the name meanwhile: make the points
+        again for the new schema.
 
         Raises StoreError, InvalidPoint.
         """
@@ -289,7 +304,8 @@ class CollectionSchemas:
         return await self.is_current(name, schema)
 
     async def reading(self, name: str, work: Callable[[CollectionSchema], Awaitable[T]]) -> T:
-        """Return the result of `work` on a collection. Repeat it if a migration switched the name meanwhile."""
+        """Return the result of `work` on a collection. Repeat it if a migration switched the name
+        meanwhile."""
         schema = await self.of(name)
         try:
             return await work(schema)
@@ -317,11 +333,9 @@ def _is_held(schema: CollectionSchema) -> bool:
 
 def heads_of(schema: CollectionSchema) -> frozenset[Head]:
     """The outputs that the collection stores."""
-    names = {
-        *schema.vectors,
-        *schema.sparse,
-        *([MULTIVECTOR] if packed_format(schema) is not None else []),
-    }
+    names = {*schema.vectors, *schema.sparse}
+    if packed_format(schema) is not None:
+        names.add(MULTIVECTOR)
     return frozenset(Head(name) for name in NAMES if name in names)
 
 
@@ -347,15 +361,19 @@ def check_searchable(
     if not heads:
         there = ", ".join([*schema.vectors, *schema.sparse]) or "none"
         raise CollectionMismatch(
-            f"collection {name!r} has the vectors {there}; {model_id} makes {', '.join(sorted(spec.heads)) or 'none'}"
+            f"collection {name!r} has the vectors {there}; {model_id} makes "
+            f"{', '.join(sorted(spec.heads)) or 'none'}"
         )
     wanted = schema_for(spec, model_id, plan_of(schema), heads=heads, is_there=True)
     vectors = {
         field: _with_distance(params, schema.vectors[field])
         for field, params in wanted.vectors.items()
     }
-    sparse = {field: schema.sparse[field] for field in wanted.sparse}  # with idf or without
-    metadata = {**wanted.metadata, **({} if fingerprint is None else {FINGERPRINT: fingerprint})}
+    # With idf or without
+    sparse = {field: schema.sparse[field] for field in wanted.sparse}
+    metadata = dict(wanted.metadata)
+    if fingerprint is not None:
+        metadata[FINGERPRINT] = fingerprint
     check_fits(
         schema,
         replace(wanted, vectors=vectors, sparse=sparse, metadata=metadata),
@@ -365,5 +383,6 @@ def check_searchable(
 
 
 def _with_distance(wanted: VectorParams, there: VectorParams) -> VectorParams:
-    """Accept a collection with dot product as distance, which equals the cosine for unit vectors."""
+    """Accept a collection with dot product as distance, which equals the cosine for unit
+    vectors."""
     return msgspec.structs.replace(wanted, distance="Dot") if there.distance == "Dot" else wanted

@@ -1,9 +1,10 @@
 """The embedded engine as a store: a local folder, owned by a process that all commands share.
 
-The engine runs only in that process, since it holds the GIL for whole calls, panics, and is ruined by some invalid points. The
-first call starts or joins the process, and again after its death. The process runs one call at a time; others wait here, at
-most as many as can be answered in time. A cancelled waiting call is never executed. If the process dies during a call, the call
-may or may not have had an effect and raises StoreUnavailable. Ids of points never change, so a retry is safe.
+The engine runs only in that process, since it holds the GIL for whole calls, panics, and is ruined
+by some invalid points. The first call starts or joins the process, and again after its death. The
+process runs one call at a time; others wait here, at most as many as can be answered in time. A
+cancelled waiting call is never executed. If the process dies during a call, the call may or may not
+have had an effect and raises StoreUnavailable. Ids of points never change, so a retry is safe.
 """
 
 from __future__ import annotations
@@ -49,11 +50,15 @@ from hybridtei.system.own_loop import started
 log = logging.getLogger(__name__)
 
 START_S = 60.0
-TAKEN_S, RETRY_S = 5.0, 0.1  # how long a folder's owner may take to start or end; between attempts
+# How long a folder's owner may take to start or end; between attempts
+TAKEN_S, RETRY_S = 5.0, 0.1
 CLOSE_S = 120.0
-MAX_WAITING = 1000  # waiting calls, even fast ones, since each holds its arguments
-NEWEST_SHARE = 0.1  # weight of the newest call in a mean duration
-MAX_INLINE_BYTES, MAX_INLINE_POINTS = 10**6, 5_000  # larger answers are decoded in a thread
+# Waiting calls, even fast ones, since each holds its arguments
+MAX_WAITING = 1000
+# Weight of the newest call in a mean duration
+NEWEST_SHARE = 0.1
+# Larger answers are decoded in a thread
+MAX_INLINE_BYTES, MAX_INLINE_POINTS = 10**6, 5_000
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")
 WITHOUT_COLLECTIONS: Mapping[str, Any] = {
     "collections": [],
@@ -66,7 +71,8 @@ WITHOUT_COLLECTIONS: Mapping[str, Any] = {
 class EmbeddedStore:
     """One folder, which any number of a user's processes may open. For one event loop.
 
-    While the folder has no collection, only `create` starts a process, and reads create no file or folder.
+    While the folder has no collection, only `create` starts a process, and reads create no file or
+    folder.
     """
 
     kind = "embedded"
@@ -76,20 +82,22 @@ class EmbeddedStore:
         self, path: str, *, timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._path, self._timeout_s, self._clock = path, timeout_s, clock
-        self._folder = Path(
-            os.path.abspath(path)
-        )  # absolute, since the process has another working folder
+        # Absolute, since the process has another working folder
+        self._folder = Path(os.path.abspath(path))
         self._lock = self._folder / LOCK
         self.place = f"embedded Qdrant in {self._folder}"
         self._starting: asyncio.Task[None] | None = None
-        self._turn = (
-            asyncio.Lock()
-        )  # held while the process executes a call, even if its caller was cancelled
-        self._waiting: list[str] = []  # the names of waiting calls, the running one included
-        self._mean_s: dict[str, float] = {}  # mean duration of calls by name
-        self.pid: int | None = None  # of the latest process
+        # Held while the process executes a call, even if its caller was cancelled
+        self._turn = asyncio.Lock()
+        # The names of waiting calls, the running one included
+        self._waiting: list[str] = []
+        # Mean duration of calls by name
+        self._mean_s: dict[str, float] = {}
+        # Of the latest process
+        self.pid: int | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._identity: tuple[int, ...] | None = None  # of the folder that the process has open
+        # Of the folder that the process has open
+        self._identity: tuple[int, ...] | None = None
         self._closed = False
 
     async def collections(self) -> list[str]:
@@ -159,7 +167,8 @@ class EmbeddedStore:
         await self._call("delete", name, list(ids))
 
     async def optimize(self, name: str) -> None:
-        """Merge and index now. Other calls wait, even for minutes. The process does so by itself when idle."""
+        """Merge and index now. Other calls wait, even for minutes. The process does so by itself
+        when idle."""
         await self._call("optimize", name, is_bounded=False)
 
     async def close(self) -> None:
@@ -176,9 +185,9 @@ class EmbeddedStore:
                 await writer.wait_closed()
 
     async def _call(self, call: str, *arguments: Any, is_bounded: bool = True) -> Any:
-        """Call the process; the first argument is a collection's name. Raises StoreError with the process's message,
-        StoreUnavailable if it dies or takes too long, and StoreAtCapacity at once if the waiting calls leave no time for this
-        one."""
+        """Call the process; the first argument is a collection's name. Raises StoreError with the
+        process's message, StoreUnavailable if it dies or takes too long, and StoreAtCapacity at
+        once if the waiting calls leave no time for this one."""
         if arguments:
             check_name(arguments[0])
         if self._closed:
@@ -220,8 +229,9 @@ class EmbeddedStore:
             expected_s += self._mean_s.get(name, 0.0)
         if waiting >= MAX_WAITING or expected_s > self._timeout_s:
             raise StoreAtCapacity(
-                f"{self._path}: {waiting} calls wait for the embedded Qdrant engine, about {expected_s:.1f} s of work; one "
-                f"more would not be answered within {self._timeout_s:g} s (qdrant-timeout): try again later"
+                f"{self._path}: {waiting} calls wait for the embedded Qdrant engine, about "
+                f"{expected_s:.1f} s of work; one more would not be answered within "
+                f"{self._timeout_s:g} s (qdrant-timeout): try again later"
             )
 
     async def _ask(
@@ -232,7 +242,8 @@ class EmbeddedStore:
         try:
             for is_repeated in (False, True):
                 if is_repeated or not is_joined:
-                    await self._joined()  # the call has its own bound
+                    # The call has its own bound
+                    await self._joined()
                 async with asyncio.timeout(timeout_s):
                     await self._turn.acquire()
                     word, answer = await asyncio.shield(self._exchange(call, message))
@@ -244,7 +255,8 @@ class EmbeddedStore:
             if identity(self._lock) != self._identity:
                 raise self._replaced("") from error
             raise StoreUnavailable(
-                f"{self._path}: the process of the embedded Qdrant engine has ended; the next call starts it again"
+                f"{self._path}: the process of the embedded Qdrant engine has ended; the next call "
+                "starts it again"
             ) from error
         finally:
             self._waiting.remove(call)
@@ -255,7 +267,8 @@ class EmbeddedStore:
         raise (UnsafeFile if word == "unsafe" else StoreError)(f"embedded Qdrant: {answer}")
 
     async def _exchange(self, call: str, message: bytes) -> Any:
-        """Send a call and read its whole answer, even if the caller was cancelled, since the next answer follows it."""
+        """Send a call and read its whole answer, even if the caller was cancelled, since the next
+        answer follows it."""
         if self._streams is None:
             self._turn.release()
             raise EOFError
@@ -286,7 +299,8 @@ class EmbeddedStore:
         return writer
 
     async def _joined(self) -> None:
-        """Connect to the process, if not connected. Callers share one start, and cancelling a caller does not stop it."""
+        """Connect to the process, if not connected. Callers share one start, and cancelling a
+        caller does not stop it."""
         if not self._is_joined:
             if self._streams is not None and identity(self._lock) != self._identity:
                 log.warning("%s was deleted or replaced: its new content is opened", self._folder)
@@ -308,20 +322,23 @@ class EmbeddedStore:
             except UnsafeFile:
                 raise
             except (OSError, EOFError):
-                pass  # it has ended or is ending
+                # It has ended or is ending
+                pass
             word, message = await asyncio.to_thread(self._start)
             waited_s = self._clock() - begun_s
             if word == "refused" or (word == "taken" and waited_s > TAKEN_S):
                 raise StoreError(message)
             if word == "dead" or waited_s > START_S:
                 raise StoreUnavailable(
-                    f"{self._path}: the process of the embedded Qdrant engine does not start: {message}"
+                    f"{self._path}: the process of the embedded Qdrant engine does not start: "
+                    f"{message}"
                 )
             if word == "taken":
                 await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> None:
-        """Connect. Raises OSError or EOFError if no process listens, StoreError for another release's process."""
+        """Connect. Raises OSError or EOFError if no process listens, StoreError for another
+        release's process."""
         folder = identity(self._lock)
         place = listening_at(self._folder)
         if place is None:
@@ -337,8 +354,9 @@ class EmbeddedStore:
                 raise self._silent(START_S) from error
             if theirs != release():
                 raise StoreError(
-                    f"{self._path}: the folder is in use by {theirs}, and this is {release()}: use one release of both, or "
-                    "wait until the other release's commands have ended"
+                    f"{self._path}: the folder is in use by {theirs}, and this is {release()}: "
+                    "use one release of both, or wait until the other release's commands have "
+                    "ended"
                 )
         except BaseException:
             writer.close()
@@ -346,7 +364,8 @@ class EmbeddedStore:
         self._streams, self._identity = (reader, writer), folder
 
     def _start(self) -> tuple[str, str]:
-        """Start a process and wait for its word: `ready`, `taken`, `refused` or `dead`, and the reason."""
+        """Start a process and wait for its word: `ready`, `taken`, `refused` or `dead`, and the
+        reason."""
         # The process outlives its starter and serves other commands, so it gets no keys.
         everything = machine.child_environment()
         kept = {
@@ -373,10 +392,11 @@ class EmbeddedStore:
         return word, message or ""
 
     def _silent(self, seconds: float | None, hint: str = "") -> StoreUnavailable:
-        """The error of a process that does not answer: during a call the engine also greets no client."""
+        """The error of a process that does not answer: during a call the engine also greets no
+        client."""
         return StoreUnavailable(
-            f"{self._path}: the embedded Qdrant engine has not answered for {seconds:g} s: it may be building an index; try "
-            f"later{hint}"
+            f"{self._path}: the embedded Qdrant engine has not answered for {seconds:g} s: it may "
+            f"be building an index; try later{hint}"
         )
 
     def _replaced(self, reason: str) -> FolderReplaced:

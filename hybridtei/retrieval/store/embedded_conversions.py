@@ -1,8 +1,10 @@
-"""Converts collections, points, queries and answers between the embedded engine's types and plain lists and maps.
+"""Converts collections, points, queries and answers between the embedded engine's types and plain
+lists and maps.
 
-It runs in the engine's process, which never imports qdrant-client; schemas arrive as that client's JSON. A field that the
-engine lacks raises ValueError. A sparse vector with unequal numbers of indices and values makes the engine panic and destroys
-the collection, so this module counts them first.
+It runs in the engine's process, which never imports qdrant-client; schemas arrive as that client's
+JSON. A field that the engine lacks raises ValueError. A sparse vector with unequal numbers of
+indices and values makes the engine panic and destroys the collection, so this module counts them
+first.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import numpy as np
 import qdrant_edge as edge
 
 Plain = Mapping[str, Any]
+# A server's default
 HNSW_DEFAULTS = {
     "m": 16,
     "ef_construct": 100,
     "full_scan_threshold": 10_000,
     "max_indexing_threads": 0,
-}  # a server's default
-ENUMERATIONS = {  # by the fields of their members
+}
+# By the fields of their members
+ENUMERATIONS = {
     "distance": edge.Distance,
     "comparator": edge.MultiVectorComparator,
     "datatype": edge.VectorStorageDatatype,
@@ -33,7 +37,8 @@ ENUMERATIONS = {  # by the fields of their members
     "query_encoding": edge.BinaryQuantizationQueryEncoding,
     "bits": edge.TurboQuantBitSize,
 }
-OBJECTS = {  # by the fields that hold them, or by the kind of quantisation
+# By the fields that hold them, or by the kind of quantisation
+OBJECTS = {
     "multivector_config": edge.MultiVectorConfig,
     "hnsw_config": edge.HnswIndexConfig,
     "scalar": edge.ScalarQuantizationConfig,
@@ -58,7 +63,8 @@ def config_of(schema: Plain) -> edge.EdgeConfig:
 
 
 def _flat(params: Plain) -> Plain:
-    """A sparse vector's settings and its index's settings, in one object. The engine has no modifier `none`."""
+    """A sparse vector's settings and its index's settings, in one object. The engine has no
+    modifier `none`."""
     modifier = params.get("modifier")
     return {**(params.get("index") or {}), "modifier": None if modifier == "none" else modifier}
 
@@ -90,7 +96,8 @@ def _member(kind: Any, word: str) -> Any:
 
 
 def vector_of(vector: Any) -> Any:
-    """A list unchanged, an array as numbers, a pair of `indices` and `values` as a sparse vector."""
+    """A list unchanged, an array as numbers, a pair of `indices` and `values` as a sparse
+    vector."""
     if isinstance(vector, Mapping):
         indices, values = vector["indices"], vector["values"]
         if len(indices) != len(values):
@@ -102,12 +109,12 @@ def vector_of(vector: Any) -> Any:
 
 
 def _numbers(vector: Any) -> Any:
-    """A memoryview of an array: the engine reads it three times as fast as the array, whose numbers become objects."""
+    """A memoryview of an array: the engine reads it three times as fast as the array, whose numbers
+    become objects."""
     if not isinstance(vector, np.ndarray):
         return vector
-    aligned: Any = np.require(
-        vector, requirements="A"
-    )  # an array from a frame may be misaligned, which memoryviews refuse
+    # An array from a frame may be misaligned, which memoryviews refuse
+    aligned: Any = np.require(vector, requirements="A")
     return memoryview(aligned) if vector.ndim == 1 else [memoryview(row) for row in aligned]
 
 
@@ -133,7 +140,8 @@ def _plain_vector(vector: Any) -> Any:
 
 
 def plain_point(point: Any) -> list[Any]:
-    """A record: [id, payload, vectors], and the score if it was queried. Sparse vectors are `indices` and `values`."""
+    """A record: [id, payload, vectors], and the score if it was queried. Sparse vectors are
+    `indices` and `values`."""
     vectors = {name: _plain_vector(vector) for name, vector in (point.vector or {}).items()}
     score = [point.score] if isinstance(point, edge.ScoredPoint) else []
     return [plain_id(point.id), point.payload or {}, vectors, *score]
@@ -163,7 +171,8 @@ def _conditions(plain: Any) -> list[Any] | None:
 
 def _condition_of(plain: Plain) -> Any:
     """Convert one condition, or a filter inside a filter."""
-    if "key" in plain:  # first, since a field's condition may also have `is_empty`
+    # First, since a field's condition may also have `is_empty`
+    if "key" in plain:
         return edge.FieldCondition(
             **{
                 name: _FIELDS[name](body) if name in _FIELDS else body
@@ -187,9 +196,8 @@ _CONDITIONS: dict[str, Callable[[Any], Any]] = {
 
 def _match(match: Plain) -> Any:
     ((key, value),) = match.items()
-    if isinstance(
-        value, bool
-    ):  # the engine reads Python's bool as the integer 1 or 0, numpy's bool correctly
+    # The engine reads Python's bool as the integer 1 or 0, numpy's bool correctly
+    if isinstance(value, bool):
         value = np.bool_(value)
     return getattr(edge, f"Match{key.title().replace('_', '')}")(value)
 

@@ -1,9 +1,11 @@
-"""The folder of the embedded engine, opened by a single process. A collection is a folder inside, with `layout.json` and
-`shard/`. An alias is a folder whose layout names another collection. Layouts are replaced whole: a crash leaves the old or the
-new one. The engine does not optimize by itself, so its process calls `tidy` when idle.
+"""The folder of the embedded engine, opened by a single process. A collection is a folder inside,
+with `layout.json` and `shard/`. An alias is a folder whose layout names another collection. Layouts
+are replaced whole: a crash leaves the old or the new one. The engine does not optimize by itself,
+so its process calls `tidy` when idle.
 
-A panic of the engine raises a `BaseException` that is no `Exception`. After a panic at a write, the write-ahead log has an
-entry that may panic again at every write and load, so the collection becomes read-only.
+A panic of the engine raises a `BaseException` that is no `Exception`. After a panic at a write, the
+write-ahead log has an entry that may panic again at every write and load, so the collection becomes
+read-only.
 """
 
 from __future__ import annotations
@@ -40,14 +42,18 @@ from hybridtei.system.frames import encoded
 
 T = TypeVar("T")
 SHARD = "shard"
-ALIAS_OF = "alias_of"  # key of an alias's layout
-OPTIMIZE_AFTER = 1000  # points written before an optimization is worth it
+# Key of an alias's layout
+ALIAS_OF = "alias_of"
+# Points written before an optimization is worth it
+OPTIMIZE_AFTER = 1000
 # Written bytes, or seconds since the first of these writes, before a flush under traffic: they
 # bound the replay after a crash.
 FLUSH_BYTES, FLUSH_S = 16_000_000, 5.0
 MAX_ANSWER_BYTES = 2**28
-MIN_FREE_BYTES = 2**25  # free bytes on the disk for a write: a segment of the write-ahead log
-PAUSE_S = 60.0  # before failed housekeeping is tried again
+# Free bytes on the disk for a write: a segment of the write-ahead log
+MIN_FREE_BYTES = 2**25
+# Before failed housekeeping is tried again
+PAUSE_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +140,8 @@ class Folder:
         _write_layout(self.path / self._stored_as(name), layout)
 
     def alias(self, name: str, collection: str) -> None:
-        """Make `name` an alias of a collection. Deletes the points of a collection called `name`."""
+        """Make `name` an alias of a collection. Deletes the points of a collection called
+        `name`."""
         self._forget(name)
         home = self.path / name
         home.mkdir(exist_ok=True)
@@ -176,7 +183,8 @@ class Folder:
         return target
 
     def create(self, name: str, layout: Plain) -> None:
-        """Create the collection under a temporary name and rename it: a crash leaves all of it or nothing."""
+        """Create the collection under a temporary name and rename it: a crash leaves all of it or
+        nothing."""
         home = self.path / name
         if home.exists():
             raise StoreError(f"there is a collection {name!r} already")
@@ -330,7 +338,8 @@ class Folder:
             machine.check_own_tree(self.path / name)
             path = self.path / name / SHARD
             with _panics(
-                f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its folder, or drop it"
+                f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its "
+                "folder, or drop it"
             ):
                 shard = edge.EdgeShard.load(str(path))
             folder = os.open(path, os.O_RDONLY)
@@ -374,8 +383,9 @@ class Folder:
                 call(collection.shard)
         except StoreError as error:
             collection.broken = (
-                f"collection {name!r} in {self.path} is read-only: the engine failed internally at a write ({error}). Its "
-                "points can still be read and copied; to write again, delete and refill it"
+                f"collection {name!r} in {self.path} is read-only: the engine failed internally "
+                f"at a write ({error}). Its points can still be read and copied; to write again, "
+                "delete and refill it"
             )
             raise StoreError(collection.broken) from error
 
@@ -389,8 +399,9 @@ def _bounded(points: Sequence[Any]) -> list[Any]:
         size += len(answer[-1])
         if size > MAX_ANSWER_BYTES:
             raise StoreError(
-                f"the answer's {len(points)} points are too large: {place} of them take {size} bytes, allowed are "
-                f"{MAX_ANSWER_BYTES}; ask for fewer at once (`limit`), or without vectors or payloads"
+                f"the answer's {len(points)} points are too large: {place} of them take {size} "
+                f"bytes, allowed are {MAX_ANSWER_BYTES}; ask for fewer at once (`limit`), or "
+                "without vectors or payloads"
             )
     return answer
 
@@ -415,7 +426,8 @@ def _close(collection: _Collection) -> None:
 
 @contextlib.contextmanager
 def _panics(message: str) -> Iterator[None]:
-    """A context that turns the engine's panic, which is not an `Exception`, into a StoreError. Other errors pass."""
+    """A context that turns the engine's panic, which is not an `Exception`, into a StoreError.
+    Other errors pass."""
     try:
         yield
     except Exception:

@@ -1,14 +1,17 @@
-"""The process that owns the folder of an embedded engine: `python -m hybridtei.retrieval.store.embedded_process FOLDER`.
+"""The process that owns the folder of an embedded engine: `python -m
+hybridtei.retrieval.store.embedded_process FOLDER`.
 
-The first command that needs the folder starts it, and every command of the same user joins it through a socket. It has its own
-session, so Ctrl-C does not reach it, and it ends some seconds after its last client. It executes one call at a time, one of
-each client in turn, since the engine holds the GIL for a whole call.
+The first command that needs the folder starts it, and every command of the same user joins it
+through a socket. It has its own session, so Ctrl-C does not reach it, and it ends some seconds
+after its last client. It executes one call at a time, one of each client in turn, since the engine
+holds the GIL for a whole call.
 
-It writes one line for its starter on stdout, the JSON [word, message]: `ready`, `refused`, or `taken` by another process.
+It writes one line for its starter on stdout, the JSON [word, message]: `ready`, `refused`, or
+`taken` by another process.
 
-The socket lies in a private folder and is named by the store folder's device and inode, so every path of the folder leads to
-it. The process that holds a `flock` on a file in the folder is the owner, and the file's content is its socket. The system
-unlocks the file when the process ends.
+The socket lies in a private folder and is named by the store folder's device and inode, so every
+path of the folder leads to it. The process that holds a `flock` on a file in the folder is the
+owner, and the file's content is its socket. The system unlocks the file when the process ends.
 """
 
 from __future__ import annotations
@@ -40,17 +43,21 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 MAX_LOCK_CHARACTERS = 4096
-MAX_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
-LINGER_S = 5.0  # between the last client and the end
-FIRST_CLIENT_S = 60.0  # after the start, for the client that started it
-DEADLINE_S = 120.0  # bound of a call; `optimize`, and the opening of a collection, have none
-TICK_S, IDLE_TICKS = (
-    1.0,
-    5,
-)  # ticks without a call before an optimization, which makes all calls wait
-STALLED_TICKS = 60  # then a client with half a frame or an unread answer is disconnected; a long call is one tick
+# Bytes; Linux takes 107, macOS 103
+MAX_SOCKET_PATH = 100
+# Between the last client and the end
+LINGER_S = 5.0
+# After the start, for the client that started it
+FIRST_CLIENT_S = 60.0
+# Bound of a call; `optimize`, and the opening of a collection, have none
+DEADLINE_S = 120.0
+# Ticks without a call before an optimization, which makes all calls wait
+TICK_S, IDLE_TICKS = (1.0, 5)
+# Then a client with half a frame or an unread answer is disconnected; a long call is one tick
+STALLED_TICKS = 60
 MAX_CLIENTS = 256
-BUFFER = 2**20  # bytes of a request that are read ahead
+# Bytes of a request that are read ahead
+BUFFER = 2**20
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK_TYPES = frozenset(
     {"afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
@@ -62,13 +69,16 @@ class FolderTaken(StoreError):
 
 
 def socket_path(folder: Path) -> Path:
-    """Return the socket's path for a store folder's process. Raises StoreError if no private folder is usable."""
+    """Return the socket's path for a store folder's process. Raises StoreError if no private folder
+    is usable."""
     own, refused = os.environ.get("XDG_RUNTIME_DIR"), ""
     homes = [
         Path(path, f"hybridtei-{os.geteuid()}")
         for path in dict.fromkeys((tempfile.gettempdir(), "/tmp"))
     ]
-    for home in (*([Path(own, "hybridtei")] if own else []), *homes):
+    if own:
+        homes.insert(0, Path(own, "hybridtei"))
+    for home in homes:
         if len(os.fsencode(home / _name(folder))) <= MAX_SOCKET_PATH:
             try:
                 return machine.private_folder(home) / _name(folder)
@@ -78,7 +88,8 @@ def socket_path(folder: Path) -> Path:
     with contextlib.suppress(OSError):
         return Path(tempfile.mkdtemp(prefix="hybridtei-", dir="/tmp"), _name(folder))
     raise StoreError(
-        f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to a private one"
+        f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to "
+        "a private one"
     )
 
 
@@ -130,10 +141,10 @@ class Service:
         self._replaced = asyncio.Event()
         self._linger_s = LINGER_S
         self._clients: set[asyncio.StreamWriter] = set()
-        self._moving: dict[
-            asyncio.StreamWriter, int
-        ] = {}  # the remaining ticks for sending a request or reading an answer
-        self._ends_s = clock() + FIRST_CLIENT_S  # unless a new client comes
+        # The remaining ticks for sending a request or reading an answer
+        self._moving: dict[asyncio.StreamWriter, int] = {}
+        # Unless a new client comes
+        self._ends_s = clock() + FIRST_CLIENT_S
         self._idle_ticks = 0
         self._greeting = frame([release(), os.getpid()])
 
@@ -177,14 +188,16 @@ class Service:
         if is_closed or not is_own(writer.get_extra_info("socket")):
             return writer.close()
         self._clients.add(writer)
-        writer.transport.set_write_buffer_limits(0)  # so `drain` waits until everything is sent
+        # So `drain` waits until everything is sent
+        writer.transport.set_write_buffer_limits(0)
         try:
             await self._send(writer, self._greeting)
             while True:
                 body = await self._request(reader, writer)
                 self._idle_ticks = 0
                 await self._send(writer, self._answer(*unframe(body)))
-                await asyncio.sleep(0)  # give the other clients a turn
+                # Give the other clients a turn
+                await asyncio.sleep(0)
         except (EOFError, OSError, ValueError, TypeError):
             pass
         finally:
@@ -239,11 +252,11 @@ class Service:
 
 def main(path: str) -> int:
     """Serve the folder. Return the exit status."""
-    from hybridtei.retrieval.store.embedded_folder import (
-        Folder,
-    )  # the engine, which commands never import
+    # The engine, which commands never import
+    from hybridtei.retrieval.store.embedded_folder import Folder
 
-    if os.fork():  # the starter waits only for this process; init reaps the child
+    # The starter waits only for this process; init reaps the child
+    if os.fork():
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -287,8 +300,9 @@ def take(folder: Path) -> Any:
     kind = _network_type(folder)
     if kind is not None:
         raise StoreError(
-            f"{folder}: on a network file system ({kind}), whose locks and mapped files are unreliable for the embedded "
-            "Qdrant engine: choose a folder on a local disk, or run a Qdrant server"
+            f"{folder}: on a network file system ({kind}), whose locks and mapped files are "
+            "unreliable for the embedded Qdrant engine: choose a folder on a local disk, or run "
+            "a Qdrant server"
         )
     try:
         descriptor = machine.open_own(folder, LOCK, os.O_RDWR | os.O_CREAT)
@@ -304,14 +318,16 @@ def take(folder: Path) -> Any:
     except OSError as error:
         file.close()
         raise FolderTaken(
-            f"{folder}: another process has this folder of the embedded Qdrant engine open and does not answer: it belongs to "
-            "another user, container or machine, or to hybridtei 0.1; stop it, choose another folder, or run a Qdrant server"
+            f"{folder}: another process has this folder of the embedded Qdrant engine open and "
+            "does not answer: it belongs to another user, container or machine, or to hybridtei "
+            "0.1; stop it, choose another folder, or run a Qdrant server"
         ) from error
     return file
 
 
 def _network_type(folder: Path) -> str | None:
-    """The type of the folder's network file system; None on other file systems, or if the system does not tell."""
+    """The type of the folder's network file system; None on other file systems, or if the system
+    does not tell."""
     device = folder.stat().st_dev
     key = f"{os.major(device)}:{os.minor(device)}"
     try:

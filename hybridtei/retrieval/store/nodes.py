@@ -1,9 +1,11 @@
-"""A Qdrant server or the nodes of a cluster: their addresses, their failures as our errors, and the choice of a node.
+"""A Qdrant server or the nodes of a cluster: their addresses, their failures as our errors, and the
+choice of a node.
 
-A call goes to the first available node, and to the next one if there is no answer. A node that refuses the connection, or
-answers 502 to 504, is marked as away at once; a hanging node after `check_after_s` + `check_s`. Before that, a cheap call must
-fail too: otherwise only a collection's nodes are away. A node that is away is checked every `RETURN_S`. While all nodes are
-away, calls fail at once. Any other error is an answer that every node would give.
+A call goes to the first available node, and to the next one if there is no answer. A node that
+refuses the connection, or answers 502 to 504, is marked as away at once; a hanging node after
+`check_after_s` + `check_s`. Before that, a cheap call must fail too: otherwise only a collection's
+nodes are away. A node that is away is checked every `RETURN_S`. While all nodes are away, calls
+fail at once. Any other error is an answer that every node would give.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 RETURN_S = 1.0
 REST_PORT, GRPC_PORT = 6333, 6334
-# By default a channel waits up to two minutes before it connects again, and half a minute before it resolves the name again.
+# By default a channel waits up to two minutes before it connects again, and half a minute before it
+# resolves the name again.
 CHANNEL = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 100,
@@ -56,7 +59,8 @@ CLIENT_ERRORS = (
     AssertionError,
 )
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
-AWAY = frozenset({502, 503, 504})  # the server or its proxy reports it as unavailable
+# The server or its proxy reports it as unavailable
+AWAY = frozenset({502, 503, 504})
 ADVICE = {
     400: "it rejects the request",
     401: "it needs a key: set `qdrant_api_key`",
@@ -69,7 +73,8 @@ ADVICE = {
     500: "it failed internally: its log has the reason, such as a full disk or unreachable nodes",
     507: "its disk or memory is full: free space, or add a node",
 }
-STATUSES = {  # of HTTP, by the codes of gRPC that mean the same
+# Of HTTP, by the codes of gRPC that mean the same
+STATUSES = {
     CODE.INVALID_ARGUMENT: 400,
     CODE.UNAUTHENTICATED: 401,
     CODE.PERMISSION_DENIED: 403,
@@ -119,11 +124,13 @@ def _of_transport(error: BaseException, where: str) -> StoreError:
         return StoreUnavailable(f"{where}: {ADVICE[408]}")
     if isinstance(source, httpx.TransportError | OSError):
         return StoreAway(f"{where}: {DOWN} ({type(source).__name__}: {source})")
-    if isinstance(error, QdrantException):  # Retry-After is no number
+    # Retry-After is no number
+    if isinstance(error, QdrantException):
         return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}")
     if isinstance(error, ResponseHandlingException):
         return StoreError(
-            f"{where}: its answer is not Qdrant's: another service, or an incompatible version? ({source})"
+            f"{where}: its answer is not Qdrant's: another service, or an incompatible version? "
+            f"({source})"
         )
     return StoreError(f"{where}: {type(source).__name__}: {source}")
 
@@ -133,7 +140,8 @@ def _of_status(
 ) -> StoreError:
     message = f"{where}: {advice or ADVICE.get(status, 'it refused')} ({words})"
     asked_s = retry_after_s(headers)
-    if status in AWAY and asked_s is None:  # a node that asks to wait answers for the whole cluster
+    # A node that asks to wait answers for the whole cluster
+    if status in AWAY and asked_s is None:
         return StoreAway(message)
     if status in TRANSIENT:
         return StoreUnavailable(message, asked_s)
@@ -142,7 +150,8 @@ def _of_status(
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server's address. `port`: for REST; None if unknown. `grpc_port`: None if only REST is used."""
+    """A server's address. `port`: for REST; None if unknown. `grpc_port`: None if only REST is
+    used."""
 
     host: str
     port: int | None
@@ -152,9 +161,11 @@ class Address:
 
 
 def address_of(url: str, rest_port: int | None = None) -> Address:
-    """Read a server's address. Raises StoreError. Only the user's port and Qdrant's two default ports are used.
+    """Read a server's address. Raises StoreError. Only the user's port and Qdrant's two default
+    ports are used.
 
-    `http(s)://host` with port 6333, 6334 or none: gRPC on 6334. Any other port, or a path: REST there, since proxies speak it.
+    `http(s)://host` with port 6333, 6334 or none: gRPC on 6334. Any other port, or a path: REST
+    there, since proxies speak it.
     `grpc(s)://host:port`: gRPC there, REST at `rest_port`, or at 6333 beside 6334.
     """
     if "@" in url or "?" in url:
@@ -168,7 +179,8 @@ def address_of(url: str, rest_port: int | None = None) -> Address:
         raise StoreError(f"`qdrant_url` {url!r}: {error}") from error
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname:
         raise StoreError(
-            f"`qdrant_url` {url!r}: should look like http://host:6334, https://host or grpc://host:port"
+            f"`qdrant_url` {url!r}: should look like http://host:6334, https://host or "
+            "grpc://host:port"
         )
     prefix, tls = parts.path.rstrip("/"), parts.scheme in ("https", "grpcs")
     if parts.scheme in ("grpc", "grpcs"):
@@ -180,7 +192,8 @@ def address_of(url: str, rest_port: int | None = None) -> Address:
 
 
 def urls_of(urls: str) -> list[str]:
-    """The addresses of a cluster's nodes, the preferred first. Raises StoreError if one is empty."""
+    """The addresses of a cluster's nodes, the preferred first. Raises StoreError if one is
+    empty."""
     found = [url.strip().rstrip("/") for url in urls.split(",")]
     if not all(found):
         raise StoreError("`qdrant_url` should be addresses with commas between them")
@@ -216,8 +229,8 @@ Attempt = Callable[[AsyncQdrantClient], Awaitable[T]]
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A node. `away`: the error that marked it as away, or None. `check`: the running or last one. `next_check`: of a node that
-    is away."""
+    """A node. `away`: the error that marked it as away, or None. `check`: the running or last one.
+    `next_check`: of a node that is away."""
 
     url: str
     client: AsyncQdrantClient
@@ -227,9 +240,11 @@ class Node:
 
 
 class Nodes:
-    """The clients of all nodes by address, the preferred first. For one event loop. `check`: a cheap call to a node.
+    """The clients of all nodes by address, the preferred first. For one event loop. `check`: a
+    cheap call to a node.
 
-    `check_after_s`: how long a call waits before its node is checked; the check takes at most `check_s`. None: no checks.
+    `check_after_s`: how long a call waits before its node is checked; the check takes at most
+    `check_s`. None: no checks.
     """
 
     def __init__(
@@ -243,8 +258,8 @@ class Nodes:
         self._check, self._check_after_s, self._check_s = check, check_after_s, check_s
 
     async def call(self, attempt: Attempt[T], among: Collection[str] | None = None) -> T:
-        """Try the call at one node after the other until one answers. `among`: only these nodes. Raises the last node's
-        StoreError."""
+        """Try the call at one node after the other until one answers. `among`: only these nodes.
+        Raises the last node's StoreError."""
         failure: StoreAway | None = None
         for node in self._nodes:
             if among is not None and node.url not in among:
@@ -290,7 +305,8 @@ class Nodes:
         return node.check
 
     async def _mark(self, node: Node) -> None:
-        """Mark the node as away unless it answers, even with an error. Check a node that is away again after `RETURN_S`."""
+        """Mark the node as away unless it answers, even with an error. Check a node that is away
+        again after `RETURN_S`."""
         failure: HybridTeiError | None = None
         try:
             async with asyncio.timeout(self._check_s):
@@ -298,7 +314,8 @@ class Nodes:
         except TimeoutError:
             waited_s = (self._check_after_s or 0.0) + self._check_s
             failure = StoreAway(
-                f"Qdrant at {node.url}: has not answered for {waited_s:g} s: is it running, or overloaded?"
+                f"Qdrant at {node.url}: has not answered for {waited_s:g} s: is it running, or "
+                "overloaded?"
             )
         except CLIENT_ERRORS as error:
             failure = store_error(error, node.url)

@@ -1,8 +1,9 @@
-"""The plan of a collection for a model's outputs: widths, budgets, indexes, quantisation, memory or disk.
+"""The plan of a collection for a model's outputs: widths, budgets, indexes, quantisation, memory or
+disk.
 
-The plan is chosen when the collection is created, and later read from the collection, so all documents follow it. Qdrant has no
-vectors of bits or signed bytes, so such multi-vectors are base64 in the payload. They rank candidates found by other vectors,
-but find none.
+The plan is chosen when the collection is created, and later read from the collection, so all
+documents follow it. Qdrant has no vectors of bits or signed bytes, so such multi-vectors are base64
+in the payload. They rank candidates found by other vectors, but find none.
 """
 
 from __future__ import annotations
@@ -35,16 +36,14 @@ from hybridtei.retrieval.store.base import (
 from hybridtei.retrieval.store.query import CollectionPlan, Quantization
 
 MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
-FINGERPRINT = "model_fingerprint"  # `model` of `checkpoint.fingerprint`; collections of older versions have none
-TOKENS, DTYPE, WIDTH = (
-    "multivector_tokens",
-    "multivector_dtype",
-    "multivector_dim",
-)  # keys of a collection's metadata
-PACKED = "multivector_base64"  # key of the payload
-MODEL_KEYS = frozenset(
-    {MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH}
-)  # keys of metadata from the model and the plan
+# `model` of `checkpoint.fingerprint`; collections of older versions have none
+FINGERPRINT = "model_fingerprint"
+# Keys of a collection's metadata
+TOKENS, DTYPE, WIDTH = ("multivector_tokens", "multivector_dtype", "multivector_dim")
+# Key of the payload
+PACKED = "multivector_base64"
+# Keys of metadata from the model and the plan
+MODEL_KEYS = frozenset({MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH})
 
 
 def budget_of_plan(plan: CollectionPlan) -> MultivectorBudget:
@@ -65,7 +64,8 @@ def with_budget(
     )
 
 
-# Chosen by conformance/quality/budgets.py: 64 binary vectors keep 99 % of the quality of all tokens in float32, in 2 kB.
+# Chosen by conformance/quality/budgets.py: 64 binary vectors keep 99 % of the quality of all tokens
+# in float32, in 2 kB.
 SMALL_TOKENS = 64
 SMALL_DTYPE: MultivectorDtype = "binary"
 
@@ -78,21 +78,23 @@ def settled(
     *,
     width: int = 0,
 ) -> CollectionPlan:
-    """The plan of a new collection, with defaults for missing fields, or the plan of an existing one.
+    """The plan of a new collection, with defaults for missing fields, or the plan of an existing
+    one.
 
-    `width`: of the model's multi-vectors. A width that is no multiple of 8, whole or cut, is stored as int8. Raises
-    CollectionMismatch, field by field, if the chosen plan differs from the existing collection's.
+    `width`: of the model's multi-vectors. A width that is no multiple of 8, whole or cut, is stored
+    as int8. Raises CollectionMismatch, field by field, if the chosen plan differs from the existing
+    collection's.
     """
     if existing is None:
-        is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {
-            Head.MULTIVECTOR
-        }  # nothing else finds points
+        # Nothing else finds points
+        is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {Head.MULTIVECTOR}
         tokens = SMALL_TOKENS if chosen.multivector_tokens is None else chosen.multivector_tokens
         small: MultivectorDtype = "int8" if (chosen.multivector_dim or width) % 8 else SMALL_DTYPE
         dtype = chosen.multivector_dtype or ("float" if is_alone else small)
         if is_alone and dtype != "float":
             raise InvalidInput(
-                f"`multivector_dtype` is {dtype}: multi-vectors have to be float if they are the only vectors"
+                f"`multivector_dtype` is {dtype}: multi-vectors have to be float if they are the "
+                "only vectors"
             )
         return structs.replace(chosen, multivector_tokens=tokens, multivector_dtype=dtype)
     there = plan_of(existing)
@@ -112,11 +114,13 @@ def settled(
     return there
 
 
-MIN_REPLICAS = 2  # needed to survive the loss of a node
+# Needed to survive the loss of a node
+MIN_REPLICAS = 2
 
 
 def spread(plan: CollectionPlan, nodes: int) -> CollectionPlan:
-    """The plan of a new collection on `nodes` nodes. Defaults: one shard for each node, and two copies."""
+    """The plan of a new collection on `nodes` nodes. Defaults: one shard for each node, and two
+    copies."""
     if nodes < 2:
         return plan
     shards, replicas = plan.shards or nodes, plan.replicas or MIN_REPLICAS
@@ -145,7 +149,8 @@ def plan_of(schema: CollectionSchema) -> CollectionPlan:
 
 
 def _kind_of(config: dict[str, Any] | None) -> Quantization | None:
-    """The kind of a quantisation by name and encoding: gRPC gives its numbers as float32, so they are not compared."""
+    """The kind of a quantisation by name and encoding: gRPC gives its numbers as float32, so they
+    are not compared."""
 
     def told(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {name: fields.get("encoding") for name, fields in settings.items()}
@@ -170,16 +175,21 @@ def schema_for(
     is_there: bool = False,
     **options: Any,
 ) -> CollectionSchema:
-    """The schema of a model's outputs: those of `dense`, `sparse` and `multivector` that the model and `heads` have.
+    """The schema of a model's outputs: those of `dense`, `sparse` and `multivector` that the model
+    and `heads` have.
 
-    Dense and multi-vectors are compared by cosine: for unit vectors it is the dot product, and a vector that was cut without
-    normalising still ranks correctly. In exchange, stores keep and return unit vectors. A multi-vector has no graph and is on
-    disk, since it only rescores candidates, unless it is the only vector. `sparse_idf`: default: the sparse head's declaration;
-    a SPLADE head never improves by it. `options`: the fields of a plan, instead of one. `dense_dim`, `multivector_dim`: widths
-    to cut vectors to. `multivector_tokens`, `multivector_dtype`: the budget of documents' multi-vectors, stored in the
-    metadata; numbers other than floats are in the payload. `datatype`: of the vectors in Qdrant. `quantization`, `on_disk`,
-    `on_disk_payload`, `shards`, `replicas`: Qdrant's. `is_there`: leave a width above the model's to `check_fits`, which names
-    both. Raises InvalidInput if the model has none of the outputs, MissingArtifact without its tokenizer.
+    Dense and multi-vectors are compared by cosine: for unit vectors it is the dot product, and a
+    vector that was cut without normalising still ranks correctly. In exchange, stores keep and
+    return unit vectors. A multi-vector has no graph and is on disk, since it only rescores
+    candidates, unless it is the only vector. `sparse_idf`: default: the sparse head's declaration;
+    a SPLADE head never improves by it. `options`: the fields of a plan, instead of one.
+    `dense_dim`, `multivector_dim`: widths to cut vectors to. `multivector_tokens`,
+    `multivector_dtype`: the budget of documents' multi-vectors, stored in the metadata; numbers
+    other than floats are in the payload. `datatype`: of the vectors in Qdrant. `quantization`,
+    `on_disk`,
+    `on_disk_payload`, `shards`, `replicas`: Qdrant's. `is_there`: leave a width above the model's
+    to `check_fits`, which names both. Raises InvalidInput if the model has none of the outputs,
+    MissingArtifact without its tokenizer.
     """
     plan = plan or CollectionPlan(**options)
     outputs = (
@@ -322,7 +332,8 @@ def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embedding
 
 
 def vectors_of(embeddings: Embeddings, row: int) -> dict[str, Any]:
-    """One row's vectors by name, as stores take them. A multi-vector has all its rows, query expansion included."""
+    """One row's vectors by name, as stores take them. A multi-vector has all its rows, query
+    expansion included."""
     vectors: dict[str, Any] = {}
     if embeddings.dense is not None:
         vectors[DENSE] = embeddings.dense[row]
@@ -334,7 +345,8 @@ def vectors_of(embeddings: Embeddings, row: int) -> dict[str, Any]:
     return vectors
 
 
-NO_GRAPH = {"m": 0, "payload_m": 0}  # m=0 alone would still link points whose payload is indexed
+# m=0 alone would still link points whose payload is indexed
+NO_GRAPH = {"m": 0, "payload_m": 0}
 # Qdrant's settings of compressed copies of vectors in memory.
 QUANTIZATIONS: Mapping[Quantization, dict[str, Any]] = {
     "scalar": {"scalar": {"type": "int8", "quantile": 0.99, "always_ram": True}},

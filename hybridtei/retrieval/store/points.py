@@ -1,9 +1,10 @@
 """Makes points from encoder outputs, and checks the rules of a point before a store is called.
 
-Stores check different rules: a server accepts NaN by gRPC, the embedded engine stores duplicate indices and loses a collection
-to a sparse vector of unequal lengths, and only a server refuses a multi-vector of a million floats. So this module checks all
-rules. Points have numpy arrays, since making Python floats of a multi-vector costs more than storing it. Stores also accept
-lists and qdrant-client's points.
+Stores check different rules: a server accepts NaN by gRPC, the embedded engine stores duplicate
+indices and loses a collection to a sparse vector of unequal lengths, and only a server refuses a
+multi-vector of a million floats. So this module checks all rules. Points have numpy arrays, since
+making Python floats of a multi-vector costs more than storing it. Stores also accept lists and
+qdrant-client's points.
 """
 
 from __future__ import annotations
@@ -41,17 +42,21 @@ from hybridtei.retrieval.store.plan import (
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1
-MAX_MULTIVECTOR_FLOATS = 1_048_576  # a server refuses this many; embedded stores accept them, but the data may move to a server
-MAX_PAYLOAD_DEPTH = 100  # the server's JSON parser stops at 128
+# A server refuses this many; embedded stores accept them, but the data may move to a server
+MAX_MULTIVECTOR_FLOATS = 1_048_576
+# The server's JSON parser stops at 128
+MAX_PAYLOAD_DEPTH = 100
 MAX_BATCH_BYTES = 8_000_000
 MAX_BATCH_POINTS = 256
-POINT_OVERHEAD = 64  # bytes of a point's id and framing
+# Bytes of a point's id and framing
+POINT_OVERHEAD = 64
 _NAMESPACE = uuid.UUID("6f1d2c64-0a55-5d0e-9a4e-3c1f5b7e2d90")
 _INTEGERS = (-(2**63), 2**63 - 1)
 
 
 def point_id(source: str, chunk: int) -> str:
-    """The id of a chunk: a UUID from source and chunk, so that a second upsert replaces the first."""
+    """The id of a chunk: a UUID from source and chunk, so that a second upsert replaces the
+    first."""
     return str(uuid.uuid5(_NAMESPACE, f"{source}#{chunk}"))
 
 
@@ -60,10 +65,12 @@ def to_points(
     ids: Sequence[PointId],
     payloads: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Stored]:
-    """Make one point a row, with a named vector for each column that is not None. Empty sparse vectors are left out.
+    """Make one point a row, with a named vector for each column that is not None. Empty sparse
+    vectors are left out.
 
-    Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values. Multi-vectors of other numbers go
-    into the payload; InvalidPoint is raised if their key is taken. Raises ValueError if counts differ.
+    Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values.
+    Multi-vectors of other numbers go into the payload; InvalidPoint is raised if their key is
+    taken. Raises ValueError if counts differ.
     """
     check_ids(ids)
     payloads = payloads if payloads is not None else [{}] * len(ids)
@@ -78,7 +85,8 @@ def to_points(
         embeddings = replace(embeddings, multivector=None)
     if not len(embeddings) == len(ids) == len(payloads):
         raise ValueError(
-            f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be as many of each"
+            f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be "
+            "as many of each"
         )
     points = [
         Stored(identity, dict(payload), vectors_of(embeddings, row))
@@ -106,7 +114,8 @@ async def checked_batches(
     *,
     bytes_per_number: int = 4,
 ) -> list[list[Stored]]:
-    """Check points in a thread, since thousands would block the event loop, and split them into batches."""
+    """Check points in a thread, since thousands would block the event loop, and split them into
+    batches."""
     schema = schema or await store.describe(name)
     if schema is None:
         raise StoreError(f"{store.place}: there is no collection {name!r}")
@@ -115,7 +124,8 @@ async def checked_batches(
 
 
 def check_points(points: Sequence[Stored], schema: CollectionSchema) -> list[Stored]:
-    """Check points. Return them with arrays as vectors and canonical ids, without empty sparse vectors.
+    """Check points. Return them with arrays as vectors and canonical ids, without empty sparse
+    vectors.
 
     Raises InvalidPoint, naming the first bad point, its field and the limit.
     """
@@ -127,7 +137,8 @@ def _checked(point: Stored, schema: CollectionSchema) -> Stored:
     where = f"point {identity}"
     if not isinstance(point.vector, Mapping):
         raise InvalidPoint(
-            f"{where}: `vector` should map names ({_names(schema)}) to vectors, not be one {type(point.vector).__name__}"
+            f"{where}: `vector` should map names ({_names(schema)}) to vectors, not be one "
+            f"{type(point.vector).__name__}"
         )
     vectors: dict[str, Any] = {}
     for name, vector in point.vector.items():
@@ -160,7 +171,10 @@ def _identity(value: Any) -> PointId:
     try:
         return str(uuid.UUID(str(value)))
     except ValueError as error:
-        message = f"point {value!r}: `id` is neither an integer nor a UUID; `point_id` makes one of any text"
+        message = (
+            f"point {value!r}: `id` is neither an integer nor a UUID; `point_id` makes one of any "
+            "text"
+        )
         raise InvalidPoint(message) from error
 
 
@@ -179,8 +193,9 @@ def _dense(vector: Any, params: VectorParams, where: str) -> NDArray[np.float32]
     if dimensions == 2 and array.size >= MAX_MULTIVECTOR_FLOATS:
         most = (MAX_MULTIVECTOR_FLOATS - 1) // params.size
         raise InvalidPoint(
-            f"{where}: {len(array)} rows of {params.size} are {array.size} floats, allowed are {most} rows (fewer than "
-            f"{MAX_MULTIVECTOR_FLOATS} floats): cut the text into shorter chunks"
+            f"{where}: {len(array)} rows of {params.size} are {array.size} floats, allowed are "
+            f"{most} rows (fewer than {MAX_MULTIVECTOR_FLOATS} floats): cut the text into shorter "
+            "chunks"
         )
     return array
 
@@ -189,7 +204,8 @@ def _check_packed(text: Any, packed: PackedFormat, where: str) -> None:
     """Check the bound of `_dense` before decoding."""
     if not isinstance(text, str):
         raise InvalidPoint(
-            f"{where} is {type(text).__name__}, should be a multi-vector's bytes in base64: rename other values"
+            f"{where} is {type(text).__name__}, should be a multi-vector's bytes in base64: rename "
+            "other values"
         )
     count = len(text) * 3 // 4 // packed.row_bytes
     if count * packed.width >= MAX_MULTIVECTOR_FLOATS:
@@ -226,17 +242,20 @@ def _floats(values: Any, where: str) -> NDArray[np.float32]:
 
 
 def _sparse(vector: Any, where: str) -> dict[str, NDArray[Any]]:
-    if hasattr(vector, "indices"):  # qdrant-client's
+    # qdrant-client's
+    if hasattr(vector, "indices"):
         vector = {"indices": vector.indices, "values": vector.values}
     if not isinstance(vector, Mapping):
         raise InvalidPoint(
-            f"{where}: should be a sparse vector of `indices` and `values`, not {type(vector).__name__}"
+            f"{where}: should be a sparse vector of `indices` and `values`, not "
+            f"{type(vector).__name__}"
         )
     values = _floats(vector.get("values", ()), f"{where}, `values`")
     indices = np.asarray(vector.get("indices", ()))
     if values.ndim != 1 or indices.ndim != 1 or len(indices) != len(values):
         raise InvalidPoint(
-            f"{where}: {indices.size} indices and {values.size} values: should be as many, in one row each"
+            f"{where}: {indices.size} indices and {values.size} values: should be as many, in one "
+            "row each"
         )
     if len(indices) and (
         indices.dtype.kind not in "iu" or int(indices.min()) < 0 or int(indices.max()) > MAX_INDEX
@@ -258,8 +277,8 @@ def _payload(payload: Any, where: str) -> dict[str, Any]:
 
 
 def _plain(value: Any, path: str, depth: int) -> Any:
-    """The value in JSON's types. Raises InvalidPoint if JSON or Qdrant's integers cannot represent it; messages close `path`'s
-    quotation."""
+    """The value in JSON's types. Raises InvalidPoint if JSON or Qdrant's integers cannot represent
+    it; messages close `path`'s quotation."""
     if depth > MAX_PAYLOAD_DEPTH:
         raise InvalidPoint(f"{path[:200]}…` is nested deeper than {MAX_PAYLOAD_DEPTH} levels")
     if value is None or isinstance(value, bool):
@@ -317,7 +336,8 @@ def batches(
     *,
     bytes_per_number: int = 4,
 ) -> Iterator[list[Stored]]:
-    """Split points, in order, into batches of at most `max_bytes` and `max_points`. A larger point is alone in its batch."""
+    """Split points, in order, into batches of at most `max_bytes` and `max_points`. A larger point
+    is alone in its batch."""
     batch: list[Stored] = []
     total = 0
     for point in points:

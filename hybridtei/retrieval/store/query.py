@@ -1,7 +1,9 @@
-"""Requests to a store: queries for the best points by one vector, filters, and options of creating or filling a collection.
+"""Requests to a store: queries for the best points by one vector, filters, and options of creating
+or filling a collection.
 
-A filter's JSON is Qdrant's own: a server gets it unchanged, and `embedded_conversions` converts it for the embedded engine.
-Each refuses some filters that the other accepts, so this module checks the rules of both. It does not import qdrant-client.
+A filter's JSON is Qdrant's own: a server gets it unchanged, and `embedded_conversions` converts it
+for the embedded engine. Each refuses some filters that the other accepts, so this module checks the
+rules of both. It does not import qdrant-client.
 """
 
 from __future__ import annotations
@@ -19,12 +21,11 @@ from msgspec import Meta, Struct, field
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import InvalidInput
 
-MAX_LIMIT = 100_000  # points that one query may ask for
+# Points that one query may ask for
+MAX_LIMIT = 100_000
 MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
-MAX_CONDITIONS, MAX_VALUES = (
-    100,
-    1_000,
-)  # the store compares each value with each point: 1,600 values took 5 s for 5,420 points
+# The store compares each value with each point: 1,600 values took 5 s for 5,420 points
+MAX_CONDITIONS, MAX_VALUES = (100, 1_000)
 GROUPS = ("must", "should", "must_not", "min_should")
 CLAUSES, WORDS = frozenset({*GROUPS[:3], "conditions"}), frozenset({"text", "text_any", "phrase"})
 OF_A_KEY = (
@@ -42,7 +43,10 @@ _PART = r'(?:[\w-]+|"[^"]*")(?:\[\d*\])*'
 KEY, TIME = rf"^{_PART}(?:\.{_PART})*$", r"^\d{4}-\d\d-\d\d"
 ID = r"^[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}$"
 IN_WORDS = {
-    KEY: "should be names of letters, digits, _ and -, others in double quotes, with dots between them, [] or [0] behind lists",
+    KEY: (
+        "should be names of letters, digits, _ and -, others in double quotes, with dots between "
+        "them, [] or [0] behind lists"
+    ),
     TIME: "should be a number, or a time such as 2024-12-31T23:59:59Z",
     ID: "should be an integer or a UUID",
 }
@@ -59,7 +63,8 @@ class _Part(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
 
 
 class Match(_Part, frozen=True):
-    """Exactly one condition: equal to a value, words in a text, any value of a list, no value of a list."""
+    """Exactly one condition: equal to a value, words in a text, any value of a list, no value of a
+    list."""
 
     value: bool | Integer | str | None = None
     text: str | None = None
@@ -166,7 +171,8 @@ class Nested(_Part, frozen=True):
 
 
 class Filter(_Part, frozen=True):
-    """A group of conditions, or one condition on a key or on the point. A single condition may replace a list of one."""
+    """A group of conditions, or one condition on a key or on the point. A single condition may
+    replace a list of one."""
 
     must: Filter | list[Filter] | None = None
     should: Filter | list[Filter] | None = None
@@ -213,8 +219,9 @@ class Filter(_Part, frozen=True):
 class Query(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A query for the `limit` best points by one of their vectors.
 
-    `vector`: float32[d], float32[n, d], or a map of `indices` and `values`. `oversampling`: with quantised vectors, this many
-    times the points are scored by the full vectors. `with_payload`: keys.
+    `vector`: float32[d], float32[n, d], or a map of `indices` and `values`. `oversampling`: with
+    quantised vectors, this many times the points are scored by the full vectors. `with_payload`:
+    keys.
     """
 
     using: str
@@ -232,7 +239,8 @@ def of_ids(ids: Sequence[int | str]) -> Filter:
 
 
 def filter_from(value: Any, field: str = "filter") -> Filter | None:
-    """Read a filter from an object, JSON, or qdrant-client's filter. None stays None. Raises InvalidInput, naming the place."""
+    """Read a filter from an object, JSON, or qdrant-client's filter. None stays None. Raises
+    InvalidInput, naming the place."""
     if value is None or isinstance(value, Filter):
         return value
     if isinstance(value, str | bytes | msgspec.Raw):
@@ -256,7 +264,8 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
         raise InvalidInput(_message(str(error), field)) from None
     if not found.is_group:
         raise InvalidInput(
-            f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of these"
+            f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of "
+            "these"
         )
     return found
 
@@ -306,7 +315,8 @@ def _check_size(plain: Mapping[str, Any], field: str) -> None:
     level: list[tuple[Any, int]] = [(plain, 1)]
     while level:
         part, depth = level.pop()
-        if depth > 2 * MAX_DEPTH + 1:  # an object and its list count as one level
+        # An object and its list count as one level
+        if depth > 2 * MAX_DEPTH + 1:
             raise _too_deep(field)
         items = part.items() if isinstance(part, Mapping) else [("", item) for item in part]
         for name, item in items:
@@ -362,18 +372,23 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
         int | None,
         Meta(description="dimensions to keep of each vector of a multi-vector [default: all]"),
     ] = None
-    multivector_tokens: int | None = None  # these two are settings of the model: 0 for all tokens
+    # These two are settings of the model: 0 for all tokens
+    multivector_tokens: int | None = None
     multivector_dtype: MultivectorDtype | None = None
     datatype: Annotated[
         Datatype | None,
         Meta(
-            description="type of numbers in Qdrant's vectors, also in sparse vectors [default: float32]"
+            description=(
+                "type of numbers in Qdrant's vectors, also in sparse vectors [default: float32]"
+            )
         ),
     ] = None
     quantization: Annotated[
         Quantization | None,
         Meta(
-            description="keep a compressed copy of dense vectors in memory, in addition to the originals"
+            description=(
+                "keep a compressed copy of dense vectors in memory, in addition to the originals"
+            )
         ),
     ] = None
     on_disk: Annotated[
@@ -382,7 +397,9 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
     on_disk_payload: Annotated[
         bool,
         Meta(
-            description="keep texts on disk instead of in memory; default on a server: its own setting"
+            description=(
+                "keep texts on disk instead of in memory; default on a server: its own setting"
+            )
         ),
     ] = False
     shards: Annotated[

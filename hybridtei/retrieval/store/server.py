@@ -1,8 +1,9 @@
 """A Qdrant server or cluster, by gRPC if its address allows.
 
-Every call has a time limit and raises an error that names the remedy. While the server is unavailable, a `patient` store
-retries the call. Writes wait until they are applied, since a server may refuse a write after acknowledging it. qdrant-client
-converts each number of a vector to a Python object for gRPC; this module copies a vector's bytes into the message.
+Every call has a time limit and raises an error that names the remedy. While the server is
+unavailable, a `patient` store retries the call. Writes wait until they are applied, since a server
+may refuse a write after acknowledging it. qdrant-client converts each number of a vector to a
+Python object for gRPC; this module copies a vector's bytes into the message.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ from hybridtei.system.retries import retry_unavailable
 
 T = TypeVar("T")
 JSON_BYTES_PER_NUMBER = 20
-PASSED_ON = ("shard_number", "replication_factor", "on_disk_payload")  # settings of a collection
-TEXTS = ("text", "title")  # keys of payloads
+# Settings of a collection
+PASSED_ON = ("shard_number", "replication_factor", "on_disk_payload")
+# Keys of payloads
+TEXTS = ("text", "title")
 # With this index `match: text` finds words, as in the embedded engine; without it, parts of words.
 OF_WORDS = models.TextIndexParams(
     type=models.TextIndexType.TEXT,
@@ -57,16 +60,18 @@ OF_WORDS = models.TextIndexParams(
     phrase_matching=True,
     on_disk=True,
 )
-PEERS_S = 5.0  # another port, which a firewall may block
-# The time of a call after which its node is checked, and the check's own bound. So a store that is not patient fails within two
-# seconds, or within one if there is another node.
+# Another port, which a firewall may block
+PEERS_S = 5.0
+# The time of a call after which its node is checked, and the check's own bound. So a store that is
+# not patient fails within two seconds, or within one if there is another node.
 CHECKS_S, CHECKS_OF_A_CLUSTER_S = (1.0, 0.8), (0.5, 0.4)
 
 
 class ServerStore:
     """A process's clients of all nodes, for one event loop. It connects at the first call.
 
-    `patient`: retry calls for `qdrant_patience`; otherwise they fail at once while the server is away.
+    `patient`: retry calls for `qdrant_patience`; otherwise they fail at once while the server is
+    away.
     """
 
     kind = "server"
@@ -83,13 +88,16 @@ class ServerStore:
         protocols = {address.grpc_port is not None for address in addresses.values()}
         if len(protocols) > 1:
             raise StoreError(
-                f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of REST"
+                f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of "
+                "REST"
             )
         self._grpc = protocols.pop()
         clients = {url: client_of(url, address, config) for url, address in addresses.items()}
-        checks_s = (
-            CHECKS_OF_A_CLUSTER_S if len(clients) > 1 else (None, 0.0) if patient else CHECKS_S
-        )
+        checks_s: tuple[float | None, float] = CHECKS_S
+        if len(clients) > 1:
+            checks_s = CHECKS_OF_A_CLUSTER_S
+        elif patient:
+            checks_s = (None, 0.0)
         self._nodes = Nodes(clients, lambda client: client.collection_exists("-"), *checks_s)
         self._is_patient = patient
 
@@ -205,7 +213,8 @@ class ServerStore:
                     await client.upsert(name, message, wait=True)
                 ).status == models.UpdateStatus.COMPLETED
             if not is_applied:
-                raise TimeoutError  # acknowledged, but not applied in time
+                # Acknowledged, but not applied in time
+                raise TimeoutError
 
         await self._call(applied)
 
@@ -268,10 +277,12 @@ class ServerStore:
         return await self._call(lambda client: client.get_collection(name))
 
     async def peers(self) -> int:
-        """The number of the cluster's nodes, which only REST tells; 1 for a single server. Raises StoreError."""
+        """The number of the cluster's nodes, which only REST tells; 1 for a single server. Raises
+        StoreError."""
         if not self._with_rest:
             raise StoreError(
-                f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as `qdrant_rest_port`"
+                f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as "
+                "`qdrant_rest_port`"
             )
 
         async def ask(client: AsyncQdrantClient) -> Any:
@@ -397,4 +408,5 @@ def _vector(vector: Any) -> grpc.Vector:
 
 def _packed(array: NDArray[Any]) -> bytes:
     body = np.ascontiguousarray(array, dtype="<f4").tobytes()
-    return nested(1, body)  # `data` of DenseVector, `values` of SparseVector
+    # `data` of DenseVector, `values` of SparseVector
+    return nested(1, body)

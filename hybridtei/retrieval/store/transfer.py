@@ -1,13 +1,14 @@
-"""Moves a collection as a stream of JSON lines to another machine or store: a header, one line a point, the number of points.
+"""Moves a collection as a stream of JSON lines to another machine or store: a header, one line a
+point, the number of points.
 
     {"hybridtei":"0.2.0","collection":"notes","schema":{"vectors":{…},"sparse":{…},"metadata":{…}}}
-    {"id":7,"payload":{…},"vectors":{"dense":[0.25,…],"multivector":[[…],…],"sparse":{"indices":[3,…],"values":[1.5,…]}}}
+    {"id":7,"payload":{…},"vectors":{"dense":[0.25,…],"sparse":{"indices":[3,…],"values":[1.5,…]}}}
     {"points":1}
 
-Numbers are the shortest decimals that are read as the same float32, so vectors keep all bits. (Also for float16 from some
-thirty dimensions on: Qdrant normalises vectors again, and they round to the same numbers.) Points are in the order of their
-ids, so that an export can continue after the last one. A stream without the last line was cut off. Pages and the length of a
-line bound the memory.
+Numbers are the shortest decimals that are read as the same float32, so vectors keep all bits. (Also
+for float16 from some thirty dimensions on: Qdrant normalises vectors again, and they round to the
+same numbers.) Points are in the order of their ids, so that an export can continue after the last
+one. A stream without the last line was cut off. Pages and the length of a line bound the memory.
 """
 
 from __future__ import annotations
@@ -35,9 +36,13 @@ from hybridtei.retrieval.store.collection import (
 from hybridtei.retrieval.store.points import check_points
 from hybridtei.retrieval.store.query import Imported
 
-PAGE_POINTS = 64  # points of one scroll; the largest multi-vectors take 256 MiB, the embedded engine's bound of an answer
-MAX_LINE_BYTES = 33_554_432  # Qdrant's bound of a request
-END = b'{"points":'  # the start of the last line
+# Points of one scroll; the largest multi-vectors take 256 MiB, the embedded engine's bound of an
+# answer
+PAGE_POINTS = 64
+# Qdrant's bound of a request
+MAX_LINE_BYTES = 33_554_432
+# The start of the last line
+END = b'{"points":'
 T = TypeVar("T")
 Advance = Callable[[int], object]
 
@@ -69,9 +74,11 @@ async def exported(schemas: CollectionSchemas, name: str) -> AsyncIterator[bytes
 
 
 async def export_to(schemas: CollectionSchemas, name: str, path: Path, advance: Advance) -> int:
-    """Write the stream to a file, or complete a file that was cut off. Return the number of its points.
+    """Write the stream to a file, or complete a file that was cut off. Return the number of its
+    points.
 
-    Raises UnknownCollection, StoreError, OSError; InvalidInput for another kind of file, or for a complete one.
+    Raises UnknownCollection, StoreError, OSError; InvalidInput for another kind of file, or for a
+    complete one.
     """
     schema = await schemas.of(name)
     with path.open("a+b") as file:
@@ -86,7 +93,8 @@ async def export_to(schemas: CollectionSchemas, name: str, path: Path, advance: 
 
 
 def _portable(schema: CollectionSchema) -> CollectionSchema:
-    """Remove the keys that steer the store of a collection: no file of another place decides what this store reads or deletes."""
+    """Remove the keys that steer the store of a collection: no file of another place decides what
+    this store reads or deletes."""
     metadata = {key: value for key, value in schema.metadata.items() if key not in OF_ONE_STORE}
     return replace(schema, metadata=metadata)
 
@@ -101,7 +109,8 @@ def _line(content: Mapping[str, Any]) -> bytes:
 
 
 def _resumed(file: BinaryIO, path: Path, header: bytes) -> tuple[int, PointId | None]:
-    """Cut a file after its last whole line, or begin it. Return the number of its points, and the last id."""
+    """Cut a file after its last whole line, or begin it. Return the number of its points, and the
+    last id."""
     file.seek(0)
     first = file.readline(len(header) + 1)
     if first != header and header.startswith(first):
@@ -110,7 +119,8 @@ def _resumed(file: BinaryIO, path: Path, header: bytes) -> tuple[int, PointId | 
         return 0, None
     if first != header:
         raise InvalidInput(
-            f"{path} is not an export of this collection's current schema: delete it, or name another file"
+            f"{path} is not an export of this collection's current schema: delete it, or name "
+            "another file"
         )
     count, end, last = 0, len(header), b""
     for line in file:
@@ -166,7 +176,8 @@ async def import_from(
     """Store the points of a stream in the header's collection or in `name`, created if missing.
 
     Existing points are not changed, so an import that was stopped can be repeated.
-    Raises InvalidInput, naming line and field, CollectionMismatch, StoreError; points before a bad line may be stored.
+    Raises InvalidInput, naming line and field, CollectionMismatch, StoreError; points before a bad
+    line may be stored.
     """
     schema: CollectionSchema | None = None
     created, number, written, end = False, 1, 0, b""
@@ -183,7 +194,8 @@ async def import_from(
     assert schema is not None
     if end != END + b"%d}" % (number - 1):
         raise InvalidInput(
-            f'line {number + 1}: should be {{"points":{number - 1}}} as the last one: the export was cut off'
+            f'line {number + 1}: should be {{"points":{number - 1}}} as the last one: the export '
+            "was cut off"
         )
     if written:
         await schemas.store.optimize(str(schema.stored_as))
@@ -191,7 +203,8 @@ async def import_from(
 
 
 async def _whole_lines(chunks: AsyncIterator[bytes], most: int) -> AsyncIterator[list[bytes]]:
-    """Yield the lines that end in each chunk, at least one list. Raises InvalidInput for a line above `most` bytes."""
+    """Yield the lines that end in each chunk, at least one list. Raises InvalidInput for a line
+    above `most` bytes."""
     rest, number = bytearray(), 1
     async for chunk in chunks:
         ended, line_end, begun = chunk.rpartition(b"\n")
@@ -210,7 +223,8 @@ async def _whole_lines(chunks: AsyncIterator[bytes], most: int) -> AsyncIterator
 async def _collection(
     schemas: CollectionSchemas, name: str, header: Header
 ) -> tuple[CollectionSchema, bool]:
-    """The schema, and True if the collection was created. Raises CollectionMismatch for other vectors or another model."""
+    """The schema, and True if the collection was created. Raises CollectionMismatch for other
+    vectors or another model."""
     try:
         schema = await schemas.of(name, writing=True)
     except UnknownCollection:

@@ -1,1 +1,2 @@
-"""The routes of each API dialect, a file a dialect. Most functions know no HTTP, so `/`, `/vertex` and gRPC call them too."""
+"""The routes of each API dialect, a file a dialect. Most functions know no HTTP, so `/`, `/vertex`
+and gRPC call them too."""

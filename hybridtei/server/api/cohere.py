@@ -73,7 +73,8 @@ class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
 
 
 class CohereEmbedResponse(Struct, frozen=True):
-    """One vector a text for each requested form. Version 1 answers a plain list of vectors if no form was requested."""
+    """One vector a text for each requested form. Version 1 answers a plain list of vectors if no
+    form was requested."""
 
     id: str
     response_type: Literal["embeddings_floats", "embeddings_by_type"]
@@ -94,7 +95,8 @@ SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "docu
     **FLAT,
 )
 async def cohere_embed_v1(context: Context, request: CohereEmbedRequest) -> Reply:
-    """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on null."""
+    """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on
+    null."""
     return await _embed(context, request, "1")
 
 
@@ -107,7 +109,8 @@ async def cohere_embed_v1(context: Context, request: CohereEmbedRequest) -> Repl
     **FLAT,
 )
 async def cohere_embed_v2(context: Context, request: CohereEmbedRequest) -> Reply:
-    """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on null."""
+    """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on
+    null."""
     return await _embed(context, request, "2")
 
 

@@ -51,7 +51,9 @@ ModelName = Annotated[
 Side = Annotated[
     Literal["query", "document"] | None,
     Meta(
-        description="Kind of the inputs, for models that treat queries differently [default: document]."
+        description=(
+            "Kind of the inputs, for models that treat queries differently [default: document]."
+        )
     ),
 ]
 Budget = Annotated[
@@ -90,13 +92,17 @@ class EmbedHybridRequest(
     sparse_format: Annotated[
         SparseFormat,
         Meta(
-            description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."
+            description=(
+                "tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary "
+                "piece: weight}."
+            )
         ),
     ] = "tei"
 
 
 class PackedVectors(Struct, frozen=True):
-    """Multi-vectors with one bit per number: base64 of uint8[n, ceil(d / 8)], the most significant bit first."""
+    """Multi-vectors with one bit per number: base64 of uint8[n, ceil(d / 8)], the most significant
+    bit first."""
 
     shape: Annotated[
         tuple[int, int], Meta(description="Number of vectors, and of numbers in each.")

@@ -1,5 +1,5 @@
-"""Dispatch of `/`, `/invocations` and `/vertex`: the keys of a body choose its route, and that route
-its model. Texts alone go to the route of the model's kind."""
+"""Dispatch of `/`, `/invocations` and `/vertex`: the keys of a body choose its route, and that
+route its model. Texts alone go to the route of the model's kind."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ async def root(context: Context, request: HttpRequest) -> Reply:
 
 @post(["/", "/invocations"], bytes, Any, source="models", span=None, in_schema=False, is_tei=True)
 async def by_fields(models: Models, request: bytes) -> Reply:
-    """Reranking, similarity, or the route of the model's kind. The body's fields replace TEI's TASK variable."""
+    """Reranking, similarity, or the route of the model's kind. The body's fields replace TEI's TASK
+    variable."""
     fields = keys_of(request, _Fields)
     context, within = _context(models, fields), fields.within
     kind = context.service.model.spec.kind
@@ -153,15 +154,13 @@ async def vertex(models: Models, request: tei.VertexRequest) -> Reply:
     """Run all instances concurrently. Raises the error of the first failing instance;
     RequestRefused above the batch limit."""
     limit = models.default.server.max_client_batch_size
-    if (
-        len(request.instances) > limit
-    ):  # each instance may be a whole batch, so this list is never split
+    # Each instance may be a whole batch, so this list is never split
+    if len(request.instances) > limit:
         raise TooManyInputs(
             f"batch size {len(request.instances)} > maximum allowed batch size {limit}"
         )
-    replies = await asyncio.gather(
-        *(_instance(models, bytes(raw)) for raw in request.instances), return_exceptions=True
-    )
+    answers = [_instance(models, bytes(raw)) for raw in request.instances]
+    replies = await asyncio.gather(*answers, return_exceptions=True)
     for reply in replies:
         if isinstance(reply, BaseException):
             raise reply

@@ -1,4 +1,5 @@
-"""Ollama's embedding API, and its list of models, which Ollama's clients and Open WebUI read first."""
+"""Ollama's embedding API, and its list of models, which Ollama's clients and Open WebUI read
+first."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class OllamaEmbedResponse(Struct, frozen=True):
     capability=EMBED,
 )
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
-    """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
+    """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless
+    `truncate` is false."""
     if not request.input:
         # Clients load a model so
         return Reply(OllamaEmbedResponse(context.served_name, [], 0, 0, 0))
@@ -123,7 +125,8 @@ class OllamaDetails(Struct, frozen=True):
 
 
 class OllamaModel(Struct, frozen=True):
-    """A served model. `digest`: its fingerprint; until the weights have been read, a hash of its id and revision."""
+    """A served model. `digest`: its fingerprint; until the weights have been read, a hash of its id
+    and revision."""
 
     name: str
     model: str
@@ -205,10 +208,8 @@ async def version(models: Models, request: HttpRequest) -> Reply:
 
 def _listed(context: Context) -> OllamaModel:
     name, folder = context.served_name, context.service.model.spec.folder
-    weights = (
-        *folder.glob("*.safetensors"),
-        *folder.glob("*.bin"),
-    )  # empty if the files lie elsewhere
+    # Empty if the files lie elsewhere
+    weights = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))
     named, header = f"{context.model.model_id}@{context.model.revision}", context.fingerprint_header
     digest = sha256(named.encode()).hexdigest() if header is None else header[1].decode()
     return OllamaModel(

@@ -1,4 +1,5 @@
-"""OpenAI's embedding API with Jina's and Voyage's fields; the fields `outputs` and `sparse_format` are hybridtei's own."""
+"""OpenAI's embedding API with Jina's and Voyage's fields; the fields `outputs` and `sparse_format`
+are hybridtei's own."""
 
 from __future__ import annotations
 
@@ -91,7 +92,10 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     task: Annotated[
         str | None,
         Meta(
-            description="Jina's `input_type`: retrieval.query, retrieval.passage; or an adapter of the model."
+            description=(
+                "Jina's `input_type`: retrieval.query, retrieval.passage; or an adapter of the "
+                "model."
+            )
         ),
     ] = None
     embedding_type: Annotated[
@@ -106,7 +110,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     late_chunking: Annotated[
         bool | None,
         Meta(
-            description="From Jina's clients; true: read the texts as the chunks of one text, in order."
+            description=(
+                "From Jina's clients; true: read the texts as the chunks of one text, in order."
+            )
         ),
     ] = None
     outputs: Annotated[
@@ -130,13 +136,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         """query or document; None for any other task."""
         if self.input_type is None:
             return TASK_SIDES.get(self.task or "")
-        return (
-            "query"
-            if self.input_type == "query"
-            else "document"
-            if self.input_type == "document"
-            else None
-        )
+        if self.input_type == "query":
+            return "query"
+        return "document" if self.input_type == "document" else None
 
     @property
     def items(self) -> Any:
@@ -157,7 +159,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def _jina_type(self) -> JinaType | None:
         form = self.embedding_type
-        return (form[0] if form else None) if isinstance(form, list) else form
+        if not isinstance(form, list):
+            return form
+        return form[0] if form else None
 
 
 class OpenAICompatEmbedding(Struct, frozen=True):
@@ -204,9 +208,8 @@ class OpenAICompatResponse(Struct, frozen=True):
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""
     inputs, is_batch = parse_inputs(request.items)
-    heads = heads_of(context, request.outputs or ["dense"]) | (
-        {Head.DENSE} & context.heads
-    )  # the wire needs `embedding`
+    # The wire needs `embedding`
+    heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)
     width, most = request.width, request.truncate_prompt_tokens
     truncate = request.truncate if request.truncation is None else request.truncation
     task = Embed(
@@ -217,7 +220,8 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         normalize=request.normalized is not False,
         dimensions=width,
         input_type=request.side,
-        uses_default_prompt=False,  # TEI has this route
+        # TEI has this route
+        uses_default_prompt=False,
         max_tokens=most,
     )
     smaller = smaller_vectors(context, heads, request.precision, width)
@@ -286,7 +290,8 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
         largest = max(item)
         if largest >= size:
             raise InvalidInput(
-                f"`{name}` holds the id {largest}, but the vocabulary ends at {size - 1}. {OPENAI_IDS}"
+                f"`{name}` holds the id {largest}, but the vocabulary ends at {size - 1}. "
+                f"{OPENAI_IDS}"
             )
         if first not in (None, item[0]) or last not in (None, item[-1]):
             raise InvalidInput(
@@ -295,8 +300,8 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
 
 
 OPENAI_IDS = (
-    "LangChain's OpenAIEmbeddings sends ids of OpenAI's vocabulary, which mean nothing here: create "
-    "it with `check_embedding_ctx_length=False`"
+    "LangChain's OpenAIEmbeddings sends ids of OpenAI's vocabulary, which mean nothing here: "
+    "create it with `check_embedding_ctx_length=False`"
 )
 
 
@@ -309,7 +314,8 @@ def _warn_of_ids(name: str) -> None:
 
 
 def check_task(context: Context, task: str | None) -> None:
-    """Raises InvalidInput if a model with adapters lacks this task's. Without adapters a task only selects query or document."""
+    """Raises InvalidInput if a model with adapters lacks this task's. Without adapters a task only
+    selects query or document."""
     adapters = context.service.model.spec.adapters
     if task is not None and adapters is not None and task not in adapters.names:
         raise InvalidInput(
@@ -383,13 +389,14 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
     with context.counting_failures():
         if request.enable_auto_chunking:
             raise InvalidInput(
-                "`enable_auto_chunking` is true: this server takes each document as a list of chunks"
+                "`enable_auto_chunking` is true: this server takes each document as a list of "
+                "chunks"
             )
         check_chunks(sum(map(len, request.inputs)), "inputs")
     texts = [joined(chunks) for chunks in request.inputs]
-    side: InputType | None = (
-        "query" if request.input_type == "query" else "document" if request.input_type else None
-    )
+    side: InputType | None = None
+    if request.input_type is not None:
+        side = "query" if request.input_type == "query" else "document"
     heads, width = frozenset({Head.DENSE}), request.output_dimension
     task = Embed((), heads, context.truncate(None), dimensions=width, input_type=side)
     smaller = smaller_vectors(context, heads, request.output_dtype, width)

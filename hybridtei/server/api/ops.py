@@ -43,9 +43,8 @@ class ModelList(Struct, frozen=True):
 
 
 STARTED = int(time.time())
-FINGERPRINT_WAIT_S = (
-    0.5  # seconds that the first requests wait; half a gigabyte is read in this time
-)
+# Seconds that the first requests wait; half a gigabyte is read in this time
+FINGERPRINT_WAIT_S = 0.5
 POOLING_NAMES = {"lasttoken": "last_token"}
 
 
@@ -183,8 +182,10 @@ MANAGED: dict[str, Any] = {
     "takes_permits": False,
     "outlives_client": True,
 }
-Table = dict[str, Any]  # keys of `config.NamedModel`
-# Settings of the whole process, and a file outside the model's folder: a request may set none of them.
+# Keys of `config.NamedModel`
+Table = dict[str, Any]
+# Settings of the whole process, and a file outside the model's folder: a request may set none of
+# them.
 OF_PROCESS = frozenset(
     {"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"}
 )
@@ -208,7 +209,8 @@ async def unload(models: Models, request: UnloadRequest) -> Reply:
 
 
 def _configuration(table: Table, flags: ModelConfig) -> NamedModel:
-    """The configuration of a request. A request cannot allow what the process's `flags` forbid. Raises InvalidInput."""
+    """The configuration of a request. A request cannot allow what the process's `flags` forbid.
+    Raises InvalidInput."""
     refused = sorted(OF_PROCESS & table.keys())
     if flags.offline and table.get("offline") is False:
         refused = ["offline"]

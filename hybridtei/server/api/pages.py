@@ -25,11 +25,13 @@ TYPES = {
     "svg": b"image/svg+xml",
     "png": b"image/png",
 }
-POLICY = b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+POLICY = (
+    b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src "
+    b"'none'; "
+)
 PAGE_POLICY = POLICY + b"require-trusted-types-for 'script'"
-DOCS_POLICY = (
-    POLICY + b"img-src 'self' data:"
-)  # Swagger UI inserts inline styles, and its style sheet contains images
+# Swagger UI inserts inline styles, and its style sheet contains images
+DOCS_POLICY = POLICY + b"img-src 'self' data:"
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -47,8 +49,11 @@ def _served(folder: Traversable) -> list[str]:
 FILES, DOCS_FILES = _served(FOLDER), _served(FOLDER.joinpath("docs"))
 
 
+PATHS = [f"{PAGE}/{name}" for name in FILES if name != INDEX]
+
+
 @get(
-    [PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)],
+    [PAGE, *PATHS],
     in_schema=False,
     role=None,
     source="models",
@@ -60,7 +65,8 @@ async def page(models: Models, request: HttpRequest) -> Reply:
 
 @get("/docs", in_schema=False, role=None, source="models", is_tei=True)
 async def docs(models: Models, request: HttpRequest) -> Reply:
-    """Swagger UI, from files of this package, so that it works without a network. Its relative links work below `/docs/`."""
+    """Swagger UI, from files of this package, so that it works without a network. Its relative
+    links work below `/docs/`."""
     if request.scope["raw_path"].endswith(b"/"):
         return file_of_page(f"docs/{INDEX}", DOCS_POLICY)
     return Reply(b"", headers=((b"location", b"/docs/"),), status=303, media_type=TEXT)

@@ -1,8 +1,8 @@
 """Lists collections, upserts texts, and exports and imports whole collections.
 
-Each text is checked alone, so an error names it and does not affect the others. Texts go through the engine in chunks, so a
-large upsert holds no more permits than an ordinary request. An export or import holds a permit for each point of a page, and
-has no time limit: the client sets its pace.
+Each text is checked alone, so an error names it and does not affect the others. Texts go through
+the engine in chunks, so a large upsert holds no more permits than an ordinary request. An export or
+import holds a permit for each point of a page, and has no time limit: the client sets its pace.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.store.collection import Searchable
 
 
-PORTION_POINTS = (
-    32  # points embedded and stored at once; a multi-vector takes some hundred kilobytes
-)
+# Points embedded and stored at once; a multi-vector takes some hundred kilobytes
+PORTION_POINTS = 32
 MAX_SWITCHES = 3
 
 
@@ -64,7 +63,8 @@ class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text to store. An id that is not a number or UUID is hashed to a UUID; the payload keeps it as `document_id`."""
+    """A text to store. An id that is not a number or UUID is hashed to a UUID; the payload keeps it
+    as `document_id`."""
 
     text: Annotated[str, Meta(min_length=1)]
     id: int | str | None = None
@@ -73,7 +73,8 @@ class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FailedPoint(Struct, frozen=True):
-    """A point that was not stored: its place in the request, its id if it has one, and the error."""
+    """A point that was not stored: its place in the request, its id if it has one, and the
+    error."""
 
     index: int
     id: int | str | None
@@ -176,7 +177,8 @@ def _points(
     schema: CollectionSchema,
     failed: list[FailedPoint],
 ) -> list[Stored]:
-    """The valid points; invalid ones go into `failed`. Reads whole payloads, so do not call it on the event loop."""
+    """The valid points; invalid ones go into `failed`. Reads whole payloads, so do not call it on
+    the event loop."""
     from hybridtei.retrieval.store.points import check_points, to_points
 
     ready: list[Stored] = []
@@ -253,9 +255,8 @@ def _read(index: int, point: Point) -> _NewPoint:
         payload[METADATA] = point.metadata
     if isinstance(point.id, int) and not _is_writable(point.id):
         raise InvalidPoint(f"`id` should be between 0 and {MAX_ID}")
-    identity: PointId = point_id(
-        point.text, -1
-    )  # -1: no client's id, which gets 0, gives the same UUID
+    # -1: no client's id, which gets 0, gives the same UUID
+    identity: PointId = point_id(point.text, -1)
     if point.id is not None:
         identity = (
             point.id if isinstance(point.id, int) or _is_uuid(point.id) else point_id(point.id, 0)
@@ -320,7 +321,8 @@ async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
             yield lines
 
 
-# It finishes after a disconnect: the client will repeat the import, and points stored by then are skipped.
+# It finishes after a disconnect: the client will repeat the import, and points stored by then are
+# skipped.
 @post(
     "/collections/{name:str}/import",
     None,

@@ -1,4 +1,5 @@
-"""Labels of texts, in the APIs of TEI, infinity and vLLM, and labels of tokens, in those of BEI and Hugging Face."""
+"""Labels of texts, in the APIs of TEI, infinity and vLLM, and labels of tokens, in those of BEI and
+Hugging Face."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ class VllmClassifyResponse(Enveloped, frozen=True):
     data: list[VllmClassification]
 
 
-NUMBERS_A_LABEL = 20  # the cost of building and writing one label, in numbers
+# The cost of building and writing one label, in numbers
+NUMBERS_A_LABEL = 20
 
 
 @post(
@@ -89,7 +91,8 @@ NUMBERS_A_LABEL = 20  # the cost of building and writing one label, in numbers
     is_tei=True,
 )
 async def predict(context: Context, request: PredictRequest) -> Reply:
-    """Labels by score, the best first. A batch, or a client of Hugging Face, gets a list of such lists."""
+    """Labels by score, the best first. A batch, or a client of Hugging Face, gets a list of such
+    lists."""
     texts, is_batch = parse_predict(request.inputs)
     parameters = request.parameters if isinstance(request.parameters, dict) else None
     top_k, function = _parameters(parameters or {})
@@ -224,7 +227,8 @@ class PredictTokensRequest(Struct, frozen=True, kw_only=True):
 
 
 class TokenPrediction(Struct, frozen=True):
-    """A token or an entity, its start and end in code points of the text, and the scores of its labels."""
+    """A token or an entity, its start and end in code points of the text, and the scores of its
+    labels."""
 
     token: str
     token_id: int
@@ -247,13 +251,15 @@ class EntitiesRequest(Struct, frozen=True, kw_only=True):
     parameters: EntityParameters | None = None
 
 
-NUMBERS_A_TOKEN = 40  # the cost of building and writing one token, in numbers
+# The cost of building and writing one token, in numbers
+NUMBERS_A_TOKEN = 40
 Items = list[dict[str, Any]]
 
 
 @post("/predict_tokens", PredictTokensRequest, list[list[TokenPrediction]], capability=TAG)
 async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
-    """Labels of tokens, or entities, for each item of `inputs`. The results of an inner list are joined."""
+    """Labels of tokens, or entities, for each item of `inputs`. The results of an inner list are
+    joined."""
     inputs: list[str | list[str]] = (
         [request.inputs] if isinstance(request.inputs, str) else request.inputs
     )

@@ -1,7 +1,9 @@
-"""Embeddings for an open-source Qdrant server that calls a service to embed its documents and queries.
+"""Embeddings for an open-source Qdrant server that calls a service to embed its documents and
+queries.
 
-The Qdrant server has `inference: {address, timeout, token}` in its configuration. It sends every `Document` of an upsert
-(`inference` is "update") or of a query ("search"). It matches answers to inputs by place.
+The Qdrant server has `inference: {address, timeout, token}` in its configuration. It sends every
+`Document` of an upsert (`inference` is "update") or of a query ("search"). It matches answers to
+inputs by place.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class InferenceInput(Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         Meta(
-            description="ALIAS/dense, ALIAS/sparse, ALIAS/multivector; ALIAS: its only or its dense vector."
+            description=(
+                "ALIAS/dense, ALIAS/sparse, ALIAS/multivector; ALIAS: its only or its dense vector."
+            )
         ),
     ] = ""
     options: InferenceOptions | None = None
@@ -101,7 +105,8 @@ class InferenceError(Struct, frozen=True):
 
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
-        """(status, body). Qdrant reads only the error of a 400, so every error that the caller can fix has that status."""
+        """(status, body). Qdrant reads only the error of a 400, so every error that the caller can
+        fix has that status."""
         if isinstance(error, BodyError):
             return (400 if error.status == 422 else error.status), cls(str(error))
         mendable = isinstance(error, RequestError) and not isinstance(error, NoKey | RoleNeeded)
@@ -109,7 +114,8 @@ class InferenceError(Struct, frozen=True):
 
 
 SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query"}
-Reading = tuple[Context, InputType | None, str | None]  # model, query or document, prompt
+# Model, query or document, prompt
+Reading = tuple[Context, InputType | None, str | None]
 Pass = tuple[Reading, frozenset[Head]]
 
 
@@ -132,14 +138,15 @@ class _Target:
     key_in_body=True,
 )
 async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
-    """Embeddings for a Qdrant server. One pass gives all requested vectors of a text. Below the path of one model, inputs name
-    only vectors. Errors name the input."""
+    """Embeddings for a Qdrant server. One pass gives all requested vectors of a text. Below the
+    path of one model, inputs name only vectors. Errors name the input."""
     targets = _targets(models, models.alias, request)
     heads: dict[tuple[Reading, str], frozenset[Head]] = {}
     for target, one in zip(targets, request.inputs, strict=True):
         read = (target.reading, one.data)
         heads[read] = heads.get(read, frozenset()) | {target.head}
-    passes: dict[Pass, dict[str, int]] = {}  # the texts of each group, and their rows
+    # The texts of each group, and their rows
+    passes: dict[Pass, dict[str, int]] = {}
     for (reading, text), of_text in heads.items():
         rows = passes.setdefault((reading, of_text), {})
         rows[text] = len(rows)
@@ -152,7 +159,8 @@ async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
     }
     embeddings, numbers = [], 0
     tokens: dict[str, int] = {}
-    vectors: dict[tuple[Any, ...], Any] = {}  # equal inputs share their vectors
+    # Equal inputs share their vectors
+    vectors: dict[tuple[Any, ...], Any] = {}
     for place, (target, one) in enumerate(zip(targets, request.inputs, strict=True)):
         read = (target.reading, one.data)
         work, alike = (target.reading, heads[read]), (*read, target.head, target.dimensions)
@@ -160,10 +168,10 @@ async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
             vectors[alike] = _written(results[work][0], passes[work][one.data], target, place)
         embeddings.append(vectors[alike])
         numbers += _size(vectors[alike])
-        target.reading[0].service.check_answer(numbers)  # a text may be wanted any number of times
-        tokens[target.name] = tokens.get(target.name, 0) + unpaid.pop(
-            read, 0
-        )  # a text that is read once counts once
+        # A text may be wanted any number of times
+        target.reading[0].service.check_answer(numbers)
+        # A text that is read once counts once
+        tokens[target.name] = tokens.get(target.name, 0) + unpaid.pop(read, 0)
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
     return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
 
@@ -205,14 +213,16 @@ def _target(
         )
         if not 1 <= options.dimensions <= width:
             raise InvalidDimensions(
-                f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and {width}"
+                f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and "
+                f"{width}"
             )
     reading = (context, options.input_type or side, options.prompt_name)
     return _Target(reading, one.model, head, options.dimensions)
 
 
 def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
-    """The model that an input names. Raises UnknownModel even if the server has one model: a name must not get its vectors."""
+    """The model that an input names. Raises UnknownModel even if the server has one model: a name
+    must not get its vectors."""
     context = models.choose(alias, name, EMBED_HYBRID)
     if name in NO_NAMES:
         return context
@@ -227,7 +237,8 @@ def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
 
 
 def split_model(name: str) -> tuple[str, Vector | None]:
-    """`ALIAS/sparse` -> ("ALIAS", "sparse"). Any other ending belongs to the name, since hub ids contain slashes."""
+    """`ALIAS/sparse` -> ("ALIAS", "sparse"). Any other ending belongs to the name, since hub ids
+    contain slashes."""
     front, _, last = name.rpartition("/")
     return (front, last) if last in VECTORS else (name, None)
 
@@ -236,9 +247,8 @@ async def _embedded(work: Pass, rows: Mapping[str, int]) -> tuple[Embeddings, Se
     """The vectors of a pass, and the number of tokens of each text."""
     (context, side, prompt_name), heads = work
     texts = [*rows]
-    budget = MultivectorBudget(
-        max_tokens=context.model.multivector_tokens or None
-    )  # Qdrant accepts only floats
+    # Qdrant accepts only floats
+    budget = MultivectorBudget(max_tokens=context.model.multivector_tokens or None)
     task = Embed(
         texts,
         heads,

@@ -1,4 +1,5 @@
-"""Reranking: TEI's clients send `texts`; clients of Cohere, Jina, Voyage, vLLM, infinity and Weaviate send `documents`."""
+"""Reranking: TEI's clients send `texts`; clients of Cohere, Jina, Voyage, vLLM, infinity and
+Weaviate send `documents`."""
 
 from __future__ import annotations
 
@@ -47,12 +48,16 @@ from hybridtei.server.http.body import decode, decode_peers, kind_of
 from hybridtei.server.models import RANK
 from hybridtei.server.routing import LISTED, post
 
-MAX_RANK_FIELDS = 32  # the event loop looks up each field in each of thousands of documents
+# The event loop looks up each field in each of thousands of documents
+MAX_RANK_FIELDS = 32
 
 GivenWeights = Annotated[
     str | RankWeights | None,
     Meta(
-        description="For models that rank by vectors: m3, m3-long, m3-two, or a weight for each kind of vector."
+        description=(
+            "For models that rank by vectors: m3, m3-long, m3-two, or a weight for each kind of "
+            "vector."
+        )
     ),
 ]
 
@@ -98,7 +103,10 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     rank_fields: Annotated[
         Annotated[list[str], Meta(max_length=MAX_RANK_FIELDS)] | None,
         Meta(
-            description="For documents that are objects: up to 32 fields to read, in this order [default: text]."
+            description=(
+                "For documents that are objects: up to 32 fields to read, in this order [default: "
+                "text]."
+            )
         ),
     ] = None
     max_tokens_per_doc: Annotated[
@@ -107,7 +115,10 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     raw_scores: Annotated[
         bool | UnsetType | None,
         Meta(
-            description="Give logits instead of probabilities, and a model's similarities as they are instead of within 0 and 1."
+            description=(
+                "Give logits instead of probabilities, and a model's similarities as they are "
+                "instead of within 0 and 1."
+            )
         ),
     ] = UNSET
     truncate: Truncate = None
@@ -119,7 +130,9 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     relevant_spans: Annotated[
         RelevantSpans | None,
         Meta(
-            description="List the sentences behind each score, by the best matches of multi-vectors."
+            description=(
+                "List the sentences behind each score, by the best matches of multi-vectors."
+            )
         ),
     ] = None
     by_property: Annotated[
@@ -142,7 +155,8 @@ class RankedDocument(Struct, frozen=True, omit_defaults=True):
 
 
 class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
-    """Answer to `documents`, with the fields of every kind of client. `data` and `results` are the same."""
+    """Answer to `documents`, with the fields of every kind of client. `data` and `results` are the
+    same."""
 
     object: Literal["rerank"]
     results: list[RankedDocument]
@@ -153,9 +167,9 @@ class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
 
 
 def as_relevance(task: RerankByVectors, scored: Scored) -> Floats:
-    """Similarities -> numbers between 0 and 1 in the same order: `1/2 + 2 d / (1 + 4 |d|)`, where `d`
-    is the distance from 1/2. It leaves 1/4, 1/2 and 3/4 where they are. A sum over the query's token
-    vectors is divided by their number first."""
+    """Similarities -> numbers between 0 and 1 in the same order: `1/2 + 2 d / (1 + 4 |d|)`, where
+    `d` is the distance from 1/2. It leaves 1/4, 1/2 and 3/4 where they are. A sum over the query's
+    token vectors is divided by their number first."""
     scores, query = scored.scores, scored.query
     if not task.is_mean and query is not None and query.multivector is not None:
         scores = scores / np.float32(max(len(query.multivector.row(0)), 1))
@@ -164,14 +178,16 @@ def as_relevance(task: RerankByVectors, scored: Scored) -> Floats:
 
 
 def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -> str:
-    """The text to rank: a document's `text`, or the named fields, one a line, each once. Raises InvalidInput."""
+    """The text to rank: a document's `text`, or the named fields, one a line, each once. Raises
+    InvalidInput."""
     if isinstance(document, str):
         return document
     if not fields:
         text = document.get("text")
         if not isinstance(text, str):
             raise InvalidInput(
-                f"`documents[{place}]` should be a text, or an object with a `text`; or name `rank_fields`"
+                f"`documents[{place}]` should be a text, or an object with a `text`; or name "
+                "`rank_fields`"
             )
         return text
     values = [value for field in fields if (value := document.get(field)) is not None]
@@ -182,7 +198,8 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
     return "\n".join(map(str, values))
 
 
-DOCUMENTS_PER_UNIT = 100  # Cohere bills by this
+# Cohere bills by this
+DOCUMENTS_PER_UNIT = 100
 
 
 @post("/rerank", RerankRequest, list[Rank], capability=RANK, is_tei=True, only_tei=True)
@@ -230,7 +247,8 @@ async def rerank_documents(
         limit = context.server.max_rerank_documents
         if len(raw) > limit:
             raise TooManyDocuments(
-                f"`documents` holds {len(raw)} documents > maximum allowed {limit} (max-rerank-documents)"
+                f"`documents` holds {len(raw)} documents > maximum allowed {limit} "
+                "(max-rerank-documents)"
             )
         fields = list(dict.fromkeys(request.rank_fields or ()))
         documents = [text_of(document, place, fields) for place, document in enumerate(raw)]
@@ -279,7 +297,8 @@ BY_FIELD: dict[str, type[RerankRequest | DocumentsRequest]] = {
 
 
 async def rerank_by_fields(context: Context, body: bytes) -> Reply:
-    """Choose the API: `texts` is TEI's, `documents` the others', unless the server answers as TEI."""
+    """Choose the API: `texts` is TEI's, `documents` the others', unless the server answers as
+    TEI."""
     request: RerankRequest | DocumentsRequest
     if context.server.as_tei or kind_of(body, BY_FIELD) is RerankRequest:
         request = decode(body, RerankRequest)
@@ -295,18 +314,18 @@ async def rerank_either(context: Context, request: RerankRequest | DocumentsRequ
     """Reranking of `texts` or `documents`."""
     if isinstance(request, RerankRequest):
         return await rerank(context, request)
-    by_default = (
-        context.server.rerank_documents_as == "string"
-    )  # the answer repeats documents as strings, not objects
-    # infinity's client always sends `raw_scores` and needs a string; vLLM's never sends it and needs an object.
+    # The answer repeats documents as strings, not objects
+    by_default = context.server.rerank_documents_as == "string"
+    # infinity's client always sends `raw_scores` and needs a string; vLLM's never sends it and
+    # needs an object.
     return await rerank_documents(
         context, request, plain=by_default or request.raw_scores is not UNSET
     )
 
 
 def _returnable_bytes(documents: Sequence[str | dict[str, Any]]) -> int:
-    """The approximate size of the documents as JSON. Raises InvalidInput for values that msgspec reads but cannot write:
-    integers beyond 64 bits, hundreds of levels."""
+    """The approximate size of the documents as JSON. Raises InvalidInput for values that msgspec
+    reads but cannot write: integers beyond 64 bits, hundreds of levels."""
     size = 0
     for place, document in enumerate(documents):
         if isinstance(document, dict):
@@ -337,7 +356,8 @@ def _object(
         "results": items,
         "data": items,
     }
-    if request.by_property is not UNSET:  # Weaviate matches scores to documents by place
+    # Weaviate matches scores to documents by place
+    if request.by_property is not UNSET:
         pairs = zip(request.documents, scores, strict=True)
         answer["query"] = request.query
         answer["scores"] = [

@@ -54,7 +54,8 @@ class ScoreRequest(Struct, frozen=True, kw_only=True):
             first = first * len(second)
         if len(first) != len(second):
             raise SchemaError(
-                f"text_1 holds {len(first)} texts and text_2 {len(second)}: expected one, or as many"
+                f"text_1 holds {len(first)} texts and text_2 {len(second)}: expected one, or as "
+                "many"
             )
         return list(zip(first, second, strict=True))
 

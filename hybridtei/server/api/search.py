@@ -1,4 +1,5 @@
-"""`/search` over the server's vector store. A query is embedded in the express lane, like any short request.
+"""`/search` over the server's vector store. A query is embedded in the express lane, like any short
+request.
 
 qdrant-client is an extra, so functions of this module import it locally.
 """
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 
 
 Text = Annotated[str, Meta(max_length=100_000)]
-Spans = Sequence[Sequence[RelevantSpan]]  # spans of each hit
-TEXT = "text"  # a payload's key, `SearchOptions.text_field`
+# Spans of each hit
+Spans = Sequence[Sequence[RelevantSpan]]
+# A payload's key, `SearchOptions.text_field`
+TEXT = "text"
 
 
 class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +58,9 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
     rerank: Annotated[
         bool | str,
         Meta(
-            description="Rerank the best hits: true: by the first loaded reranker; or the name of one."
+            description=(
+                "Rerank the best hits: true: by the first loaded reranker; or the name of one."
+            )
         ),
     ] = False
     # Not decoded here, since its bytes are bounded first.
@@ -69,7 +74,10 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
     relevant_spans: Annotated[
         RelevantSpans | None,
         Meta(
-            description="List the sentences of each hit that match the query best; a second pass embeds the hits' texts."
+            description=(
+                "List the sentences of each hit that match the query best; a second pass embeds "
+                "the hits' texts."
+            )
         ),
     ] = None
 
@@ -118,11 +126,12 @@ class SearchesResponse(Struct, frozen=True):
     results: list[SearchResponse]
 
 
-MAX_HIGHLIGHTED = (
-    200  # hits of a request to explain: each has a sparse vector, and a text to tokenise
-)
-MAX_SPANNED = 100  # hits of a request to embed for `relevant_spans`
-MAX_SPANNED_CHARACTERS = 2_000_000  # total characters of these texts
+# Hits of a request to explain: each has a sparse vector, and a text to tokenise
+MAX_HIGHLIGHTED = 200
+# Hits of a request to embed for `relevant_spans`
+MAX_SPANNED = 100
+# Total characters of these texts
+MAX_SPANNED_CHARACTERS = 2_000_000
 
 
 @post("/search", SearchRequest, SearchResponse | SearchesResponse, role="search", source="store")
@@ -147,7 +156,8 @@ async def _searched(
     context, spans, texts = stores.embedder(schema), request.spans, request.texts
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput(
-            f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does not give"
+            f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does "
+            "not give"
         )
     usages: list[Usage] = []
     searcher, budget = _searcher(stores, context, request, usages)
@@ -156,12 +166,11 @@ async def _searched(
         embedded = await searcher.embed(request.collection, texts, options, fit=fit)
     except RequestError as error:
         raise error.named("query" if request.queries is None else "queries") from None
-    results = await asyncio.gather(
-        *[
-            searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
-            for row, text in enumerate(texts)
-        ]
-    )
+    searches = [
+        searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
+        for row, text in enumerate(texts)
+    ]
+    results = await asyncio.gather(*searches)
     spans_of = [] if spans is None else await _spans(context, request, results, spans)
     write = partial(
         _written, context, request, results, spans_of, usage=usages[-1], options=options
@@ -241,12 +250,14 @@ def _numbers(results: Sequence[SearchResult], spans: Sequence[Spans]) -> int:
 async def _spans(
     context: Context, request: SearchRequest, found: Sequence[SearchResult], options: RelevantSpans
 ) -> list[Spans]:
-    """The best spans of each query's hits, from a second pass over their texts. Raises InvalidInput if no hit has a text."""
+    """The best spans of each query's hits, from a second pass over their texts. Raises InvalidInput
+    if no hit has a text."""
     texts = [[str(hit.payload.get(TEXT) or "") for hit in one.hits] for one in found]
     count = sum(map(len, texts))
     if count and not any(map(any, texts)):
         raise InvalidInput(
-            f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{TEXT}` in its payload"
+            f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{TEXT}` in "
+            "its payload"
         )
     most = MAX_SPANNED_CHARACTERS // max(count, 1)
 
@@ -313,7 +324,8 @@ def _check_candidates(request: SearchRequest, queries: int, most: int) -> None:
 
 
 def ranker(models: Models, name: bool | str) -> Rank | None:
-    """The reranker of this name, or the first one. Raises InvalidInput if no reranker is loaded, UnknownModel."""
+    """The reranker of this name, or the first one. Raises InvalidInput if no reranker is loaded,
+    UnknownModel."""
     if name is False:
         return None
     rerankers = [

@@ -1,6 +1,8 @@
-"""TEI's requests, field for field, the parsing of the forms of `inputs`, and `/tokenize` and `/decode`.
+"""TEI's requests, field for field, the parsing of the forms of `inputs`, and `/tokenize` and
+`/decode`.
 
-A msgspec union can have only one array type, so the structs accept `inputs` loosely, and functions here check it.
+A msgspec union can have only one array type, so the structs accept `inputs` loosely, and functions
+here check it.
 """
 
 from __future__ import annotations
@@ -39,11 +41,15 @@ TruncationSide = Annotated[TruncationDirection, Meta(description="The side that 
 PromptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,
     Meta(
-        description="vLLM's: cut each input to this many tokens, special tokens included; -1: to the model's length."
+        description=(
+            "vLLM's: cut each input to this many tokens, special tokens included; -1: to the "
+            "model's length."
+        )
     ),
 ]
 ServedModel = Annotated[str | None, Meta(description="Which of several models answers.")]
-# Only for the OpenAPI document: our code, not msgspec, refuses empty texts and lists, with TEI's messages.
+# Only for the OpenAPI document: our code, not msgspec, refuses empty texts and lists, with TEI's
+# messages.
 NOT_EMPTY = Meta(extra_json_schema={"minItems": 1})
 FullText = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 FullTexts = Annotated[list[FullText], NOT_EMPTY]
@@ -51,7 +57,8 @@ OneOrMore = FullText | FullTexts
 Ids = Annotated[list[Id], NOT_EMPTY]
 InputType = FullText | Ids
 RawInputs = FullText | Annotated[list[FullText | Id | Ids], NOT_EMPTY]
-MAX_TEXTS = 20_000  # of a request to `/predict`
+# Of a request to `/predict`
+MAX_TEXTS = 20_000
 OneOrTwo = Annotated[list[str], Meta(min_length=1, max_length=2)]
 
 
@@ -135,7 +142,10 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     inputs: Annotated[
         FullText | Annotated[list[str | OneOrTwo], Meta(min_length=1, max_length=MAX_TEXTS)],
         Meta(
-            description="A text, [text], a pair [text, text], or a batch: a list of lists of one or two texts."
+            description=(
+                "A text, [text], a pair [text, text], or a batch: a list of lists of one or two "
+                "texts."
+            )
         ),
     ]
     truncate: Truncate = None
@@ -144,7 +154,10 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     parameters: Annotated[
         Any,
         Meta(
-            description="Hugging Face's `top_k`, `function_to_apply`; with it the answer is a list of lists."
+            description=(
+                "Hugging Face's `top_k`, `function_to_apply`; with it the answer is a list of "
+                "lists."
+            )
         ),
     ] = None
 
@@ -258,15 +271,16 @@ def _mixes_ids(raw: list[Any]) -> bool:
     if not raw or type(raw[0]) is not int:
         return int in set(map(type, raw))
     try:
-        sum(raw)  # of ids alone; a quarter of the time of looking at a million types
+        # Of ids alone; a quarter of the time of looking at a million types
+        sum(raw)
     except TypeError:
         return True
     return False
 
 
 def parse_inputs(raw: Any) -> tuple[list[Input], bool]:
-    """Parse a text, a list of ids (one input, even if empty), or a list of texts and id lists: the inputs, and True for a list
-    of them. Call `check_inputs` first."""
+    """Parse a text, a list of ids (one input, even if empty), or a list of texts and id lists: the
+    inputs, and True for a list of them. Call `check_inputs` first."""
     is_batch = isinstance(raw, list) and bool(raw) and type(raw[0]) is not int
     return (raw if is_batch else [raw]), is_batch
 
@@ -283,8 +297,8 @@ def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
 
 
 def parse_predict(raw: Any) -> tuple[list[Text], bool]:
-    """Parse a text, [text], [text, text] (one pair), or a batch of such lists: its texts and pairs, and True for a batch.
-    Raises SchemaError."""
+    """Parse a text, [text], [text, text] (one pair), or a batch of such lists: its texts and pairs,
+    and True for a batch. Raises SchemaError."""
     if isinstance(raw, str):
         return [raw], False
     if len(set(map(type, raw))) > 1:
@@ -336,12 +350,14 @@ async def decode(context: Context, request: DecodeRequest) -> Reply:
 
 
 async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any]) -> Reply:
-    """Make and write the answer of each item: in parts, so that other requests use the thread in between, and item by item,
-    since an answer is many times the size of its request. Raises RequestRefused."""
+    """Make and write the answer of each item: in parts, so that other requests use the thread in
+    between, and item by item, since an answer is many times the size of its request. Raises
+    RequestRefused."""
     part, written = context.server.max_client_batch_size, BytesIO()
 
     def append(some: Sequence[T]) -> None:
-        for item in some:  # a variable would keep one answer in memory while the next is made
+        # A variable would keep one answer in memory while the next is made
+        for item in some:
             written.write(b"," if written.tell() > 1 else b"")
             write_json(make(item), written)
 

@@ -1,7 +1,9 @@
-"""The methods of `tei.v1`: a message -> the request of the HTTP route; its answer -> a message's bytes.
+"""The methods of `tei.v1`: a message -> the request of the HTTP route; its answer -> a message's
+bytes.
 
-Differences from HTTP: a message has one text; `truncate`, `add_special_tokens` and `skip_special_tokens` default to false,
-even if the server's settings differ; `normalize` defaults to true.
+Differences from HTTP: a message has one text; `truncate`, `add_special_tokens` and
+`skip_special_tokens` default to false, even if the server's settings differ; `normalize` defaults
+to true.
 """
 
 from __future__ import annotations
@@ -25,22 +27,24 @@ from hybridtei.server.grpc.messages import float_rows, floats
 from hybridtei.server.models import CLASSIFY, EMBED, EMBED_SPARSE, RANK, Able
 from hybridtei.system.frames import nested
 
-ROWS, METADATA = 1, 2  # field numbers in every answer of a forward pass
-STREAM_PAYLOADS = 16  # bound of the texts in one stream, in times --payload-limit
+# Field numbers in every answer of a forward pass
+ROWS, METADATA = 1, 2
+# Bound of the texts in one stream, in times --payload-limit
+STREAM_PAYLOADS = 16
 TOKEN_FIELDS = ("id", "text", "special", "start", "stop")
 MODEL_TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}
 
 
 def _request(kind: Any, message: Any, **given: Any) -> Any:
-    """The HTTP route's request. A missing field gets the message's default, a missing optional field the route's default."""
+    """The HTTP route's request. A missing field gets the message's default, a missing optional
+    field the route's default."""
     given = {field.name: value for field, value in message.ListFields()} | given
     return kind(**given | {"truncate": message.truncate, "truncation_direction": _side(message)})
 
 
 def _side(message: Any) -> Literal["left", "right"]:
-    return (
-        "left" if message.truncation_direction == messages.LEFT else "right"
-    )  # an unknown value means the default
+    # An unknown value means the default
+    return "left" if message.truncation_direction == messages.LEFT else "right"
 
 
 def _answer(answer: Any, usage: Usage | None) -> Reply:
@@ -149,10 +153,11 @@ async def _rerank(context: Context, message: Any) -> Reply:
 
 
 async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Reply:
-    """Answer `RerankStream`: one message after the client's last text, with the scores of all texts, the best first.
+    """Answer `RerankStream`: one message after the client's last text, with the scores of all
+    texts, the best first.
 
-    Each message has a query and a text. Consecutive texts with the same query go through the engine together. Few streams may
-    read at a time, since each holds all its texts.
+    Each message has a query and a text. Consecutive texts with the same query go through the engine
+    together. Few streams may read at a time, since each holds all its texts.
     """
     with context.counting_failures():
         _check_ranker(context)
@@ -193,7 +198,8 @@ def _check_ranker(context: Context) -> None:
 
 
 async def _read_all(context: Context, requests: AsyncIterator[Any]) -> list[Any]:
-    """Read all messages of a stream. Raises NoInputs; RequestRefused above the bounds of texts or bytes."""
+    """Read all messages of a stream. Raises NoInputs; RequestRefused above the bounds of texts or
+    bytes."""
     max_texts = context.server.max_rerank_documents
     max_bytes = STREAM_PAYLOADS * context.server.payload_limit
     given: list[Any] = []
@@ -224,9 +230,9 @@ def _times(factor: int) -> Callable[[Context, Any], int]:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How to answer a call, the name of its span, and the capability that chooses the model. `permits`: each message of a
-    stream waits for a permit. `estimate`: the approximate bytes of an answer, 0 if it does not grow. `most`: messages of a
-    stream that run at once."""
+    """How to answer a call, the name of its span, and the capability that chooses the model.
+    `permits`: each message of a stream waits for a permit. `estimate`: the approximate bytes of an
+    answer, 0 if it does not grow. `most`: messages of a stream that run at once."""
 
     answer: Callable[[Context, Any], Coroutine[Any, Any, Reply]]
     span: str | None

@@ -1,8 +1,10 @@
-"""A call from its headers to its end: the key, the bounds of open calls and of their time, `tei.v1`'s servicer, the status.
+"""A call from its headers to its end: the key, the bounds of open calls and of their time,
+`tei.v1`'s servicer, the status.
 
-gRPC's own bound, `maximum_concurrent_rpcs`, also counts calls without a key, and its handlers wait for a unary call's message
-without a timeout. So all calls are served as streams, and this module reads their messages. Flow control, `Unsent` and the
-age of the connection bound a client that reads nothing: a status would wait behind the unread answers.
+gRPC's own bound, `maximum_concurrent_rpcs`, also counts calls without a key, and its handlers wait
+for a unary call's message without a timeout. So all calls are served as streams, and this module
+reads their messages. Flow control, `Unsent` and the age of the connection bound a client that reads
+nothing: a status would wait behind the unread answers.
 """
 
 from __future__ import annotations
@@ -34,22 +36,24 @@ from hybridtei.system.tracing import Recorder, arrived, span
 MAX_CALLS = 2048
 # Open calls of health and reflection, which need no key
 MAX_KEYLESS_CALLS = 256
-IDLE_SECONDS = 600.0  # between two messages of a stream; for a whole call without a key
-MAX_UNSENT_BYTES = (
-    16_000_000  # of one stream's answers that wait for the client or for an earlier answer
-)
-DRAIN_SECONDS = 1.0  # that a stopping server waits for clients
-DETAIL_CHARACTERS = (
-    600  # of an error: clients take some 8 kB of trailers, where one character may be 12 bytes
-)
+# Between two messages of a stream; for a whole call without a key
+IDLE_SECONDS = 600.0
+# Of one stream's answers that wait for the client or for an earlier answer
+MAX_UNSENT_BYTES = 16_000_000
+# That a stopping server waits for clients
+DRAIN_SECONDS = 1.0
+# Of an error: clients take some 8 kB of trailers, where one character may be 12 bytes
+DETAIL_CHARACTERS = 600
 
 STATUS = grpc.StatusCode
 CODES: Mapping[str, grpc.StatusCode] = {
     **dict.fromkeys(("Validation", "Empty"), STATUS.INVALID_ARGUMENT),
     **dict.fromkeys(("Backend", "Tokenizer"), STATUS.FAILED_PRECONDITION),
     **dict.fromkeys(("Unhealthy", "Store"), STATUS.UNAVAILABLE),
-    **{"Overloaded": STATUS.RESOURCE_EXHAUSTED, "NotFound": STATUS.NOT_FOUND},
-    **{"Unauthorized": STATUS.UNAUTHENTICATED, "Forbidden": STATUS.PERMISSION_DENIED},
+    "Overloaded": STATUS.RESOURCE_EXHAUSTED,
+    "NotFound": STATUS.NOT_FOUND,
+    "Unauthorized": STATUS.UNAUTHENTICATED,
+    "Forbidden": STATUS.PERMISSION_DENIED,
 }
 
 log = logging.getLogger(__name__)
@@ -57,7 +61,8 @@ T = TypeVar("T")
 
 
 class OpenCalls:
-    """The open calls of some services, and the calls that wait for their clients, the longest wait first."""
+    """The open calls of some services, and the calls that wait for their clients, the longest wait
+    first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -66,8 +71,8 @@ class OpenCalls:
         self._waits: dict[asyncio.Timeout, None] = {}
 
     def enter(self) -> None:
-        """Count the current task as a call until it is done. At the bound, end the call that has waited longest for its client.
-        Raises Ended if no call waits."""
+        """Count the current task as a call until it is done. At the bound, end the call that has
+        waited longest for its client. Raises Ended if no call waits."""
         if self._open >= self._most:
             longest = next((wait for wait in self._waits if not wait.expired()), None)
             if longest is None:
@@ -81,22 +86,24 @@ class OpenCalls:
         self._open -= 1
 
     async def within(self, seconds: float, awaitable: Awaitable[T]) -> T:
-        """A context for waiting for a client. Raises Ended after `seconds`, if another call needs the place, or at a stop."""
+        """A context for waiting for a client. Raises Ended after `seconds`, if another call needs
+        the place, or at a stop."""
         seconds = min(seconds, DRAIN_SECONDS) if self._draining else seconds
         try:
             async with asyncio.timeout(None if seconds == inf else seconds) as wait:
                 self._waits[wait] = None
                 return await awaitable
         except TimeoutError:
-            late = STATUS.DEADLINE_EXCEEDED, "the client's next message took too long"
-            crowded = (
-                STATUS.RESOURCE_EXHAUSTED,
-                f"more than {self._most} calls are open, and this one waited longest",
-            )
-            stops = STATUS.UNAVAILABLE, "the server stops"
-            raise Ended(
-                *(stops if self._draining else late if wait in self._waits else crowded)
-            ) from None
+            if self._draining:
+                ended = Ended(STATUS.UNAVAILABLE, "the server stops")
+            elif wait in self._waits:
+                ended = Ended(STATUS.DEADLINE_EXCEEDED, "the client's next message took too long")
+            else:
+                ended = Ended(
+                    STATUS.RESOURCE_EXHAUSTED,
+                    f"more than {self._most} calls are open, and this one waited longest",
+                )
+            raise ended from None
         finally:
             self._waits.pop(wait, None)
 
@@ -110,13 +117,15 @@ class OpenCalls:
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without a key uncounted. Bounds the open calls of `tei.v1` and, separately, calls that need no key."""
+    """Refuses calls without a key uncounted. Bounds the open calls of `tei.v1` and, separately,
+    calls that need no key."""
 
     def __init__(self, keys: Keyring, message_seconds: float) -> None:
         self._keys = keys
         self._message_seconds = message_seconds
         self._keyed, self._keyless = OpenCalls(MAX_CALLS), OpenCalls(MAX_KEYLESS_CALLS)
-        self._handlers: dict[str, Any] = {}  # by the full names of methods
+        # By the full names of methods
+        self._handlers: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         """gRPC calls this in the call's own task after the headers. None: the method is unknown."""
@@ -207,7 +216,8 @@ async def _abort(error: Exception, _: Any, call: Any) -> None:
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Return (code, details) of an error, with HTTP's message. Bytes that are not a message give INTERNAL, as in gRPC."""
+    """Return (code, details) of an error, with HTTP's message. Bytes that are not a message give
+    INTERNAL, as in gRPC."""
     if isinstance(error, Ended):
         return error.code, str(error)
     if isinstance(error, HybridTeiError):
@@ -221,7 +231,8 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
 
 
 class Held:
-    """Counts the unsent bytes of one call's answers into the total of all calls; subtracts them when the call ends."""
+    """Counts the unsent bytes of one call's answers into the total of all calls; subtracts them
+    when the call ends."""
 
     def __init__(self, unsent: Unsent, call: Any) -> None:
         self._unsent = unsent
@@ -234,7 +245,8 @@ class Held:
         self._unsent.add(size)
 
     async def reserve(self, size: int) -> int:
-        """Wait for room before a large answer is begun; return the bytes counted for it. Raises AnswersUnsent."""
+        """Wait for room before a large answer is begun; return the bytes counted for it. Raises
+        AnswersUnsent."""
         self._unsent.check()
         reserved = 0 if size <= SMALL_BYTES else await self._unsent.room(size)
         self.bytes += reserved
@@ -246,7 +258,8 @@ class Servicer:
 
     def __init__(self, models: Models, unsent: Unsent, recorder: Recorder | None) -> None:
         self._models, self._unsent, self._recorder = models, unsent, recorder
-        at_once = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")  # TEI's variable
+        # TEI's variable
+        at_once = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")
         self._most = max(int(at_once), 1) if at_once.isdecimal() else inf
 
     def handlers(self) -> Iterator[grpc.GenericRpcHandler]:
@@ -280,7 +293,8 @@ class Servicer:
         )
 
     async def _unary(self, method: Method, given: Any, call: Any) -> bytes:
-        """Answer a unary call. HTTP's `x-…` headers go first, as metadata. The answer counts as unsent until it is sent."""
+        """Answer a unary call. HTTP's `x-…` headers go first, as metadata. The answer counts as
+        unsent until it is sent."""
         context, held = self._begin(method, call)
         reserved = await held.reserve(method.estimate(context, given))
         with span(method.span):
@@ -333,10 +347,12 @@ async def in_order(
     send: Callable[[T], Awaitable[object]],
     is_full: Callable[[int], bool],
 ) -> None:
-    """Send the answers in the order of the requests. `is_full`: called with the number of begun, unsent answers; True: begin no
-    more. Raises the error of the first failing request. No task outlives it."""
+    """Send the answers in the order of the requests. `is_full`: called with the number of begun,
+    unsent answers; True: begin no more. Raises the error of the first failing request. No task
+    outlives it."""
     begun: deque[asyncio.Task[T]] = deque()
-    changed = asyncio.Event()  # only one side waits: the reader for room, or the sender for a task
+    # Only one side waits: the reader for room, or the sender for a task
+    changed = asyncio.Event()
 
     async def read() -> None:
         async for request in requests:

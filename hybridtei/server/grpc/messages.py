@@ -1,9 +1,11 @@
-"""The messages and services of `tei.proto`, from `tei.binpb`: protoc's FileDescriptorSet of that file.
+"""The messages and services of `tei.proto`, from `tei.binpb`: protoc's FileDescriptorSet of that
+file.
 
-    python -m grpc_tools.protoc -I hybridtei/server/grpc --descriptor_set_out=hybridtei/server/grpc/tei.binpb tei.proto
+    python -m grpc_tools.protoc -I hybridtei/server/grpc
+    --descriptor_set_out=hybridtei/server/grpc/tei.binpb tei.proto
 
-There is no generated code, since it needs one particular release of protobuf's runtime. The descriptor pool is our own, so a
-client's generated `tei.v1` can live in the same process.
+There is no generated code, since it needs one particular release of protobuf's runtime. The
+descriptor pool is our own, so a client's generated `tei.v1` can live in the same process.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ EncodeResponse, DecodeResponse, EmbedSparseResponse = map(
 )
 PredictResponse, RerankResponse = message("PredictResponse"), message("RerankResponse")
 InfoResponse, Metadata = message("InfoResponse"), message("Metadata")
-LEFT = 1  # TRUNCATION_DIRECTION_LEFT
+# TRUNCATION_DIRECTION_LEFT
+LEFT = 1
 
 
 def floats(field: int, row: Floats) -> bytes:
@@ -49,7 +52,8 @@ def floats(field: int, row: Floats) -> bytes:
 
 
 def float_rows(field: int, inner: int, rows: Floats) -> bytes:
-    """Encode float32[t, d] as a repeated message with one field: `repeated float`. All rows start with the same bytes."""
+    """Encode float32[t, d] as a repeated message with one field: `repeated float`. All rows start
+    with the same bytes."""
     count, width = rows.shape
     body = floats(inner, np.zeros(width, dtype=np.float32))
     head = np.frombuffer(nested(field, body), dtype=np.uint8)[: -4 * width or None]

@@ -1,4 +1,5 @@
-"""The gRPC server beside the HTTP server: listen, answer, drain. It includes grpcio's health and reflection, without a key.
+"""The gRPC server beside the HTTP server: listen, answer, drain. It includes grpcio's health and
+reflection, without a key.
 
 `grpc.aio` uses the event loop that runs when `bind` is called: uvicorn's.
 """
@@ -32,14 +33,19 @@ from hybridtei.system.tracing import Recorder
 log = logging.getLogger(__name__)
 
 MINUTE_MS = 60_000
-MESSAGE_BYTES = 4_194_304  # TEI's bound
+# TEI's bound
+MESSAGE_BYTES = 4_194_304
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_concurrent_streams", MAX_CALLS),  # of one connection
-    ("grpc.max_connection_idle_ms", 5 * MINUTE_MS),  # clients reconnect for the next call
+    # Of one connection
+    ("grpc.max_concurrent_streams", MAX_CALLS),
+    # Clients reconnect for the next call
+    ("grpc.max_connection_idle_ms", 5 * MINUTE_MS),
     ("grpc.max_connection_age_ms", 30 * MINUTE_MS),
-    ("grpc.max_connection_age_grace_ms", 60 * MINUTE_MS),  # for the calls open at that time
-    ("grpc.keepalive_time_ms", MINUTE_MS),  # pings find dead clients
+    # For the calls open at that time
+    ("grpc.max_connection_age_grace_ms", 60 * MINUTE_MS),
+    # Pings find dead clients
+    ("grpc.keepalive_time_ms", MINUTE_MS),
     ("grpc.keepalive_timeout_ms", 20_000),
     # Clients may ping as often as they like, as TEI lets them
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1),
@@ -60,10 +66,10 @@ class RpcServer:
         *,
         certificate: Certificate | None = None,
     ) -> None:
-        self.port = 0  # set by `bind`
-        self.unsent = Unsent(
-            config.max_unsent_bytes
-        )  # separate from HTTP's, so that unread gRPC answers do not block HTTP
+        # Set by `bind`
+        self.port = 0
+        # Separate from HTTP's, so that unread gRPC answers do not block HTTP
+        self.unsent = Unsent(config.max_unsent_bytes)
         self._config = config
         self._certificate = certificate
         self._servicer = Servicer(models, self.unsent, recorder)
@@ -105,7 +111,8 @@ class RpcServer:
         log.info("Starting gRPC server: %s", _address(self._config.hostname, self.port))
 
     def drain(self) -> None:
-        """Begin to refuse new calls, and give open ones at most `drain_seconds`. Returns at once."""
+        """Begin to refuse new calls, and give open ones at most `drain_seconds`. Returns at
+        once."""
         if self._draining is None and self._server is not None:
             self._draining = asyncio.ensure_future(self._drain())
 
@@ -119,9 +126,8 @@ class RpcServer:
     def hurry(self) -> None:
         """End the open calls. A signal handler may call this."""
         if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(
-                self._server.stop(None), self._loop
-            )  # the waiting drain ends too
+            # The waiting drain ends too
+            asyncio.run_coroutine_threadsafe(self._server.stop(None), self._loop)
 
     async def stop(self) -> None:
         """Drain, and wait for its end."""
@@ -150,7 +156,8 @@ def _address(hostname: str, port: int) -> str:
     return f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
 
 
-HEALTH_SECONDS = 5.0  # between checks of the models
+# Between checks of the models
+HEALTH_SECONDS = 5.0
 STATUSES = health_pb2.HealthCheckResponse
 
 
@@ -205,9 +212,8 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthListResponse(statuses=statuses)
 
 
-REFLECTIONS = [
-    f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")
-]  # one service under two names
+# One service under two names
+REFLECTIONS = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]
 
 
 def reflection_handlers() -> list[grpc.GenericRpcHandler]:
@@ -227,10 +233,11 @@ def reflection_handlers() -> list[grpc.GenericRpcHandler]:
     ]
 
 
+# Described by reflection, besides `tei.proto`
 for _file in (
     health_pb2.DESCRIPTOR,
     reflection_pb2.DESCRIPTOR,
-):  # described by reflection, besides `tei.proto`
+):
     POOL.AddSerializedFile(_file.serialized_pb)
 _alpha = text_format.MessageToString(
     descriptor_pb2.FileDescriptorProto.FromString(_file.serialized_pb)

@@ -1,11 +1,13 @@
-"""A request's body: read within bounds, then decoded to a struct, or refused in one sentence: the field's path, the value, and
-the expected type. Refusals come in TEI's order: content type, size, syntax, shape. They are plain text on every route.
+"""A request's body: read within bounds, then decoded to a struct, or refused in one sentence: the
+field's path, the value, and the expected type. Refusals come in TEI's order: content type, size,
+syntax, shape. They are plain text on every route.
 
-A scope's extensions tell whether the client disconnected, and whether its body can still arrive. ASGI reports a disconnect only
-in `receive`, which a computing handler does not await.
+A scope's extensions tell whether the client disconnected, and whether its body can still arrive.
+ASGI reports a disconnect only in `receive`, which a computing handler does not await.
 
-msgspec decodes and checks. This module adds three rules of TEI: bytes after the JSON value are ignored, a duplicate field is
-refused, and an enumeration's value that is not a string is a syntax error.
+msgspec decodes and checks. This module adds three rules of TEI: bytes after the JSON value are
+ignored, a duplicate field is refused, and an enumeration's value that is not a string is a syntax
+error.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, inspect
 
-# In a scope's extensions: the rest of the body will not come, but the client listens; the body came too slowly; a Disconnect;
-# no permit was free.
+# In a scope's extensions: the rest of the body will not come, but the client listens; the body came
+# too slowly; a Disconnect; no permit was free.
 BROKEN_BODY, SLOW_BODY, DISCONNECT = (
     "hybridtei.broken_body",
     "hybridtei.slow_body",
@@ -37,11 +39,12 @@ class ClientDisconnected(Exception):
 
 
 class Disconnect:
-    """`happened` is True once the client has disconnected before its answer. A context manager: within it, a disconnect cancels
-    the current task, and the cancellation becomes ClientDisconnected.
+    """`happened` is True once the client has disconnected before its answer. A context manager:
+    within it, a disconnect cancels the current task, and the cancellation becomes
+    ClientDisconnected.
 
-    ASGI servers report a disconnect only in `receive`, so each request would need a second task. `BoundedHttpProtocol` calls
-    `notify` instead. Under another server the work continues.
+    ASGI servers report a disconnect only in `receive`, so each request would need a second task.
+    `BoundedHttpProtocol` calls `notify` instead. Under another server the work continues.
     """
 
     __slots__ = ("_running", "happened")
@@ -73,16 +76,17 @@ def while_connected(scope: Any) -> Disconnect:
 
 
 JSON_TYPE = re.compile(rb"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
-PART_BYTES = 1_000_000  # the size of a part
-DRAIN_FACTOR = (
-    8  # times the limit: so far an oversized body is read, so that its sender reads the answer
-)
+# The size of a part
+PART_BYTES = 1_000_000
+# Times the limit: so far an oversized body is read, so that its sender reads the answer
+DRAIN_FACTOR = 8
 BUFFER = "Failed to buffer the request body: "
 SLOW = f"{BUFFER}it took too long to arrive (body-timeout)"
 
 
 class BodyError(Exception):
-    """A body that was refused before a handler ran. `limit`: the setting of the reached bound, if any."""
+    """A body that was refused before a handler ran. `limit`: the setting of the reached bound, if
+    any."""
 
     def __init__(self, text: str, status: int = 400, limit: str | None = None) -> None:
         super().__init__(text)
@@ -105,7 +109,8 @@ class SchemaError(BodyError):
         self.detail = detail
 
 
-FIELDS = "hybridtei.fields"  # in a scope
+# In a scope
+FIELDS = "hybridtei.fields"
 
 
 def first_fields(scope: Any) -> Mapping[bytes, bytes]:
@@ -147,20 +152,6 @@ def check_size(size: int, limit: int) -> None:
         raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
 
 
-MAX_COMMAS = 300_000  # OpenAI takes as many tokens a request
-
-
-def check_commas(body: bytes) -> None:
-    """Raises BodyError for a body that may hold so many values that decoding them delays other
-    requests. Each value of a list but the last has a comma after it."""
-    count = body.count(b",")
-    if count > MAX_COMMAS:
-        raise BodyError(
-            f"{BUFFER}{count} commas > maximum allowed {MAX_COMMAS}; send fewer inputs a request",
-            413,
-        )
-
-
 async def read_body(scope: Any, receive: Any, arriving: Arriving, limit: int) -> bytes:
     """Read the body. Raises BodyError, ClientDisconnected."""
     fields = first_fields(scope)
@@ -192,7 +183,8 @@ async def read_body(scope: Any, receive: Any, arriving: Arriving, limit: int) ->
 
 
 async def body_parts(scope: Any, receive: Any) -> AsyncIterator[bytes]:
-    """Yield a body of any size in parts of about `PART_BYTES`. Raises BodyError, ClientDisconnected."""
+    """Yield a body of any size in parts of about `PART_BYTES`. Raises BodyError,
+    ClientDisconnected."""
     _check_coding(first_fields(scope))
     part, more = bytearray(), True
     while more:
@@ -206,7 +198,8 @@ async def body_parts(scope: Any, receive: Any) -> AsyncIterator[bytes]:
 def _check_coding(fields: Mapping[bytes, bytes]) -> None:
     coding = fields.get(b"content-encoding", b"")
     if coding not in (b"", b"identity"):
-        given = coding.decode("latin-1")  # decompression is a proxy's work
+        # Decompression is a proxy's work
+        given = coding.decode("latin-1")
         raise BodyError(f"Expected a body without `content-encoding`. Given: {given}", 415)
 
 
@@ -214,7 +207,8 @@ async def _next_chunk(scope: Any, receive: Any) -> tuple[bytes, bool]:
     """The next bytes of a body, and True if more follow. Raises BodyError, ClientDisconnected."""
     event = await receive()
     if BROKEN_BODY in (scope.get("extensions") or ()):
-        if SLOW_BODY in scope["extensions"]:  # the connection has counted it
+        # The connection has counted it
+        if SLOW_BODY in scope["extensions"]:
             raise BodyError(SLOW, 408)
         raise BodyError(f"{BUFFER}error reading a body from connection")
     if event["type"] == "http.disconnect":
@@ -229,15 +223,17 @@ Receive = Callable[[], Awaitable[Any]]
 
 
 class Keyless:
-    """Counts the `bytes` held of bodies without a key in a header. The key may be in the body, so the server reads the body
-    before it knows the client. A body that arrives whole with its head, as most do, is not counted. For one event loop."""
+    """Counts the `bytes` held of bodies without a key in a header. The key may be in the body, so
+    the server reads the body before it knows the client. A body that arrives whole with its head,
+    as most do, is not counted. For one event loop."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     @asynccontextmanager
     async def bounded(self, receive: Receive) -> AsyncIterator[Receive]:
-        """Yield a replacement of `receive` that reads one body within the bounds of bytes and time. Raises BodyError."""
+        """Yield a replacement of `receive` that reads one body within the bounds of bytes and time.
+        Raises BodyError."""
         held = 0
 
         async def receive_bounded() -> Any:
@@ -247,7 +243,10 @@ class Keyless:
                 held += len(event["body"])
                 self.bytes += len(event["body"])
                 if self.bytes > KEYLESS_BYTES:
-                    crowded = f"{BUFFER}too many bytes arrive without a key in a header; send a key, or try again later: "
+                    crowded = (
+                        f"{BUFFER}too many bytes arrive without a key in a header; send a key, or "
+                        "try again later: "
+                    )
                     raise BodyError(f"{crowded}{KEYLESS_BYTES} bytes of all", 503)
             return event
 
@@ -262,8 +261,10 @@ class Keyless:
             self.bytes -= held
 
 
-LONG_BYTES = 100_000  # larger bodies are decoded without garbage collection
-MAX_NAMES = 10_000  # an object's first keys, which are checked for duplicates
+# Larger bodies are decoded without garbage collection
+LONG_BYTES = 100_000
+# An object's first keys, which are checked for duplicates
+MAX_NAMES = 10_000
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
 MESSAGE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?([^`]*)`)?", re.DOTALL)
@@ -285,6 +286,8 @@ HALF = re.compile(
 )
 # A body with more is refused: replacing them would delay other requests
 MAX_HALVES = 100_000
+# OpenAI takes as many tokens a request
+MAX_COMMAS = 300_000
 
 
 def decode_peers(body: bytes, kind: type[T]) -> T:
@@ -293,7 +296,13 @@ def decode_peers(body: bytes, kind: type[T]) -> T:
     Half a surrogate pair, which JavaScript's text splitters leave, is U+FFFD, as Go's decoder reads
     it. A null in place of a field that may be missing is as if it were missing.
     """
-    check_commas(body)
+    # A list has a comma a value, and decoding many values delays other requests
+    commas = body.count(b",")
+    if commas > MAX_COMMAS:
+        raise BodyError(
+            f"{BUFFER}{commas} commas > maximum allowed {MAX_COMMAS}; send fewer inputs a request",
+            413,
+        )
     try:
         return decode(body, kind)
     except (SyntaxRefused, SchemaError):
@@ -356,7 +365,8 @@ class _Named(msgspec.Struct):
 
 
 def model_name(body: bytes, request: Any) -> str | None:
-    """The model that a request names, or None: from its struct, or from the body if the struct has no `model`."""
+    """The model that a request names, or None: from its struct, or from the body if the struct has
+    no `model`."""
     name: Any = getattr(request, "model", UNSET)
     name = keys_of(body, _Named).model if name is UNSET else name
     return name if isinstance(name, str) else None
@@ -368,7 +378,8 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _read(body: bytes, kind: type[T]) -> T:
-    """Decode a long body without garbage collection: its many lists would start it repeatedly, and it frees nothing."""
+    """Decode a long body without garbage collection: its many lists would start it repeatedly, and
+    it frees nothing."""
     decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
     if len(body) < LONG_BYTES:
         return decoder.decode(body)
@@ -399,8 +410,10 @@ def _syntax(error: Exception, body: bytes) -> str:
 
 
 def _shape(message: str, body: bytes, kind: Any) -> BodyError:
-    """msgspec's `message - at `$.path`` -> `path: message`, with the value found and the expected names."""
-    text, path = MESSAGE.fullmatch(message).groups("")  # type: ignore[union-attr]  # matches all text
+    """msgspec's `message - at `$.path`` -> `path: message`, with the value found and the expected
+    names."""
+    # Matches all text
+    text, path = MESSAGE.fullmatch(message).groups("")  # type: ignore[union-attr]
     text = next(
         (
             ours + text.removeprefix(theirs)
@@ -513,7 +526,8 @@ def _longest_lists(kind: Any) -> dict[str, int]:
 def _check_length(value: Raw, longest: int, field: str) -> None:
     """Raises SchemaError for a longer list. msgspec compares its length once all items are made,
     which takes three times as long as passing over them."""
-    with suppress(*UNREADABLE):  # no list, or `decode` will report the error
+    # No list, or `decode` will report the error
+    with suppress(*UNREADABLE):
         length = len(_decoder(list[Raw]).decode(value))
         if length > longest:
             raise SchemaError(f"{field}: expected `array` of length <= {longest}, got {length}")
@@ -529,7 +543,8 @@ def _members(body: bytes | Raw, fields: Mapping[str, Any], path: str = "") -> Ma
 
     def see(_: type, name: str) -> _Key:
         if len(names) == MAX_NAMES:
-            raise msgspec.DecodeError  # checking more keys would delay other requests
+            # Checking more keys would delay other requests
+            raise msgspec.DecodeError
         if name in fields and name in names:
             raise SchemaError(f"duplicate field `{path}{name}`")
         names.append(name)
@@ -538,4 +553,5 @@ def _members(body: bytes | Raw, fields: Mapping[str, Any], path: str = "") -> Ma
     try:
         return msgspec.json.Decoder(dict[_Key, Raw], dec_hook=see).decode(body)
     except UNREADABLE:
-        return {}  # `decode` will report the error
+        # `decode` will report the error
+        return {}

@@ -1,7 +1,7 @@
 """Connections: their bounds and their sockets.
 
-After a grace period a body must arrive at a thousand bytes a second: otherwise a client that sends a byte now and then would
-hold a place for weeks.
+After a grace period a body must arrive at a thousand bytes a second: otherwise a client that sends
+a byte now and then would hold a place for weeks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from hybridtei.config import ServerConfig
 from hybridtei.system.metrics import Registry
 
 BODY_BYTES_PER_SECOND = 1000
-FILES_BESIDE = 256  # the number of files that a process opens besides its connections
+# The number of files that a process opens besides its connections
+FILES_BESIDE = 256
 
 log = logging.getLogger(__name__)
 
 
 class ConnectionLimits:
-    """The settings of each connection's bounds, and the count of unsent bytes of all connections."""
+    """The settings of each connection's bounds, and the count of unsent bytes of all
+    connections."""
 
     def __init__(self, server: ServerConfig, registry: Registry) -> None:
         # Imported here: it imports Litestar, which a start imports while the model loads
@@ -34,17 +36,20 @@ class ConnectionLimits:
         self._refusals = registry.counter("hybridtei_refusals_total")
 
     def refused(self, limit: str) -> None:
-        """Count a request or a connection that was refused. `limit`: the setting of the reached bound."""
+        """Count a request or a connection that was refused. `limit`: the setting of the reached
+        bound."""
         self._refusals.add(limit=limit)
 
 
 def body_deadline(began: float, heard: float, size: int, seconds: float) -> float:
-    """The time at which the next bytes of a body are due. `size`: bytes so far; `heard`: the time of the last ones."""
+    """The time at which the next bytes of a body are due. `size`: bytes so far; `heard`: the time
+    of the last ones."""
     return min(heard, began + size / BODY_BYTES_PER_SECOND) + seconds
 
 
 def allow_files(connections: int) -> None:
-    """Raise the process's limit of open files to what `connections` need; log a warning if the system refuses."""
+    """Raise the process's limit of open files to what `connections` need; log a warning if the
+    system refuses."""
     needed = connections + FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
@@ -65,7 +70,8 @@ def allow_files(connections: int) -> None:
 
 @contextmanager
 def ports(server: ServerConfig) -> Iterator[list[socket.socket]]:
-    """Bind `port` and, if set, `prometheus_port`. The sockets refuse connections until a server listens.
+    """Bind `port` and, if set, `prometheus_port`. The sockets refuse connections until a server
+    listens.
 
     Raises OSError, naming the address."""
     with ExitStack() as stack:
@@ -78,7 +84,8 @@ def ports(server: ServerConfig) -> Iterator[list[socket.socket]]:
 
 
 def bound(hostname: str, port: int, *, shared: bool = False) -> socket.socket:
-    """`hostname`: an IP address. `shared`: servers of the same user may share the port. Raises OSError, naming the address."""
+    """`hostname`: an IP address. `shared`: servers of the same user may share the port. Raises
+    OSError, naming the address."""
     version = ipaddress.ip_address(hostname).version
     listening = socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

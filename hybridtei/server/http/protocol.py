@@ -1,13 +1,15 @@
-"""uvicorn's HTTP/1.1 with bounds, and with the answers of hyper (TEI's server) to malformed requests.
+"""uvicorn's HTTP/1.1 with bounds, and with the answers of hyper (TEI's server) to malformed
+requests.
 
-This module answers a head that is too large, too slow or malformed; it costs no more than the bytes read so far. The parser
-buffers an unfinished header or chunk extension without an event or a bound, so bytes read without an event are counted too.
-After a refusal for lack of permits the connection is not read for `PAUSE_SECONDS`: clients that retry at once would fill the
-event loop with refusals. Slow clients within these bounds, and fairness among refused clients, are a proxy's work:
+This module answers a head that is too large, too slow or malformed; it costs no more than the bytes
+read so far. The parser buffers an unfinished header or chunk extension without an event or a bound,
+so bytes read without an event are counted too. After a refusal for lack of permits the connection
+is not read for `PAUSE_SECONDS`: clients that retry at once would fill the event loop with refusals.
+Slow clients within these bounds, and fairness among refused clients, are a proxy's work:
 `deploy/nginx`.
 
-A client that shuts down its sending side counts as disconnected, as in hyper: FIN looks the same in both cases, and the server
-would otherwise notice a disconnect only when it writes the answer.
+A client that shuts down its sending side counts as disconnected, as in hyper: FIN looks the same in
+both cases, and the server would otherwise notice a disconnect only when it writes the answer.
 """
 
 from __future__ import annotations
@@ -29,25 +31,31 @@ from uvicorn.protocols.http.httptools_impl import (
 from hybridtei.server.http.body import BROKEN_BODY, DISCONNECT, REFUSED, SLOW_BODY, Disconnect
 from hybridtei.server.http.connection import ConnectionLimits, body_deadline
 
-HEADER_COUNT_LIMIT = 100  # hyper's
-URL_LIMIT_BYTES = 65_534  # hyper's
-PIPELINE_LIMIT = 16  # requests that wait behind the running one; then reading pauses, and a disconnect goes unnoticed
-PAUSE_SECONDS = (
-    0.5  # after a refusal for lack of permits; a client that obeys `Retry-After` does not notice
-)
-LINGER_SECONDS = (
-    1.0  # keep reading after a refusal: closing at once sends RST, and the client loses the answer
-)
-UNREAD_SECONDS = 20.0  # without progress in reading an answer, then the client is cut off
-STOP_SECONDS = 1.0  # without progress of a body while the server stops
-HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
-VERSIONS = ("1.0", "1.1")  # the parser would also accept 0.9 and 2.0 in HTTP/1 syntax
+# hyper's
+HEADER_COUNT_LIMIT = 100
+# hyper's
+URL_LIMIT_BYTES = 65_534
+# Requests that wait behind the running one; then reading pauses, and a disconnect goes unnoticed
+PIPELINE_LIMIT = 16
+# After a refusal for lack of permits; a client that obeys `Retry-After` does not notice
+PAUSE_SECONDS = 0.5
+# Keep reading after a refusal: closing at once sends RST, and the client loses the answer
+LINGER_SECONDS = 1.0
+# Without progress in reading an answer, then the client is cut off
+UNREAD_SECONDS = 20.0
+# Without progress of a body while the server stops
+STOP_SECONDS = 1.0
+# Colon, space, line end
+HEADER_OVERHEAD_BYTES = 4
+# The parser would also accept 0.9 and 2.0 in HTTP/1 syntax
+VERSIONS = ("1.0", "1.1")
 AT_CAPACITY = b"too many connections (max-connections)"
 SLOW_HEAD = b"the head of the request took too long (header-timeout)"
 
 
 class Answering:
-    """The transport that answers write to. It sends a head together with its body: one packet and one system call, not two."""
+    """The transport that answers write to. It sends a head together with its body: one packet and
+    one system call, not two."""
 
     def __init__(self, transport: Transport, close: Callable[[], object]) -> None:
         """`close`: called instead of the transport's `close`."""
@@ -83,21 +91,32 @@ class _Refused(Exception):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """The protocol of one connection."""
 
+    on_body: Any
+
     def __init__(self, config: Config, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        # Of the body, in the data that is being parsed. A body that comes byte by byte has forty
+        # thousand in one read of the socket, so the parser appends them itself.
+        self._chunks: list[bytes] = []
+        self.on_body = self._chunks.append
         super().__init__(config, *args, **kwargs)
         self._limits, self._bounds = limits, limits.server
-        self._open: deque[RequestResponseCycle] = deque()  # unanswered requests, the oldest first
-        self._answering: Any = None  # the transport that answers write to
+        # Unanswered requests, the oldest first
+        self._open: deque[RequestResponseCycle] = deque()
+        # The transport that answers write to
+        self._answering: Any = None
         self._in_body = False
         self._fields = self._field_bytes = self._eventless_bytes = self._hosts = 0
         self._has_event = False
         self._status = HTTPStatus.BAD_REQUEST
-        self._final_answer: bytes | None = None  # once set, parsing has stopped
-        self._head_since: float | None = None  # since when the connection waits for the next head
-        self._head_begun = False  # a part of the next head has arrived
+        # Once set, parsing has stopped
+        self._final_answer: bytes | None = None
+        # Since when the connection waits for the next head
+        self._head_since: float | None = None
+        # A part of the next head has arrived
+        self._head_begun = False
         self._body_since = self._body_last = 0.0
-        self._body_bytes = self._unsent = 0  # received of the body; not yet taken by the system
-        self._chunks: list[bytes] = []  # of the body, in the data that is being parsed
+        # Received of the body; not yet taken by the system
+        self._body_bytes = self._unsent = 0
         self._is_stopping = False
         self._watch: TimerHandle | None = None
         self._pause: TimerHandle | None = None
@@ -105,18 +124,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(
-            high=1
-        )  # the system reports every byte that it does not take at once
+        # The system reports every byte that it does not take at once
+        transport.set_write_buffer_limits(high=1)
         self._answering = Answering(transport, self._close)
         if len(self.connections) <= self._bounds.max_connections:
             self._head_since = self.loop.time()
             self._watch_deadline()
             return
         self._limits.refused("max_connections")
-        if (
-            len(self.connections) > 2 * self._bounds.max_connections
-        ):  # answering each would cost too much
+        # Answering each would cost too much
+        if len(self.connections) > 2 * self._bounds.max_connections:
             transport.abort()
             return
         self._final_answer = self._bare(HTTPStatus.SERVICE_UNAVAILABLE, AT_CAPACITY)
@@ -134,20 +151,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._stop_parsing()
             return
-        self._pass_on_chunks()
+        if self._chunks:
+            self._pass_on_chunks()
         self._eventless_bytes = 0 if self._has_event else self._eventless_bytes + len(data)
         if self._eventless_bytes > self._bounds.header_limit:
             self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self._limits.refused("header_limit")
             self._stop_parsing()
-        elif (
-            self._in_body or self._head_since is not None
-        ):  # most requests arrive whole and need no timer
+        elif self._in_body or self._head_since is not None:
+            # Most requests arrive whole and need no timer
             self._watch_deadline()
 
     def _feed(self, data: bytes) -> None:
-        """Parse. Offers to upgrade, which the JDK's client sends with every request, are left out of the head: the parser would
-        accept them and take the body for another protocol."""
+        """Parse. Offers to upgrade, which the JDK's client sends with every request, are left out
+        of the head: the parser would accept them and take the body for another protocol."""
         rest: bytes | memoryview = data
         while True:
             try:
@@ -190,16 +207,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._fields > HEADER_COUNT_LIMIT or self._field_bytes > self._bounds.header_limit:
             self._limits.refused("header_limit")
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        if not self._in_body:  # trailers are not headers
+        # Trailers are not headers
+        if not self._in_body:
             super().on_header(name, value)
             self._hosts += self.headers[-1][0] == b"host"
 
     def on_headers_complete(self) -> None:
         self._has_event = True
         if self.parser.should_upgrade():
-            if (
-                self.parser.get_method() == b"CONNECT"
-            ):  # a tunnel; declined like an upgrade, it would be parsed for ever
+            # A tunnel; declined like an upgrade, it would be parsed for ever
+            if self.parser.get_method() == b"CONNECT":
                 self._refuse(HTTPStatus.BAD_REQUEST)
             return
         if self.parser.get_http_version() not in VERSIONS:
@@ -211,29 +228,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_since, self._head_begun = None, False
         self._body_since = self._body_last = self.loop.time()
         self._body_bytes = 0
-        self._fields = self._field_bytes = 0  # trailers may follow
+        # Trailers may follow
+        self._fields = self._field_bytes = 0
         self.cycle.transport = self._answering
         self._open.append(self.cycle)
         if 0 < len(self.pipeline) < PIPELINE_LIMIT:
             self.flow.resume_reading()
 
-    def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-
     def _pass_on_chunks(self) -> None:
-        """Pass on all chunks at once: a body that comes byte by byte has forty thousand in one
-        read of the socket."""
-        if not self._chunks:
-            return
         body = b"".join(self._chunks)
         self._chunks.clear()
         self._has_event = True
         self._body_last = self.loop.time()
         self._body_bytes += len(body)
-        super().on_body(body)
+        HttpToolsProtocol.on_body(self, body)
 
     def on_message_complete(self) -> None:
-        self._pass_on_chunks()
+        if self._chunks:
+            self._pass_on_chunks()
         self._has_event = True
         if self.parser.should_upgrade():
             return
@@ -272,7 +284,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self._head_since + self._bounds.header_timeout
 
     def _watch_deadline(self) -> None:
-        """Set a timer for the deadline, unless an earlier one is set: moving a timer costs more than one check too many."""
+        """Set a timer for the deadline, unless an earlier one is set: moving a timer costs more
+        than one check too many."""
         deadline = self._deadline()
         if deadline is None or (self._watch is not None and self._watch.when() <= deadline):
             return
@@ -285,7 +298,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._final_answer is not None or self.transport.is_closing():
             return
         deadline, now = self._deadline(), self.loop.time()
-        if self.flow.read_paused:  # this side has paused reading
+        # This side has paused reading
+        if self.flow.read_paused:
             self._head_since = None if self._head_since is None else now
             self._body_since, self._body_last, self._body_bytes = now, now, 0
             self._watch_deadline()
@@ -298,7 +312,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif not self._head_begun and self._open:
             self._head_since = now
             self._watch_deadline()
-        elif not self._head_begun:  # an idle connection, opened for later use, is no error
+        elif not self._head_begun:
+            # An idle connection, opened for later use, is no error
             self.transport.close()
         else:
             self._limits.refused("header_timeout")
@@ -326,7 +341,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._forget_unsent()
 
     def _watch_unsent(self) -> None:
-        """Count the bytes that the client has not read; cut it off if their number does not fall."""
+        """Count the bytes that the client has not read; cut it off if their number does not
+        fall."""
         size = self.transport.get_write_buffer_size()
         self._limits.unsent.add(size - self._unsent)
         self._unsent = size
@@ -355,7 +371,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self.pipeline.clear()
-        for cycle in self._open:  # uvicorn informs only the latest request
+        # Uvicorn informs only the latest request
+        for cycle in self._open:
             cycle.disconnected = True
             cycle.message_event.set()
             cycle.scope["extensions"][DISCONNECT].notify()  # type: ignore[attr-defined]
@@ -367,7 +384,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         raise _Refused
 
     def _stop_parsing(self) -> None:
-        """Stop parsing after malformed bytes. Earlier requests are still answered, before the error."""
+        """Stop parsing after malformed bytes. Earlier requests are still answered, before the
+        error."""
         if not self._in_body:
             self._final_answer = self._bare(
                 self._status, SLOW_HEAD if self._status == HTTPStatus.REQUEST_TIMEOUT else b""
@@ -396,8 +414,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
 
     def _close(self) -> None:
-        """Close after the last answer. While a body is still arriving, `on_response_complete` hangs up instead. Then the
-        requests behind get no answer: their bodies are no longer parsed, so they would wait for ever."""
+        """Close after the last answer. While a body is still arriving, `on_response_complete` hangs
+        up instead. Then the requests behind get no answer: their bodies are no longer parsed, so
+        they would wait for ever."""
         if self._in_body and self._final_answer is None:
             self._final_answer = b""
             self.pipeline.clear()
@@ -406,10 +425,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _hang_up(self, final_answer: bytes) -> None:
-        """Write, and keep reading briefly: closing at once sends RST, and the client loses the answer."""
+        """Write, and keep reading briefly: closing at once sends RST, and the client loses the
+        answer."""
         self._unset_keepalive_if_required()
         self.transport.write(final_answer)
-        if self.transport.can_write_eof():  # TLS cannot close one direction
+        # TLS cannot close one direction
+        if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
         self.timeout_keep_alive_task = self.loop.call_later(

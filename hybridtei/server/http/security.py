@@ -1,10 +1,13 @@
-"""Keys, `Authorization: Bearer KEY` byte for byte, and the certificate of `--certfile` and `--keyfile`.
+"""Keys, `Authorization: Bearer KEY` byte for byte, and the certificate of `--certfile` and
+`--keyfile`.
 
-The server reads their files before it loads a model, and again on SIGHUP. HTTP and gRPC use both. The port of
-`--prometheus-port` has no TLS, since scrapers inside a cluster rarely know the server's name.
+The server reads their files before it loads a model, and again on SIGHUP. HTTP and gRPC use both.
+The port of `--prometheus-port` has no TLS, since scrapers inside a cluster rarely know the server's
+name.
 
-Certificate and key are two files, written one after the other. They are read into a new context, which replaces the old one
-only if they match: `load_cert_chain` on the context in use would keep a new certificate with the old key.
+Certificate and key are two files, written one after the other. They are read into a new context,
+which replaces the old one only if they match: `load_cert_chain` on the context in use would keep a
+new certificate with the old key.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from hybridtei.system.machine import read_bounded
 from hybridtei.system.metrics import Registry
 from hybridtei.system.tracing import CALLER
 
-FLAG_NAME = "api-key"  # the name of the key of `--api-key` in metrics
+# The name of the key of `--api-key` in metrics
+FLAG_NAME = "api-key"
 KeyRole = Literal["infer", "search", "write", "manage"]
 ROLES: tuple[KeyRole, ...] = get_args(KeyRole)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -61,7 +65,8 @@ class Keyring:
         self._counter = (registry or Registry()).counter("hybridtei_key_requests_total")
         self._fixed = () if key is None else (Key(FLAG_NAME, _digest(key.encode())),)
         self._file = file
-        self.is_open = key is None and file is None  # no key is needed
+        # No key is needed
+        self.is_open = key is None and file is None
         self._keys = self._read()
 
     @classmethod
@@ -74,7 +79,8 @@ class Keyring:
         )
 
     def check(self, authorization: bytes, role: KeyRole | None, token: str | None = None) -> None:
-        """Check and count the key of a header, or else `token`, and add its name to the log's context.
+        """Check and count the key of a header, or else `token`, and add its name to the log's
+        context.
 
         `role`: the role that the key needs; None: every known key. Raises NoKey, RoleNeeded.
         """
@@ -160,7 +166,8 @@ def _entry(line: str, where: str) -> Key:
         )
     if not is_sendable(key):
         raise LoadError(
-            f"{where}: no header can carry this key; it should be printable ASCII without a space at either end"
+            f"{where}: no header can carry this key; it should be printable ASCII without a space "
+            "at either end"
         )
     return Key(matched[1], _digest(key.encode()), roles)
 
@@ -243,11 +250,13 @@ Begun = dict[asyncio.Task[None], None]
 class Handshake(asyncio.Protocol):
     """The TLS handshake of one connection. If too many run at once, the oldest is closed."""
 
-    begun: Begun  # running handshakes of the server, the oldest first
+    # Running handshakes of the server, the oldest first
+    begun: Begun
     context: ssl.SSLContext
     limits: ConnectionLimits
     plain_port: int | None
-    make: Callable[[], Any]  # the protocol after the handshake, or at once on `plain_port`
+    # The protocol after the handshake, or at once on `plain_port`
+    make: Callable[[], Any]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if transport.get_extra_info("sockname")[1] == self.plain_port:
@@ -255,13 +264,15 @@ class Handshake(asyncio.Protocol):
             transport.set_protocol(plain)
             plain.connection_made(transport)
             return
-        with suppress(OSError):  # the process has no file descriptor left
+        # The process has no file descriptor left
+        with suppress(OSError):
             accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
             accepted.setblocking(False)
             task = asyncio.ensure_future(self._run(accepted))
             self.begun[task] = None
             task.add_done_callback(lambda _: self.begun.pop(task, None))
-        cast(asyncio.Transport, transport).abort()  # the transport has read nothing yet
+        # The transport has read nothing yet
+        cast(asyncio.Transport, transport).abort()
         if len(self.begun) > self.limits.server.max_connections:
             self.limits.refused("max_connections")
             oldest = next(iter(self.begun))
@@ -270,14 +281,17 @@ class Handshake(asyncio.Protocol):
 
     async def _run(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with suppress(OSError):  # no handshake, or a slow one; ssl's errors are OSErrors
+        # No handshake, or a slow one; ssl's errors are OSErrors
+        with suppress(OSError):
             await loop.connect_accepted_socket(
                 self.make, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
 
 
-MAX_SHOWN = 100  # characters of a name
-OWN = (b"same-origin", b"none")  # none: the user's own action, such as a bookmark
+# Characters of a name
+MAX_SHOWN = 100
+# None: the user's own action, such as a bookmark
+OWN = (b"same-origin", b"none")
 
 
 # Names below these endings belong to no one on the Internet, so no stranger's page is loaded by one
@@ -285,8 +299,9 @@ LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".sv
 
 
 def check_host(scope: Any, allowed: Collection[str]) -> None:
-    """Raises OtherHost for a name that a stranger may own: his page, loaded by it, would be this server's own page once the
-    name leads here (DNS rebinding). Addresses, names without a dot and `allowed` (`--hostname`, `--allowed-host`) pass."""
+    """Raises OtherHost for a name that a stranger may own: his page, loaded by it, would be this
+    server's own page once the name leads here (DNS rebinding). Addresses, names without a dot and
+    `allowed` (`--hostname`, `--allowed-host`) pass."""
     host = first_fields(scope).get(b"host", b"").decode("latin-1").lower()
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     if "." not in name or name in allowed or name.endswith(LOCAL_ENDINGS):
@@ -298,7 +313,8 @@ def check_host(scope: Any, allowed: Collection[str]) -> None:
 
 
 def check_origin(scope: Any, allowed: Collection[str]) -> None:
-    """Raises OtherOrigin unless the page is the server's own or one of `allowed` (`--cors-allow-origin`)."""
+    """Raises OtherOrigin unless the page is the server's own or one of `allowed`
+    (`--cors-allow-origin`)."""
     headers = first_fields(scope)
     origin = headers.get(b"origin")
     if origin is None:

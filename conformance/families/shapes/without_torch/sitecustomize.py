@@ -1,4 +1,5 @@
-"""First on PYTHONPATH: a process in which torch, transformers and what exports graphs cannot be imported or found."""
+"""First on PYTHONPATH: a process in which torch, transformers and what exports graphs cannot be
+imported or found."""
 
 import importlib.util
 import sys
@@ -20,5 +21,6 @@ def _find_spec(name: str, package: str | None = None) -> object:
 
 
 found = importlib.util.find_spec
-importlib.util.find_spec = _find_spec  # type: ignore[assignment]  # what asks whether a package is there
+# What asks whether a package is there
+importlib.util.find_spec = _find_spec  # type: ignore[assignment]
 sys.meta_path.insert(0, Without())  # type: ignore[arg-type]

@@ -1,1 +1,2 @@
-"""Model families as ONNX graphs, and the runtimes that run them on a CPU: ONNX Runtime and OpenVINO."""
+"""Model families as ONNX graphs, and the runtimes that run them on a CPU: ONNX Runtime and
+OpenVINO."""

@@ -1,7 +1,8 @@
-"""The host's work around a graph of the trunk: the inputs for a batch, and in numpy all heads on its hidden states.
+"""The host's work around a graph of the trunk: the inputs for a batch, and in numpy all heads on
+its hidden states.
 
-A graph takes texts end to end or padded to a rectangle; its inputs tell which. Sizes may be rounded up for runtimes that
-compile kernels for a shape. The padding is computed and ignored.
+A graph takes texts end to end or padded to a rectangle; its inputs tell which. Sizes may be rounded
+up for runtimes that compile kernels for a shape. The padding is computed and ignored.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ if TYPE_CHECKING:
     from hybridtei.inference.backends.graph.onnx_backend import MlmHead
 
 Feed = dict[str, NDArray[np.int64]]
-Sizes = tuple[int, int, int]  # tokens of a batch; rows and columns of attention's rectangle
-ROWS = "rows"  # only graphs of texts end to end have this input
-QUERIES = "queries"  # only causal ones of these have this input
-MIN_QUERIES = 32  # queries of a row that shares a prefix: each row copies the keys
+# Tokens of a batch; rows and columns of attention's rectangle
+Sizes = tuple[int, int, int]
+# Only graphs of texts end to end have this input
+ROWS = "rows"
+# Only causal ones of these have this input
+QUERIES = "queries"
+# Queries of a row that shares a prefix: each row copies the keys
+MIN_QUERIES = 32
 
 
 def padding_of(inputs: frozenset[str]) -> Padding:
@@ -51,8 +56,8 @@ def end_to_end(
 ) -> Floats:
     """Run a graph that takes texts end to end: hidden states float32[t, h] of a batch.
 
-    `inputs`: the graph's names. `grown`: rounds sizes up. Attention has a row for each text; tokens of a shared prefix are
-    computed once and copied to each row.
+    `inputs`: the graph's names. `grown`: rounds sizes up. Attention has a row for each text; tokens
+    of a shared prefix are computed once and copied to each row.
     """
     once = computed_once(batch)
     shape = _Attended.of(batch, grown) if once is None else _Attended.shared(batch, once, grown)
@@ -77,7 +82,8 @@ def end_to_end(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attended:
-    """The rectangles of attention, described in `ops`. `rows` and `queries` count only computed tokens."""
+    """The rectangles of attention, described in `ops`. `rows` and `queries` count only computed
+    tokens."""
 
     places: Ids
     rows: Ids
@@ -95,8 +101,8 @@ class _Attended:
 
     @classmethod
     def shared(cls, batch: PackedBatch, once: Once, grown: Callable[[Sizes], Sizes]) -> _Attended:
-        """A row for each text, with the prefix and its own tokens as keys and its own tokens as queries; and rows with the
-        prefix as keys and parts of it as queries."""
+        """A row for each text, with the prefix and its own tokens as keys and its own tokens as
+        queries; and rows with the prefix as keys and parts of it as queries."""
         prefix, texts, own = batch.prefix, len(batch), batch.lengths - batch.prefix
         width, computed = int(own.max()), len(once.kept)
         _, _, columns = grown((computed, texts, max(width, MIN_QUERIES)))
@@ -105,7 +111,8 @@ class _Attended:
         rows, seen = np.zeros((n, longest), dtype=np.int64), np.zeros((n, longest), dtype=np.int64)
         queries, starts = np.zeros((n, columns), dtype=np.int64), np.zeros(n, dtype=np.int64)
         rows[:, :prefix], seen[:, :prefix] = np.arange(prefix), 1
-        rest = np.arange(prefix, computed)  # the texts' own tokens, text after text
+        # The texts' own tokens, text after text
+        rest = np.arange(prefix, computed)
         is_own = np.arange(width) < own[:, None]
         rows[:texts, prefix : prefix + width][is_own] = rest
         seen[:texts, prefix : prefix + width] = is_own
@@ -125,32 +132,35 @@ class _Attended:
 def _rectangle(
     batch: PackedBatch, n: int, longest: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """A rectangle of n rows and `longest` columns: each token's place int64[t], the token at each place int64[n * longest], and
-    the mask of keys int64[n, longest]. Rows beyond the batch repeat its first token, and nothing reads them."""
+    """A rectangle of n rows and `longest` columns: each token's place int64[t], the token at each
+    place int64[n * longest], and the mask of keys int64[n, longest]. Rows beyond the batch repeat
+    its first token, and nothing reads them."""
     tokens = len(batch.input_ids)
-    if (
-        n == 1 and longest == tokens and batch.unseen is None
-    ):  # a single text has a short pass, where each call counts
+    # A single text has a short pass, where each call counts
+    if n == 1 and longest == tokens and batch.unseen is None:
         places = np.arange(tokens)
         return places, places, np.ones((1, tokens), dtype=np.int64)
     mask = np.zeros((n, longest), dtype=bool)
     mask[: len(batch)] = np.arange(longest) < batch.lengths[:, None]
     places = np.flatnonzero(mask)
-    # Padding repeats the text's own first token: another text's states may be NaN, and a weight of 0 does not hide NaN.
+    # Padding repeats the text's own first token: another text's states may be NaN, and a weight of
+    # 0 does not hide NaN.
     first = np.zeros(n, dtype=np.int64)
     first[: len(batch)] = batch.cu_seqlens[:-1]
     rows = np.repeat(first, longest)
     rows[places] = np.arange(tokens)
     seen = mask.astype(np.int64)
     seen[: len(batch)] = seen_mask(mask[: len(batch)], batch)
-    seen[len(batch) :, 0] = 1  # a row without any key would give NaN
+    # A row without any key would give NaN
+    seen[len(batch) :, 0] = 1
     return places, rows, seen
 
 
 def in_rectangle(
     batch: PackedBatch, inputs: frozenset[str], padding_id: int, run: Callable[[Feed], Floats]
 ) -> Floats:
-    """Run a graph that takes a padded batch: hidden states float32[t, h] of a packed one. `inputs`: the graph's names."""
+    """Run a graph that takes a padded batch: hidden states float32[t, h] of a packed one. `inputs`:
+    the graph's names."""
     input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, padding_id)
     feed: Feed = {"input_ids": input_ids, "attention_mask": seen_mask(mask, batch).astype(np.int64)}
     if "token_type_ids" in inputs:
@@ -162,7 +172,8 @@ def in_rectangle(
 
 
 class HostHeads:
-    """The heads of `spec`. `words`: the table of word embeddings, if the lexical head reads it. `mlm`: SPLADE's."""
+    """The heads of `spec`. `words`: the table of word embeddings, if the lexical head reads it.
+    `mlm`: SPLADE's."""
 
     def __init__(
         self, spec: ModelSpec, words: Floats | None = None, mlm: MlmHead | None = None

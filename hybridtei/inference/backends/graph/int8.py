@@ -1,13 +1,14 @@
-"""Matrices in eight bits, and int8 for ONNX Runtime: a quantised graph of a checkpoint, made and judged once, and kept on this
-machine.
+"""Matrices in eight bits, and int8 for ONNX Runtime: a quantised graph of a checkpoint, made and
+judged once, and kept on this machine.
 
-A product x W^T becomes: round(x * 127 / row maximum of |x|) as bytes, times round(W * m / column maximum of |W|), times both
-scales. The largest weight m is 127, or 63 if sums of two products saturate at 16 bits. Bytes are unsigned with a zero point of
-128, since x86 multiplies unsigned by signed bytes. Query, key and value share the quantised rows.
+A product x W^T becomes: round(x * 127 / row maximum of |x|) as bytes, times round(W * m / column
+maximum of |W|), times both scales. The largest weight m is 127, or 63 if sums of two products
+saturate at 16 bits. Bytes are unsigned with a zero point of 128, since x86 multiplies unsigned by
+signed bytes. Query, key and value share the quantised rows.
 
-So each row of activations (a token) and each column of a matrix has its own scale. The runtime's usual dynamic quantisation has
-one scale for a whole batch: it is less exact, and a text's vectors would depend on its neighbours. All other operations stay
-float32.
+So each row of activations (a token) and each column of a matrix has its own scale. The runtime's
+usual dynamic quantisation has one scale for a whole batch: it is less exact, and a text's vectors
+would depend on its neighbours. All other operations stay float32.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from hybridtei.outputs import Floats
 
 log = logging.getLogger(__name__)
 
-TINY = 1e-30  # the scale of a row or a group of zeros
+# The scale of a row or a group of zeros
+TINY = 1e-30
 
 
 def int8_family_graph(
@@ -49,7 +51,8 @@ def int8_family_graph(
     *,
     rectangle: bool = False,
 ) -> Graph:
-    """`ops.family_graph` with the matrices of all linear maps in eight bits. `tensors`: the checkpoint's, by name."""
+    """`ops.family_graph` with the matrices of all linear maps in eight bits. `tensors`: the
+    checkpoint's, by name."""
     ops = _Int8Ops(spec, tensors, max_weight, rectangle=rectangle)
     graph = graph_by(ops, spec)
     return replace(graph, held=tuple(sorted(ops.held)))
@@ -57,7 +60,8 @@ def int8_family_graph(
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k / group, 1] for each group.
+    """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k /
+    group, 1] for each group.
 
     `divisor` float32[k]: the matrix was multiplied by it before, and its input is divided by it.
     """
@@ -79,8 +83,8 @@ class Int8Matrix:
 def quantized(
     matrix: Floats, group: int, max_weight: int = 127, divisor: Floats | None = None
 ) -> Int8Matrix:
-    """Quantise: each group's largest magnitude becomes `max_weight`. `group` divides the columns. `divisor`: as in
-    `Int8Matrix`."""
+    """Quantise: each group's largest magnitude becomes `max_weight`. `group` divides the columns.
+    `divisor`: as in `Int8Matrix`."""
     grouped = (matrix if divisor is None else matrix * divisor).reshape(len(matrix), -1, group)
     scale = np.maximum(np.abs(grouped).max(2, keepdims=True), np.float32(TINY)) / np.float32(
         max_weight
@@ -98,7 +102,8 @@ class _Int8Ops(OnnxOps):
         self._max_weight = max_weight
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
-        """Products of constants are exact, and computed once, at load. Adapters are small and stay float32."""
+        """Products of constants are exact, and computed once, at load. Adapters are small and stay
+        float32."""
         if x.is_parameter or is_adapter(name):
             return super().linear(x, name, width, bias=bias)
         rows, size = self._once(("bytes", x.value), lambda: self._rows_in_bytes(x.value))
@@ -132,7 +137,8 @@ class _Int8Ops(OnnxOps):
 
 
 def int8_graph(spec: ModelSpec, weights: Weights) -> Graph:
-    """The quantised graph of a checkpoint: from an earlier start, or made and judged now. Raises LoadError."""
+    """The quantised graph of a checkpoint: from an earlier start, or made and judged now. Raises
+    LoadError."""
 
     def make() -> Graph:
         made, fidelity = make_int8(spec, weights, Guard())
@@ -146,7 +152,8 @@ def int8_graph(spec: ModelSpec, weights: Weights) -> Graph:
 def make_int8(
     spec: ModelSpec, weights: Weights, guard: Guard, *, rectangle: bool = False
 ) -> tuple[Graph, Fidelity]:
-    """Quantise and judge. Raises LoadError with the figures if the graph is too far from float32."""
+    """Quantise and judge. Raises LoadError with the figures if the graph is too far from
+    float32."""
     graph = family_graph(spec)
     tensors = graph_tensors(graph, weights)
     made = int8_family_graph(spec, tensors, max_weight())
@@ -159,10 +166,11 @@ def make_int8(
 
 @cache
 def max_weight() -> int:
-    """The largest magnitude of a quantised weight on this processor. x86 processors without VNNI add pairs of products in 16
-    bits, where 2 x 255 x 127 would saturate and 2 x 255 x 63 does not.
+    """The largest magnitude of a quantised weight on this processor. x86 processors without VNNI
+    add pairs of products in 16 bits, where 2 x 255 x 127 would saturate and 2 x 255 x 63 does not.
     """
-    import onnxruntime as ort  # OpenVINO's backend imports this module without ONNX Runtime
+    # OpenVINO's backend imports this module without ONNX Runtime
+    import onnxruntime as ort
 
     session = ort.InferenceSession(integer_product_graph(), providers=["CPUExecutionProvider"])
     rows, matrix = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)

@@ -1,12 +1,15 @@
 """ONNX Runtime on the CPU: one single-threaded session that all lanes call, heads in numpy.
 
-The graph has no weights; they come from the checkpoint, packed once in a file that sessions map. A session with one intra-op
-thread runs in its caller's thread, so lanes share it without a copy, do not wait for each other, and keep their priority. A
-short text alone runs in a second session over all cores, in little more than half the time, or in a third session with the same
-weights, whose graph is for one text: it gathers nothing, and includes the mean or first row. All sessions give the same bits.
+The graph has no weights; they come from the checkpoint, packed once in a file that sessions map. A
+session with one intra-op thread runs in its caller's thread, so lanes share it without a copy, do
+not wait for each other, and keep their priority. A short text alone runs in a second session over
+all cores, in little more than half the time, or in a third session with the same weights, whose
+graph is for one text: it gathers nothing, and includes the mean or first row. All sessions give the
+same bits.
 
-A model can answer once its first session is open. A thread then opens the others, since each packs all matrices again to find
-them in the packed file: 0.2 s at the start of a base-sized model on two cores, 2 s for one of 0.6B.
+A model can answer once its first session is open. A thread then opens the others, since each packs
+all matrices again to find them in the packed file: 0.2 s at the start of a base-sized model on two
+cores, 2 s for one of 0.6B.
 """
 
 from __future__ import annotations
@@ -50,11 +53,14 @@ from hybridtei.system.machine import LaneKind, available_cores, both_lanes, own_
 
 log = logging.getLogger(__name__)
 
-# A pass with this option frees the session's memory. Otherwise a session keeps the memory of its largest pass. Not used for
-# every pass, because the next pass would spend a tenth of its time on new pages. The self-test is a session's first pass.
+# A pass with this option frees the session's memory. Otherwise a session keeps the memory of its
+# largest pass. Not used for every pass, because the next pass would spend a tenth of its time on
+# new pages. The self-test is a session's first pass.
 SHRINKING = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
-ERRORS = 3  # the least severe level to log
-ENTRIES = {"session.force_spinning_stop": "1"}  # its threads spin only during a pass
+# The least severe level to log
+ERRORS = 3
+# Its threads spin only during a pass
+ENTRIES = {"session.force_spinning_stop": "1"}
 
 
 class Places:
@@ -66,7 +72,8 @@ class Places:
     def __init__(self, threads: int) -> None:
         own = own_processors()
         self._callers, others = (own[:1], own[1:]) if len(own) == threads > 1 else ((), ())
-        numbers = ";".join(str(number + 1) for number in others)  # counted from 1
+        # Counted from 1
+        numbers = ";".join(str(number + 1) for number in others)
         self.entries = {"session.intra_op_thread_affinities": numbers} if others else {}
 
     def run(self, work: Callable[[], Floats]) -> Floats:
@@ -82,18 +89,22 @@ class Places:
 
 
 def move_to(processors: Collection[int]) -> Collection[int]:
-    """Pin the calling thread to these processors. Return its earlier ones, or nothing if the system refuses."""
+    """Pin the calling thread to these processors. Return its earlier ones, or nothing if the system
+    refuses."""
     try:
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, processors)
-    except OSError:  # a container's processors may change while it runs
+    except OSError:
+        # A container's processors may change while it runs
         return ()
     return before
 
 
 class Session:
-    """A graph that runs with a fixed number of threads. Several threads may call it at once. `inner`: the package's object.
-    `inputs`, `outputs`: their names. `holds`: True if it keeps a pass's memory, or has not run yet."""
+    """A graph that runs with a fixed number of threads. Several threads may call it at once.
+    `inner`: the package's object.
+    `inputs`, `outputs`: their names. `holds`: True if it keeps a pass's memory, or has not run
+    yet."""
 
     def __init__(
         self,
@@ -104,8 +115,9 @@ class Session:
         is_packed: bool = False,
         folder: Path | None = None,
     ) -> None:
-        """`tensors`: the graph's missing tensors, which are copied. `is_packed`: the graph is optimized already. `folder`: of
-        the files named in a graph in bytes. Raises the package's exceptions."""
+        """`tensors`: the graph's missing tensors, which are copied. `is_packed`: the graph is
+        optimized already. `folder`: of the files named in a graph in bytes. Raises the package's
+        exceptions."""
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -136,7 +148,8 @@ class Session:
         self.outputs = frozenset(node.name for node in self.inner.get_outputs())
 
     def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
-        """Compute one output, float32. `shrink`: free the passes' memory. Raises the package's exceptions."""
+        """Compute one output, float32. `shrink`: free the passes' memory. Raises the package's
+        exceptions."""
         shrink |= not self._has_run
         self.holds, self._has_run = self.holds and not shrink, True
         how = self._shrinking if shrink else None
@@ -145,7 +158,8 @@ class Session:
         return found
 
 
-Opening = Future[Session | None]  # None: it failed to open, and another session replaces it
+# None: it failed to open, and another session replaces it
+Opening = Future[Session | None]
 
 
 def open_sessions(
@@ -157,11 +171,13 @@ def open_sessions(
     cache_gb: float = 0,
     alone: Graph | None = None,
 ) -> list[Opening]:
-    """A session for each number of threads. Only the first is open on return. `weights`: the checkpoint of the tensors.
+    """A session for each number of threads. Only the first is open on return. `weights`: the
+    checkpoint of the tensors.
     `cache_gb`: as for `packed`.
 
-    `alone`: a graph of the same tensors for one text. Its session comes last and has the last number of threads. It is left out
-    if it would need a second copy of the tensors. Raises LoadError, naming the model's folder.
+    `alone`: a graph of the same tensors for one text. Its session comes last and has the last
+    number of threads. It is left out if it would need a second copy of the tensors. Raises
+    LoadError, naming the model's folder.
     """
     try:
         with ExitStack() as stack:
@@ -174,7 +190,8 @@ def open_sessions(
             return [opened(Session(each.onnx, count, held)) for each, count in graphs]
     except LoadError:
         raise
-    except Exception as error:  # the library's own exceptions
+    except Exception as error:
+        # The library's own exceptions
         raise _refused(weights.folder, error) from error
 
 
@@ -197,15 +214,15 @@ def _mapped(
     tensors: Mapping[str, Floats],
     stack: ExitStack,
 ) -> list[Opening]:
-    """Open the sessions of a packed file. `stack` closes the file, which must exist until all sessions are open."""
+    """Open the sessions of a packed file. `stack` closes the file, which must exist until all
+    sessions are open."""
     others: list[Callable[[], Session]] = [
         partial(Session, path, count, is_packed=True) for count in threads[1:]
     ]
     if alone is not None:
         beside = _tensors_beside(path)
-        changed = {
-            name: shape for name, shape in alone.weights.items() if name not in beside
-        }  # by the optimization
+        # By the optimization
+        changed = {name: shape for name, shape in alone.weights.items() if name not in beside}
         if 4 * sum(map(prod, changed.values())) < LEAST_BYTES:
             content = alone.body + nested(
                 7, b"".join(beside[name] for name in alone.weights if name in beside)
@@ -230,7 +247,8 @@ def _open(
         for make, opening in zip(makers, openings, strict=True):
             try:
                 opening.set_result(make())
-            except Exception as error:  # the library's own exceptions
+            except Exception as error:
+                # The library's own exceptions
                 log.warning(
                     "a session could not be opened, so the first session does its work: %s", error
                 )
@@ -239,16 +257,19 @@ def _open(
 
 
 def _tensors_beside(path: Path) -> dict[str, bytes]:
-    """By name: the fields of a graph with tensors, or with the places of tensors and packed forms in other files."""
+    """By name: the fields of a graph with tensors, or with the places of tensors and packed forms
+    in other files."""
     tensors = [tensor for graph in parts(path.read_bytes(), 7) for tensor in parts(graph, 5)]
     return {next(parts(tensor, 8)).decode(): nested(5, tensor) for tensor in tensors}
 
 
 def open_file(path: Path, folder: Path, threads: Sequence[int]) -> list[Opening]:
-    """Open the sessions of an ONNX file with weights. Raises LoadError, naming the model's folder."""
+    """Open the sessions of an ONNX file with weights. Raises LoadError, naming the model's
+    folder."""
     try:
         return [opened(Session(path, count)) for count in threads]
-    except Exception as error:  # the library's own exceptions
+    except Exception as error:
+        # The library's own exceptions
         raise _refused(folder, error) from error
 
 
@@ -257,16 +278,19 @@ def _refused(folder: Path, error: Exception) -> LoadError:
 
 
 def thread_counts(threads: int) -> list[int]:
-    """The threads of each session: of the lanes' one, and of one over all cores if the lanes' one has fewer."""
+    """The threads of each session: of the lanes' one, and of one over all cores if the lanes' one
+    has fewer."""
     cores = available_cores()
     return [threads, cores] if threads < cores else [threads]
 
 
 class MlmHead:
-    """SPLADE's masked-language-model head, and sessions for its product with the word table, nearly all of the work.
+    """SPLADE's masked-language-model head, and sessions for its product with the word table, nearly
+    all of the work.
 
-    For short texts ONNX Runtime computes it two to six times as fast as numpy. It has its own session, since a session always
-    computes its whole graph, and other outputs do not need this product.
+    For short texts ONNX Runtime computes it two to six times as fast as numpy. It has its own
+    session, since a session always computes its whole graph, and other outputs do not need this
+    product.
     """
 
     def __init__(
@@ -308,7 +332,8 @@ class OnnxBackend(HostBackend):
         threads: int = 1,
         cache_gb: float = 0,
     ) -> None:
-        """`threads`: of one pass; above 1 for a single caller, since several multi-threaded passes slow each other down.
+        """`threads`: of one pass; above 1 for a single caller, since several multi-threaded passes
+        slow each other down.
         `cache_gb`: as for `packed_file.packed`."""
         self.shares_prefixes = graph.causal
         words = word_table(spec, graph.weights)
@@ -329,7 +354,8 @@ class OnnxBackend(HostBackend):
     def from_file(
         cls, spec: ModelSpec, path: Path, *, dtype: str = "float32", threads: int = 1
     ) -> OnnxBackend:
-        """Open a checkpoint's own ONNX file of its trunk, weights included. Raises LoadError and its subclasses."""
+        """Open a checkpoint's own ONNX file of its trunk, weights included. Raises LoadError and
+        its subclasses."""
         if spec.is_splade:
             raise UnsupportedArchitecture(f"{path}: a SPLADE model's head is read from safetensors")
         check_file(path)
@@ -345,12 +371,12 @@ class OnnxBackend(HostBackend):
     def _start(self, spec: ModelSpec, dtype: str, threads: int) -> None:
         super().__init__(spec)
         self.dtype = dtype
-        # In mixed traffic MiniLM reaches 1.08 to 1.10 times the rate that it has with 512 (Xeon with AMX, 2 MB of L2 a core).
+        # In mixed traffic MiniLM reaches 1.08 to 1.10 times the rate that it has with 512 (Xeon
+        # with AMX, 2 MB of L2 a core).
         self.busy_tokens = busy_tokens(spec.hidden_size, threads, most=256)
         self.lanes = both_lanes(available_cores()) if threads == 1 else (LaneKind.BULK,)
-        self._counts = thread_counts(
-            threads
-        )  # of the sessions for any batch; a further session takes single texts
+        # Of the sessions for any batch; a further session takes single texts
+        self._counts = thread_counts(threads)
         self._output = "hidden"
 
     def _open(self, openings: Sequence[Opening]) -> None:
@@ -394,7 +420,8 @@ class OnnxBackend(HostBackend):
             or not np.isfinite(tokens.values).all()
         ):
             raise UnsupportedArchitecture(
-                f"{path}: gives states of shape {list(tokens.values.shape)} for {sum(map(len, texts))} tokens"
+                f"{path}: gives states of shape {list(tokens.values.shape)} for "
+                f"{sum(map(len, texts))} tokens"
             )
 
     def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:

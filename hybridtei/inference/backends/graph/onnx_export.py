@@ -1,8 +1,8 @@
-"""`hybridtei export`: writes a model's folder with an ONNX file that includes the weights, in the layout of optimum and
-sentence-transformers.
+"""`hybridtei export`: writes a model's folder with an ONNX file that includes the weights, in the
+layout of optimum and sentence-transformers.
 
-The folder has `onnx/model.onnx` or `onnx/model_quantized.onnx`, and the checkpoint's own configuration, tokenizer, modules and
-heads.
+The folder has `onnx/model.onnx` or `onnx/model_quantized.onnx`, and the checkpoint's own
+configuration, tokenizer, modules and heads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 
-LARGEST_FILE = 1_500_000_000  # bytes of tensors; larger ones go into a second file, since a protobuf message ends at 2 GB
+# Bytes of tensors; larger ones go into a second file, since a protobuf message ends at 2 GB
+LARGEST_FILE = 1_500_000_000
 DESCRIBING = frozenset({".json", ".txt", ".model"})
 NO_COPY = frozenset({"onnx", "openvino"})
 
@@ -50,7 +51,8 @@ def export_model(
     dtype: Literal["float32", "int8"] = "float32",
     guard: Guard | None = None,
 ) -> Report:
-    """Write a new model folder with an ONNX file. Raises LoadError, also if an int8 model fails `guard`."""
+    """Write a new model folder with an ONNX file. Raises LoadError, also if an int8 model fails
+    `guard`."""
     if spec.is_splade:
         raise UnsupportedArchitecture(
             f"{spec.folder}: SPLADE models can be served, but not exported"

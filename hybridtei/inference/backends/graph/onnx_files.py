@@ -1,7 +1,8 @@
 """A checkpoint's own ONNX files with weights: written by `onnx_export`, or by others.
 
-A checkpoint's graph is not trusted: its inputs and outputs must be a trunk's, and its references to files must not leave the
-folder. If the checkpoint also has weights, the graph's result is compared with theirs.
+A checkpoint's graph is not trusted: its inputs and outputs must be a trunk's, and its references to
+files must not leave the folder. If the checkpoint also has weights, the graph's result is compared
+with theirs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ FILES: Mapping[str, tuple[str, ...]] = {
     dtype: tuple(f"{home}{name}.onnx" for name in names for home in ("onnx/", ""))
     for dtype, names in _NAMES.items()
 }
-WORDS = "word_embeddings.safetensors"  # beside a graph that we exported, for a head that reads the table
+# Beside a graph that we exported, for a head that reads the table
+WORDS = "word_embeddings.safetensors"
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 NEEDED = frozenset({"input_ids", "attention_mask"})
 HIDDEN = ("last_hidden_state", "token_embeddings", "hidden_states", "hidden")
@@ -84,7 +86,8 @@ def check_graphs(spec: ModelSpec, backend: str, dtype: str | None) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raises LoadError or MissingArtifact if the file is not ONNX, or needs files that are missing or outside its folder."""
+    """Raises LoadError or MissingArtifact if the file is not ONNX, or needs files that are missing
+    or outside its folder."""
     require(path)
     try:
         with (
@@ -99,7 +102,8 @@ def check_file(path: Path) -> None:
 
 
 def words_beside(path: Path, spec: ModelSpec) -> Floats | None:
-    """The table of word embeddings, if the sparse head reads it. Raises LoadError if it is missing or another model's."""
+    """The table of word embeddings, if the sparse head reads it. Raises LoadError if it is missing
+    or another model's."""
     if spec.sparse is None or "embedding" not in spec.sparse.inputs:
         return None
     file = path.parent / WORDS
@@ -111,7 +115,8 @@ def words_beside(path: Path, spec: ModelSpec) -> Floats | None:
 
 
 def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) -> str:
-    """The name of the output with a row for each token. Raises UnsupportedArchitecture if the graph is not a trunk."""
+    """The name of the output with a row for each token. Raises UnsupportedArchitecture if the graph
+    is not a trunk."""
     inputs = {node.name: node for node in session.get_inputs()}
     if not NEEDED <= set(inputs) <= INPUTS:
         raise UnsupportedArchitecture(

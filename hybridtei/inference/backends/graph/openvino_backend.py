@@ -1,18 +1,22 @@
-"""OpenVINO on the CPU, in float32, bfloat16 or int8, with the graphs and heads of ONNX Runtime's backend.
+"""OpenVINO on the CPU, in float32, bfloat16 or int8, with the graphs and heads of ONNX Runtime's
+backend.
 
-Passes run in OpenVINO's own threads, whose priority is that of the thread that started them, not the caller's. So bulk lanes
-have their own compiled model, made by a thread of low priority; express lanes have a second one, and single short texts a third
-one over all cores. Each compiled model packs the matrices again, which costs memory. So a model with large matrices is compiled
-once, over all cores, for a single lane.
+Passes run in OpenVINO's own threads, whose priority is that of the thread that started them, not
+the caller's. So bulk lanes have their own compiled model, made by a thread of low priority; express
+lanes have a second one, and single short texts a third one over all cores. Each compiled model
+packs the matrices again, which costs memory. So a model with large matrices is compiled once, over
+all cores, for a single lane.
 
-OpenVINO compiles kernels for a shape and keeps them: a new shape costs some 15 ms and 2 MB in each thread. So rectangles and
-numbers of tokens are rounded up to a few sizes, and each thread keeps a bounded number of kernels.
+OpenVINO compiles kernels for a shape and keeps them: a new shape costs some 15 ms and 2 MB in each
+thread. So rectangles and numbers of tokens are rounded up to a few sizes, and each thread keeps a
+bounded number of kernels.
 
-In int8, groups of numbers in a matrix's row share a scale. If the processor multiplies bytes, groups of a token's numbers share
-a scale that the pass computes; otherwise only the matrices are smaller. `openvino_model.Int8Form` describes the forms.
+In int8, groups of numbers in a matrix's row share a scale. If the processor multiplies bytes,
+groups of a token's numbers share a scale that the pass computes; otherwise only the matrices are
+smaller. `openvino_model.Int8Form` describes the forms.
 
-Inputs are copied, never shared (`share_inputs`): after a pass on shared memory the graph keeps its address and writes the next
-request's inputs there, where other objects may be by then.
+Inputs are copied, never shared (`share_inputs`): after a pass on shared memory the graph keeps its
+address and writes the next request's inputs there, where other objects may be by then.
 """
 
 from __future__ import annotations
@@ -49,12 +53,15 @@ from hybridtei.system.machine import LaneKind, available_cores, both_lanes, lowe
 
 import openvino as ov  # isort: skip  # after `openvino_model`, which turns off its reports
 
-LARGE_BYTES = 256_000_000  # bytes of matrices; above, only one compiled model: on two cores one lane is as fast
+# Bytes of matrices; above, only one compiled model: on two cores one lane is as fast
+LARGE_BYTES = 256_000_000
 PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
 THREADS = Path("/proc/self/task")
 QUERY_TOKENS = 32
-KERNELS = 60  # kernels that a thread keeps, 2 MB for a dozen of one shape; more kernels saved 3 % of the time
-ATTEMPTS = 8  # closed models; their idle threads may hinder new ones
+# Kernels that a thread keeps, 2 MB for a dozen of one shape; more kernels saved 3 % of the time
+KERNELS = 60
+# Closed models; their idle threads may hinder new ones
+ATTEMPTS = 8
 
 
 class OpenVinoBackend(HostBackend):
@@ -74,10 +81,12 @@ class OpenVinoBackend(HostBackend):
         threads: int = 1,
         bulk_niceness: int = 10,
     ) -> None:
-        """`threads`: of one pass. More than one is for a single caller, since such passes share a processor badly.
+        """`threads`: of one pass. More than one is for a single caller, since such passes share a
+        processor badly.
 
-        `int8`: the form for the `dtype` int8; default: groups of 64. `bulk_niceness`: of the bulk lanes' threads, since the
-        callers' priority does not reach OpenVINO's threads. Raises LoadError.
+        `int8`: the form for the `dtype` int8; default: groups of 64. `bulk_niceness`: of the bulk
+        lanes' threads, since the callers' priority does not reach OpenVINO's threads. Raises
+        LoadError.
         """
         super().__init__(spec)
         self.dtype = dtype
@@ -107,7 +116,8 @@ class OpenVinoBackend(HostBackend):
             )
         except LoadError as error:
             raise LoadError(f"{weights.folder}: {error}") from error
-        except Exception as error:  # bare RuntimeErrors
+        except Exception as error:
+            # Bare RuntimeErrors
             raise LoadError(f"{weights.folder}: OpenVINO refuses the graph: {error}") from error
         mlm = (
             MlmHead(spec, weights, table, threads=threads)
@@ -130,7 +140,8 @@ class OpenVinoBackend(HostBackend):
         super().enter_lane(kind)
 
     def free_unused(self) -> None:
-        """Free idle memory. The next pass packs the matrices again, and reads the checkpoint's files for that."""
+        """Free idle memory. The next pass packs the matrices again, and reads the checkpoint's
+        files for that."""
         self._models.free_unused()
         self._weights.release()
 
@@ -149,7 +160,8 @@ class OpenVinoBackend(HostBackend):
 class _Models:
     """The graph, compiled for each kind of caller.
 
-    Threads inherit their starter's priority, and all models of a process share some threads, so the bulk model comes last.
+    Threads inherit their starter's priority, and all models of a process share some threads, so the
+    bulk model comes last.
     """
 
     def __init__(
@@ -164,7 +176,8 @@ class _Models:
         team: int,
         bulk_niceness: int,
     ) -> None:
-        """`positions`: as for `declared`. `team`: the threads of the only model, which all callers share, or 0."""
+        """`positions`: as for `declared`. `team`: the threads of the only model, which all callers
+        share, or 0."""
         core = ov.Core()
         _check_processor(core, settings["INFERENCE_PRECISION_HINT"])
         model = model_of(core, graph, tensors, positions, by_token=by_token)
@@ -174,7 +187,8 @@ class _Models:
             )
             return
         self._all_cores = _compile(core, model, settings, threads=cores, streams=1)
-        if cores == 1:  # a single stream runs in its caller's thread, but one caller at a time
+        # A single stream runs in its caller's thread, but one caller at a time
+        if cores == 1:
             self._express = self._all_cores
         else:
             self._express = _compile(core, model, settings, threads=cores, streams=cores)
@@ -194,8 +208,8 @@ class _Models:
 
 
 class _Compiled:
-    """A compiled model and its idle inference requests, one for each concurrent caller so far. Requests are never deleted,
-    since the model may keep a deleted request's memory.
+    """A compiled model and its idle inference requests, one for each concurrent caller so far.
+    Requests are never deleted, since the model may keep a deleted request's memory.
     """
 
     def __init__(self, model: ov.CompiledModel) -> None:
@@ -205,7 +219,8 @@ class _Compiled:
         self.inputs = frozenset(port.any_name for port in model.inputs)
 
     def free_unused(self) -> None:
-        """Free the passes' memory, unless a pass runs: OpenVINO would raise, and the next pass would need the memory."""
+        """Free the passes' memory, unless a pass runs: OpenVINO would raise, and the next pass
+        would need the memory."""
         with self._changing:
             if not self._running:
                 self._model.release_memory()
@@ -225,7 +240,8 @@ class _Compiled:
 
 
 def _fill(request: ov.InferRequest, feed: Feed) -> None:
-    """Copy inputs into the request's tensors. `infer` would raise an exception an input to compare shapes: 0.3 ms."""
+    """Copy inputs into the request's tensors. `infer` would raise an exception an input to compare
+    shapes: 0.3 ms."""
     for name, values in feed.items():
         tensor = request.get_tensor(name)
         tensor.shape = values.shape
@@ -233,7 +249,8 @@ def _fill(request: ov.InferRequest, feed: Feed) -> None:
 
 
 def _grown_sizes(sizes: Sizes) -> Sizes:
-    """Round sizes up to few shapes. All lone queries have one shape, since a new shape costs more than padding."""
+    """Round sizes up to few shapes. All lone queries have one shape, since a new shape costs more
+    than padding."""
     tokens, rows, columns = sizes
     if rows == 1 and tokens <= QUERY_TOKENS:
         return QUERY_TOKENS, 1, QUERY_TOKENS
@@ -264,7 +281,8 @@ def _settings(dtype: str, int8: Int8Form | None) -> Settings:
 def _compile(
     core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int
 ) -> _Compiled:
-    """Compile with new threads: OpenVINO would reuse a closed model's threads, which may have another priority."""
+    """Compile with new threads: OpenVINO would reuse a closed model's threads, which may have
+    another priority."""
     settings: dict[str, Any] = {
         **wanted,
         "INFERENCE_NUM_THREADS": threads,
@@ -299,12 +317,14 @@ def _check_processor(core: ov.Core, precision: ov.Type) -> None:
     able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if precision == ov.Type.bf16 and "BF16" not in able:
         raise LoadError(
-            f"this processor does not compute in bfloat16, float32 runs everywhere (it has {', '.join(able)})"
+            "this processor does not compute in bfloat16, float32 runs everywhere (it has "
+            f"{', '.join(able)})"
         )
 
 
 def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str], positions: int) -> None:
-    """Raises IndexError for ids outside a table, where OpenVINO would read other memory without an error."""
+    """Raises IndexError for ids outside a table, where OpenVINO would read other memory without an
+    error."""
     types = batch.token_type_ids if "token_type_ids" in taken else None
     places = batch.position_ids if POSITIONS in taken else None
     tables = (

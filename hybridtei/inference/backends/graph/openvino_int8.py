@@ -1,8 +1,9 @@
-"""int8 on OpenVINO in the form that fits the processor's instructions, and bfloat16: each judged once and kept.
+"""int8 on OpenVINO in the form that fits the processor's instructions, and bfloat16: each judged
+once and kept.
 
-Small groups are closer to float32; large ones are mostly faster, depending on the processor. The vectors of sample texts are
-compared with float32's of the same engine and weights. The divisors of channels come from the same texts; they only change
-where numbers are rounded.
+Small groups are closer to float32; large ones are mostly faster, depending on the processor. The
+vectors of sample texts are compared with float32's of the same engine and weights. The divisors of
+channels come from the same texts; they only change where numbers are rounded.
 """
 
 from __future__ import annotations
@@ -51,17 +52,27 @@ log = logging.getLogger(__name__)
 
 GUARD = Guard(worst=0.997, mean=0.997, overlap=0.97)
 BFLOAT16_GUARD = Guard(worst=0.999, mean=0.999)
-SAFEST = 64  # the most exact form, for processors without a row below, which were not measured
-# Instruction, by Linux's name -> group size. The processor's first instruction in this order counts.
+# The most exact form, for processors without a row below, which were not measured
+SAFEST = 64
+# Instruction, by Linux's name -> group size. The processor's first instruction in this order
+# counts.
 GROUPS = {
-    "amx_int8": BY_TOKEN,  # measured: 2.9 to 3.2 x the speed of MiniLM in float32 by tiles; groups need vector registers
-    "avx512_vnni": 128,  # measured: 1.02 to 1.10 x the speed of groups of 64; groups of 384 failed the guard for some texts
-    "avx_vnni": SAFEST,  # not measured
+    # Measured: 2.9 to 3.2 x the speed of MiniLM in float32 by tiles; groups need vector registers
+    "amx_int8": BY_TOKEN,
+    # Measured: 1.02 to 1.10 x the speed of groups of 64; groups of 384 failed the guard for some
+    # texts
+    "avx512_vnni": 128,
+    # Not measured
+    "avx_vnni": SAFEST,
 }
 CPU_INFO = Path("/proc/cpuinfo")
-SHARE = 0.6  # share of an outlier's scale that moves from tokens to matrices
-LEAST = 1e-3  # of the largest channel, as a minimum: a channel that is zero in the sample texts may not be zero in others
-GAIN = 2  # products per rounded number; below, computing a token's scale costs too much
+# Share of an outlier's scale that moves from tokens to matrices
+SHARE = 0.6
+# Of the largest channel, as a minimum: a channel that is zero in the sample texts may not be zero
+# in others
+LEAST = 1e-3
+# Products per rounded number; below, computing a token's scale costs too much
+GAIN = 2
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -75,7 +86,8 @@ def open_int8(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenV
     """Open a model in int8 that passed the guard. Raises LoadError."""
     if group_of(_instructions()) == BY_TOKEN:
         log.warning(
-            "this processor has AMX: --dtype bfloat16 is about as fast as int8, and nearer to float32"
+            "this processor has AMX: --dtype bfloat16 is about as fast as int8, and nearer to "
+            "float32"
         )
     form = int8_form(spec, weights)
     return OpenVinoBackend(
@@ -104,16 +116,15 @@ def group_of(instructions: Sequence[str]) -> int:
 
 
 def int8_form(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> Int8Form:
-    """This processor's form for a checkpoint: stored by an earlier start with the usual guard, or judged now.
+    """This processor's form for a checkpoint: stored by an earlier start with the usual guard, or
+    judged now.
 
     Raises LoadError with the figures if the form fails the guard.
     """
     graph, group = family_graph(spec), group_of(_instructions())
     what = f"int8 on OpenVINO in {'whole tokens' if group == BY_TOKEN else f'groups of {group}'}"
-    path = (
-        graphs_folder()
-        / f"int8-openvino-{digest(graph, spec.folder, f'{group} {ov.__version__}'.encode())}.msgpack"
-    )
+    name = digest(graph, spec.folder, f"{group} {ov.__version__}".encode())
+    path = graphs_folder() / f"int8-openvino-{name}.msgpack"
 
     def make() -> _Kept:
         form = Int8Form(
@@ -142,7 +153,8 @@ def _instructions() -> list[str]:
 def judged(
     spec: ModelSpec, graph: Graph, weights: Weights, dtype: str, form: Int8Form | None = None
 ) -> Fidelity:
-    """The fidelity of a precision to float32 on sample texts, with one model in memory at a time. `form`: of int8."""
+    """The fidelity of a precision to float32 on sample texts, with one model in memory at a time.
+    `form`: of int8."""
     found = list[Floats]()
     for each in (dtype, "float32"):
         with closing(
@@ -155,7 +167,8 @@ def judged(
 def divisors(
     spec: ModelSpec, graph: Graph, weights: Weights, *, gain: float = 0
 ) -> dict[str, Floats]:
-    """The divisors of matrices with at least `gain` products a number, from the sample texts in float32."""
+    """The divisors of matrices with at least `gain` products a number, from the sample texts in
+    float32."""
     core = ov.Core()
     model = declared(core, graph, count_positions(spec))
     shared = shared_inputs(model, int8_matrices(graph))
@@ -173,7 +186,8 @@ def divisors(
 
 
 def smoothing(tokens: Floats, matrix: Floats) -> Floats:
-    """Divisors float32[k] from each channel's largest magnitude in tokens and in a matrix. Their geometric mean is 1."""
+    """Divisors float32[k] from each channel's largest magnitude in tokens and in a matrix. Their
+    geometric mean is 1."""
     logarithms = SHARE * _logarithms(tokens) - (1 - SHARE) * _logarithms(matrix)
     return np.asarray(np.exp(logarithms - logarithms.mean()), dtype=np.float32)
 
@@ -185,7 +199,8 @@ def _logarithms(sizes: Floats) -> Floats:
 def _largest(
     spec: ModelSpec, core: ov.Core, model: ov.Model, values: Sequence[ov.Output]
 ) -> list[Floats]:
-    """The largest magnitude in each channel float32[k] of these values of a model, over the sample texts."""
+    """The largest magnitude in each channel float32[k] of these values of a model, over the sample
+    texts."""
     model.add_outputs(list(values))
     settings = {"INFERENCE_PRECISION_HINT": ov.Type.f32, "INFERENCE_NUM_THREADS": available_cores()}
     request = core.compile_model(model, "CPU", settings).create_infer_request()

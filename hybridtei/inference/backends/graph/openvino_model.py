@@ -1,4 +1,5 @@
-"""A family's graph with a checkpoint's weights, as OpenVINO's model: in float32, or with its matrices in eight bits."""
+"""A family's graph with a checkpoint's weights, as OpenVINO's model: in float32, or with its
+matrices in eight bits."""
 
 from __future__ import annotations
 
@@ -23,14 +24,17 @@ from hybridtei.outputs import Floats
 
 # oneDNN has its own cache of kernels, which would keep the kernels that OpenVINO's caches drop.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
-# `import openvino` reports its use over the network and writes into the home folder, unless this package is missing.
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: cannot be imported
+# `import openvino` reports its use over the network and writes into the home folder, unless this
+# package is missing. None: cannot be imported
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 import openvino as ov  # noqa: E402
 from openvino import opset13 as ops  # noqa: E402
 
-BY_TOKEN = 0  # as a group size: all numbers of a token and of a matrix's row
-TINY = 1e-30  # the scale of zeros
+# As a group size: all numbers of a token and of a matrix's row
+BY_TOKEN = 0
+# The scale of zeros
+TINY = 1e-30
 POSITIONS = "position_ids"
 # Rows of a table of positions: 64 MB for heads of 128 numbers.
 MAX_POSITIONS = 131_072
@@ -42,14 +46,16 @@ Tensors = Mapping[str, Floats | Int8Matrix]
 
 @dataclass(frozen=True, slots=True)
 class Int8Form:
-    """The form of matrices in eight bits. `group`: the count of numbers in a row, and in a token, that share a scale.
+    """The form of matrices in eight bits. `group`: the count of numbers in a row, and in a token,
+    that share a scale.
 
-    OpenVINO's product computes the scales of a token's groups, in vector registers. The graph computes the scales of whole
-    tokens; the other numbers are bfloat16, so that the product runs in AMX tiles.
+    OpenVINO's product computes the scales of a token's groups, in vector registers. The graph
+    computes the scales of whole tokens; the other numbers are bfloat16, so that the product runs in
+    AMX tiles.
 
-    `divisors` float32[k] of each matrix float32[v, k]: its input's channels are divided, and its columns multiplied by them.
-    The products stay the same, and outliers that would determine a scale shrink (SmoothQuant, arXiv:2211.10438). Without
-    divisors all matrices have eight bits.
+    `divisors` float32[k] of each matrix float32[v, k]: its input's channels are divided, and its
+    columns multiplied by them. The products stay the same, and outliers that would determine a
+    scale shrink (SmoothQuant, arXiv:2211.10438). Without divisors all matrices have eight bits.
     """
 
     group: int
@@ -71,7 +77,8 @@ def int8_matrices(graph: Graph) -> list[str]:
 
 
 def tensors_of(graph: Graph, weights: Weights, int8: Int8Form | None) -> Tensors:
-    """The checkpoint's tensors; with a form, matrices in eight bits. Only one matrix at a time is in memory as float32."""
+    """The checkpoint's tensors; with a form, matrices in eight bits. Only one matrix at a time is
+    in memory as float32."""
     keys = graph_keys(graph, weights)
     if int8 is None:
         return {name: weights.float32(key) for name, key in keys.items()}
@@ -102,8 +109,8 @@ def declared(core: ov.Core, graph: Graph, positions: int) -> ov.Model:
 def _decompose_attention(model: ov.Model) -> None:
     """Replace each attention operator by two products with a softmax between them.
 
-    OpenVINO's own decomposition also writes a transposed copy of the keys and replaces NaN in the results. Without both, a
-    pass of MiniLM takes 0.92 of the time (bfloat16, Xeon with AMX).
+    OpenVINO's own decomposition also writes a transposed copy of the keys and replaces NaN in the
+    results. Without both, a pass of MiniLM takes 0.92 of the time (bfloat16, Xeon with AMX).
     """
     masks: dict[tuple[str, int], ov.Output] = {}
     for node in model.get_ordered_ops():
@@ -136,15 +143,18 @@ def _additive_mask(mask: ov.Output) -> ov.Output:
     """The mask as numbers: of a boolean mask, 0 for keys to attend to and `MASKED` for others."""
     if mask.get_element_type() != ov.Type.boolean:
         return mask
-    if _is_of_keys(mask):  # the addition broadcasts too
+    # The addition broadcasts too
+    if _is_of_keys(mask):
         mask = mask.get_node().input_value(0)
     return ops.select(mask, ops.constant(np.float32(0)), ops.constant(np.float32(MASKED))).output(0)
 
 
 def _zero_without_keys(attended: ov.Node, mask: ov.Output) -> ov.Output:
-    """Attention's output, 0 for queries without any key: a softmax over masked keys alone would give their mean.
+    """Attention's output, 0 for queries without any key: a softmax over masked keys alone would
+    give their mean.
 
-    Tokens that no token attends to (`Encoding.unseen`) have no key if their window has only such tokens.
+    Tokens that no token attends to (`Encoding.unseen`) have no key if their window has only such
+    tokens.
     """
     if mask.get_element_type() != ov.Type.boolean or _is_of_keys(mask):
         return attended.output(0)
@@ -153,10 +163,11 @@ def _zero_without_keys(attended: ov.Node, mask: ov.Output) -> ov.Output:
 
 
 def _tabulate_positions(core: ov.Core, model: ov.Model, positions: int) -> None:
-    """Replace what depends on a token's position alone, such as the cosine of its angle, by a table of all positions.
+    """Replace what depends on a token's position alone, such as the cosine of its angle, by a table
+    of all positions.
 
-    With a hint for bfloat16 OpenVINO would round positions and angles: above 256 a position has no bfloat16 of its own. A table
-    is a constant, which stays float32.
+    With a hint for bfloat16 OpenVINO would round positions and angles: above 256 a position has no
+    bfloat16 of its own. A table is a constant, which stays float32.
     """
     sources: dict[str, frozenset[str]] = {}
     for node in model.get_ordered_ops():
@@ -191,7 +202,8 @@ def _of_positions(core: ov.Core, output: ov.Output, ids: ov.Node, positions: int
 
 
 def shared_inputs(model: ov.Model, matrices: Collection[str]) -> list[tuple[ov.Output, list[str]]]:
-    """Inputs of the batch's products, each with its matrices. Matrices with several inputs are left out."""
+    """Inputs of the batch's products, each with its matrices. Matrices with several inputs are left
+    out."""
     found: dict[tuple[str, int], tuple[ov.Output, list[str]]] = {}
     for parameter in model.get_parameters():
         products = [reader.get_node() for reader in parameter.output(0).get_target_inputs()]
@@ -206,8 +218,8 @@ def shared_inputs(model: ov.Model, matrices: Collection[str]) -> list[tuple[ov.O
 def model_of(
     core: ov.Core, graph: Graph, tensors: Tensors, positions: int, *, by_token: bool = False
 ) -> ov.Model:
-    """The graph with its weights, which are not copied. `positions`: as for `declared`. `by_token`: `BY_TOKEN` is the group
-    size."""
+    """The graph with its weights, which are not copied. `positions`: as for `declared`. `by_token`:
+    `BY_TOKEN` is the group size."""
     model = declared(core, graph, positions)
     give_weights(model, tensors, by_token=by_token)
     return model
@@ -229,7 +241,8 @@ def give_weights(model: ov.Model, tensors: Tensors, *, by_token: bool = False) -
 
 
 class _Products:
-    """Puts matrices of eight bits into a graph. An input of several matrices is divided and quantised once."""
+    """Puts matrices of eight bits into a graph. An input of several matrices is divided and
+    quantised once."""
 
     def __init__(self, *, by_token: bool) -> None:
         self._by_token = by_token
@@ -277,7 +290,8 @@ def _divided(x: ov.Output, matrix: Int8Matrix) -> ov.Output:
 
 
 def _whole_tokens(x: ov.Output, matrix: Int8Matrix) -> tuple[ov.Node, ov.Node]:
-    """Whole numbers float32[t, k], which a product turns into bytes, and each token's scale float32[t, 1]."""
+    """Whole numbers float32[t, k], which a product turns into bytes, and each token's scale
+    float32[t, 1]."""
     x = _divided(x, matrix)
     last, one = ops.constant(np.array([-1])), partial(ops.constant, dtype=np.float32)
     largest = ops.maximum(
@@ -302,7 +316,8 @@ def _compressed(matrix: Int8Matrix) -> ov.Node:
 
 
 class _Lent:
-    """An array's memory, marked as writable: OpenVINO takes only such memory by reference, though it never writes constants."""
+    """An array's memory, marked as writable: OpenVINO takes only such memory by reference, though
+    it never writes constants."""
 
     def __init__(self, array: Floats) -> None:
         self._array = array

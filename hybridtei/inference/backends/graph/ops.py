@@ -1,16 +1,19 @@
-"""`families.ops.Ops` that write an ONNX graph of a family. Weights are only declared, by name and shape.
+"""`families.ops.Ops` that write an ONNX graph of a family. Weights are only declared, by name and
+shape.
 
-Inputs: `input_ids`, `position_ids` and, if the model has several, `token_type_ids` and `adapter_ids`, int64[t], texts end to
-end; `rows` int64[n * s], the token at each place of attention's rectangle (any token for padding); `places` int64[t], each
-token's place in it; `seen` int64[n, s], 1 for keys and 0 for padding. Output: `hidden` float32[t, h]. In causal graphs queries
-have their own rectangle: `queries` int64[n, q], the token at each place, and `starts` int64[n], the place of a row's first
-query among its keys; `places` are then places of queries.
+Inputs: `input_ids`, `position_ids` and, if the model has several, `token_type_ids` and
+`adapter_ids`, int64[t], texts end to end; `rows` int64[n * s], the token at each place of
+attention's rectangle (any token for padding); `places` int64[t], each token's place in it; `seen`
+int64[n, s], 1 for keys and 0 for padding. Output: `hidden` float32[t, h]. In causal graphs queries
+have their own rectangle: `queries` int64[n, q], the token at each place, and `starts` int64[n], the
+place of a row's first query among its keys; `places` are then places of queries.
 
-A graph for one text has only `input_ids`, `position_ids`, `token_type_ids` and `adapter_ids`, and gathers nothing. It has a
-second output `pooled` float32[1, h] if pooling is the model's whole dense head.
+A graph for one text has only `input_ids`, `position_ids`, `token_type_ids` and `adapter_ids`, and
+gathers nothing. It has a second output `pooled` float32[1, h] if pooling is the model's whole dense
+head.
 
-A graph for other readers of ONNX files takes a rectangle: `input_ids`, `attention_mask` and `token_type_ids` int64[n, s], and
-returns `last_hidden_state` float32[n, s, h].
+A graph for other readers of ONNX files takes a rectangle: `input_ids`, `attention_mask` and
+`token_type_ids` int64[n, s], and returns `last_hidden_state` float32[n, s, h].
 """
 
 from __future__ import annotations
@@ -39,12 +42,14 @@ from hybridtei.models.families.ops import Heads, Rotation, Rows, Tables
 
 T = TypeVar("T")
 POOLED = "pooled"
-# The least finite number of bfloat16. It becomes no infinity in bfloat16, where a sum of it could be NaN.
+# The least finite number of bfloat16. It becomes no infinity in bfloat16, where a sum of it could
+# be NaN.
 MASKED = -3.3895313892515355e38
 
 
 def family_graph(spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> Graph:
-    """Make the graph of a checkpoint's trunk from config.json, in milliseconds. `alone`: the graph for one text.
+    """Make the graph of a checkpoint's trunk from config.json, in milliseconds. `alone`: the graph
+    for one text.
 
     Raises LoadError, and UnsupportedArchitecture for an unknown family or setting.
     """
@@ -67,7 +72,8 @@ def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
 
 
 class OnnxOps:
-    """Graph-writing `Ops`. `weights`: the shape of each tensor that the graph needs; `matrices`: the tensors it multiplies by.
+    """Graph-writing `Ops`. `weights`: the shape of each tensor that the graph needs; `matrices`:
+    the tensors it multiplies by.
     `causal`: no token attends to a later one."""
 
     def __init__(self, spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> None:
@@ -125,9 +131,8 @@ class OnnxOps:
 
     def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
         table = self._weight(name, (rows, width))
-        return Rows(
-            self._node("Gather", table, self._ids.get(ids) or self._int(0)), width
-        )  # without types: type 0
+        # Without types: type 0
+        return Rows(self._node("Gather", table, self._ids.get(ids) or self._int(0)), width)
 
     def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
         return Rows(self._weight(name, (rows, width)), width, is_parameter=True)
@@ -138,7 +143,8 @@ class OnnxOps:
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
         weight = self._weight(f"{name}.weight", (width, x.width))
-        if not x.is_parameter:  # otherwise the product is a constant
+        # Otherwise the product is a constant
+        if not x.is_parameter:
             self.matrices.append(weight)
         more = [self._weight(f"{name}.bias", (width,))] if bias else []
         return Rows(self._node("Gemm", x.value, weight, *more, transB=1), width, x.is_parameter)
@@ -286,7 +292,8 @@ class OnnxOps:
         return self._node("Mul", total, self._float(heads.scale))
 
     def _against(self, x: Rows, table: Rows, heads: Heads) -> str:
-        """Products of each token's heads with their parts of each row of a table: float[n, heads, s, rows]."""
+        """Products of each token's heads with their parts of each row of a table: float[n, heads,
+        s, rows]."""
         rectangle = self._node(
             "Reshape", self._rectangle(x), self._list(0, 0, heads.count, heads.dim)
         )
@@ -340,7 +347,8 @@ class OnnxOps:
         )
 
     def _distance(self, *, apart: bool = False) -> str:
-        """Query minus key: int64[s, s], or int64[n, 1, q, s] if queries have their own rectangle (`apart`)."""
+        """Query minus key: int64[s, s], or int64[n, 1, q, s] if queries have their own rectangle
+        (`apart`)."""
 
         def make() -> str:
             keys = self._range(self._sides()[1])
@@ -358,7 +366,8 @@ class OnnxOps:
         return self._once(("distance", apart), make)
 
     def _mask(self, causal: bool, window: int | None, *, apart: bool) -> str:
-        """The mask bool[n, 1, q, s] of keys that each query attends to; "" if a single text attends to all of itself."""
+        """The mask bool[n, 1, q, s] of keys that each query attends to; "" if a single text attends
+        to all of itself."""
 
         def make() -> str:
             masks = [] if self._is_alone else [self._keys(apart)]
@@ -377,7 +386,8 @@ class OnnxOps:
         return self._once(("mask", causal, window), make)
 
     def _keys(self, apart: bool) -> str:
-        """The mask of keys: bool[n, 1, s, s], or bool[n, 1, 1, s], which a mask of queries `apart` broadcasts."""
+        """The mask of keys: bool[n, 1, s, s], or bool[n, 1, 1, s], which a mask of queries `apart`
+        broadcasts."""
         keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
         n, s = self._sides()
         return (

@@ -1,12 +1,15 @@
-"""A graph and its weights, packed by ONNX Runtime once a machine, in files that all sessions and processes map.
+"""A graph and its weights, packed by ONNX Runtime once a machine, in files that all sessions and
+processes map.
 
-The runtime writes the optimized graph, and its tensors with the packed forms of its matrices: 1.5 to 1.9 times the float32
-weights. A session that opens packs each tensor again to find its packed form in the file, and then computes from the file's
-pages. Checkpoints in half precision are first widened, tensor by tensor, into a file.
+The runtime writes the optimized graph, and its tensors with the packed forms of its matrices: 1.5
+to 1.9 times the float32 weights. A session that opens packs each tensor again to find its packed
+form in the file, and then computes from the file's pages. Checkpoints in half precision are first
+widened, tensor by tensor, into a file.
 
-The file's name is a hash of its sources: the graph, the checkpoint's files, ONNX Runtime's release, this processor. A new file
-is renamed when complete, with its length and digests in its last bytes, since a truncated map ends the process (SIGBUS) and a
-damaged tensor gives wrong vectors. The graph is compared at each start, the tensors in a thread after it.
+The file's name is a hash of its sources: the graph, the checkpoint's files, ONNX Runtime's release,
+this processor. A new file is renamed when complete, with its length and digests in its last bytes,
+since a truncated map ends the process (SIGBUS) and a damaged tensor gives wrong vectors. The graph
+is compared at each start, the tensors in a thread after it.
 """
 
 from __future__ import annotations
@@ -39,9 +42,12 @@ from hybridtei.system.machine import cache_folder, private_folder
 
 log = logging.getLogger(__name__)
 
-LEAST_BYTES = 16_000_000  # bytes of tensors and graph; packing fewer is faster than finding a file
-FACTOR = 1.9  # bound of the packed size, as a multiple of the input's
-DAYS = 30  # after this time an unused file is removed
+# Bytes of tensors and graph; packing fewer is faster than finding a file
+LEAST_BYTES = 16_000_000
+# Bound of the packed size, as a multiple of the input's
+FACTOR = 1.9
+# After this time an unused file is removed
+DAYS = 30
 GB = 1_000_000_000
 GRAPH, TENSORS, WIDENED = "packed.onnx", "packed.bin", "widened.bin"
 # The end of TENSORS: MARK, the number of bytes before, the digests of GRAPH and of those bytes
@@ -54,27 +60,28 @@ TEMPORARY = "hybridtei-"
 LEFT_SECONDS = 60
 # A larger file is read once the start is over, so that the start has the processor and the disk
 CHECKED_AT_ONCE_BYTES, CHECK_DELAY_SECONDS = 256_000_000, 30.0
-# ONNX Runtime's fused kernel of a sum and a norm is not vectorised. Two separate kernels take a quarter of its time, which
-# saves a tenth of a pass (1.31, AVX-512).
+# ONNX Runtime's fused kernel of a sum and a norm is not vectorised. Two separate kernels take a
+# quarter of its time, which saves a tenth of a pass (1.31, AVX-512).
 SLOWER = "SkipLayerNormFusion"
 SAVING = {
-    "session.model_external_initializers_file_folder_path": "/",  # of the input tensors
+    # Of the input tensors
+    "session.model_external_initializers_file_folder_path": "/",
     "session.optimized_model_external_initializers_file_name": TENSORS,
     "session.save_external_prepacked_constant_initializers": "1",
 }
 LEAST_TENSOR = "session.optimized_model_external_initializers_min_size_in_bytes"
 LEAST_TENSOR_BYTES = 1024
-# Kernels read packed matrices by aligned loads: a misaligned one in the mapped file ends the process (SIGSEGV). The runtime
-# writes tensors below a megabyte without alignment.
+# Kernels read packed matrices by aligned loads: a misaligned one in the mapped file ends the
+# process (SIGSEGV). The runtime writes tensors below a megabyte without alignment.
 ALIGNMENT, SMALL_BYTES = 64, 1 << 20
-PLACES = re.compile(
-    rb"\d+(?=;)"
-)  # "NAME|offset;bytes;0": the place and size of a tensor's packed form
+# "NAME|offset;bytes;0": the place and size of a tensor's packed form
+PLACES = re.compile(rb"\d+(?=;)")
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A file in the cache folder. `used`: the time at which a session last opened it, in seconds since 1970."""
+    """A file in the cache folder. `used`: the time at which a session last opened it, in seconds
+    since 1970."""
 
     path: Path
     size: int
@@ -89,8 +96,9 @@ class Packed:
 def packed(
     graph: Graph, tensors: Mapping[str, Floats], weights: Weights, cache_gb: float
 ) -> Iterator[Path | None]:
-    """Yield the optimized graph, with packed tensors beside it, which open sessions no longer need. None: the tensors are
-    small, or there is no room. `cache_gb`: the bound of the cache folder; 0: use a temporary file.
+    """Yield the optimized graph, with packed tensors beside it, which open sessions no longer need.
+    None: the tensors are small, or there is no room. `cache_gb`: the bound of the cache folder; 0:
+    use a temporary file.
 
     Raises LoadError for tensors with NaN or infinity, or if the checkpoint changes meanwhile.
     """
@@ -119,7 +127,8 @@ def packed(
 
 @contextmanager
 def _temporary(place: str | None) -> Iterator[Path]:
-    """A folder that this process locks, after those of killed processes are removed. `place`: None for the default."""
+    """A folder that this process locks, after those of killed processes are removed. `place`: None
+    for the default."""
     import fcntl
 
     _remove_left(Path(place or tempfile.gettempdir()))
@@ -133,7 +142,8 @@ def _temporary(place: str | None) -> Iterator[Path]:
 
 
 def _remove_left(place: Path) -> None:
-    """Remove this user's folders that no process locks: a killed start leaves its file in memory."""
+    """Remove this user's folders that no process locks: a killed start leaves its file in
+    memory."""
     import fcntl
 
     for folder in place.glob(f"{TEMPORARY}*"):
@@ -157,7 +167,8 @@ def _tried(make: Callable[[], Path], place: str) -> Path | None:
         return make()
     except LoadError:
         raise
-    except Exception as error:  # ONNX Runtime raises its own exceptions on a full disk
+    except Exception as error:
+        # ONNX Runtime raises its own exceptions on a full disk
         log.warning(
             "packed weights cannot be stored in %s, so this start packs them in memory: %s",
             place,
@@ -175,8 +186,8 @@ def _roomy(needed: int) -> str | None:
 
 
 def packed_folder() -> Path:
-    """The folder of kept files. Raises LoadError if the user has no home, OSError if it is unusable or others may write to
-    it."""
+    """The folder of kept files. Raises LoadError if the user has no home, OSError if it is unusable
+    or others may write to it."""
     folder = cache_folder("") / "packed"
     try:
         return private_folder(folder)
@@ -188,14 +199,16 @@ def packed_files() -> list[Packed]:
     """The kept files, the last used first. Raises the errors of `packed_folder`."""
     found = []
     for path in packed_folder().iterdir():
-        with suppress(OSError):  # another process removed it, or there is no folder
+        # Another process removed it, or there is no folder
+        with suppress(OSError):
             found.append(Packed(path, _size(path), path.stat().st_mtime))
     return sorted(found, key=lambda each: -each.used)
 
 
 def prune(bound: float) -> list[Packed]:
-    """Remove files unused for 30 days, files of killed processes, and the longest unused ones above `bound` bytes; return them.
-    Sessions keep the pages of an open file. Raises the errors of `packed_folder`."""
+    """Remove files unused for 30 days, files of killed processes, and the longest unused ones above
+    `bound` bytes; return them. Sessions keep the pages of an open file. Raises the errors of
+    `packed_folder`."""
     with _writing(packed_folder()):
         return _prune(bound)
 
@@ -231,7 +244,8 @@ def _writing(folder: Path) -> Iterator[None]:
 def _kept(
     graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed: int, cache_gb: float
 ) -> Path:
-    """The file in the cache folder, written if missing. Waits while another process writes to the folder."""
+    """The file in the cache folder, written if missing. Waits while another process writes to the
+    folder."""
     path = packed_folder() / f"{weights.folder.name[:80]}-{_digest(graph, weights)}"
     if _is_whole(path):
         os.utime(path)
@@ -268,7 +282,8 @@ def _check_later(path: Path) -> None:
 
 
 def discard_damaged(path: Path) -> bool:
-    """Remove a file whose tensors changed since they were written, and log it. Return True if it was removed."""
+    """Remove a file whose tensors changed since they were written, and log it. Return True if it
+    was removed."""
     try:
         with (path / TENSORS).open("rb") as file:
             file.seek(-TRAILER.size, os.SEEK_END)
@@ -280,7 +295,8 @@ def discard_damaged(path: Path) -> bool:
         # Another process removed it
         return False
     log.error(
-        "packed weights: %s is damaged, and was removed: vectors made since this start may be wrong; start again",
+        "packed weights: %s is damaged, and was removed: vectors made since this start may be "
+        "wrong; start again",
         path,
     )
     shutil.rmtree(path, ignore_errors=True)
@@ -309,16 +325,15 @@ def _make_room(path: Path, needed: int, cache_gb: float) -> None:
 
 
 def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, folder: Path) -> Path:
-    """Let ONNX Runtime write both files. Raises LoadError, OSError, and ONNX Runtime's exceptions."""
+    """Let ONNX Runtime write both files. Raises LoadError, OSError, and ONNX Runtime's
+    exceptions."""
     import onnxruntime as ort
 
     identity = weights.identity()
     content = graph.body + _declared(graph, tensors, weights, folder / WIDENED)
     options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = (
-        1,
-        4,
-    )  # this module reports a full disk
+    # This module reports a full disk
+    options.intra_op_num_threads, options.log_severity_level = (1, 4)
     options.optimized_model_filepath = str(folder / GRAPH)
     for key, text in {**SAVING, LEAST_TENSOR: str(_least_bytes(graph))}.items():
         options.add_session_config_entry(key, text)
@@ -341,12 +356,11 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
 
 
 def _least_bytes(graph: Graph) -> int:
-    """The least bytes of a tensor in the file. Smaller tensors are in the graph, where each is aligned; these include all that
-    would misalign the next tensor in the file."""
+    """The least bytes of a tensor in the file. Smaller tensors are in the graph, where each is
+    aligned; these include all that would misalign the next tensor in the file."""
     sizes = [4 * prod(shape) for shape in graph.weights.values()]
-    sizes += [
-        len(content) for tensor in _initializers(graph.body) for content in parts(tensor, 9)
-    ]  # .raw_data
+    # .raw_data
+    sizes += [len(content) for tensor in _initializers(graph.body) for content in parts(tensor, 9)]
     return max(
         [
             LEAST_TENSOR_BYTES,
@@ -358,9 +372,8 @@ def _least_bytes(graph: Graph) -> int:
 def _is_aligned(onnx: bytes) -> bool:
     """True if all tensors in the graph's file, and their packed forms, are aligned there."""
     for tensor in _initializers(onnx):
-        facts = {
-            next(parts(entry, 1)): next(parts(entry, 2)) for entry in parts(tensor, 13)
-        }  # .external_data
+        # .external_data
+        facts = {next(parts(entry, 1)): next(parts(entry, 2)) for entry in parts(tensor, 13)}
         packed = [
             int(number)
             for key, text in facts.items()
@@ -373,9 +386,8 @@ def _is_aligned(onnx: bytes) -> bool:
 
 
 def _initializers(onnx: bytes) -> Iterator[bytes]:
-    return (
-        tensor for graph in parts(onnx, 7) for tensor in parts(graph, 5)
-    )  # ModelProto.graph.initializer
+    # ModelProto.graph.initializer
+    return (tensor for graph in parts(onnx, 7) for tensor in parts(graph, 5))
 
 
 def parts(message: bytes, field: int) -> Iterator[bytes]:
@@ -389,7 +401,8 @@ def parts(message: bytes, field: int) -> Iterator[bytes]:
 def _declared(
     graph: Graph, tensors: Mapping[str, Floats], weights: Weights, widened: Path
 ) -> bytes:
-    """Declare the places of the graph's tensors: in the checkpoint's files, or widened in our own file."""
+    """Declare the places of the graph's tensors: in the checkpoint's files, or widened in our own
+    file."""
     content = []
     with widened.open("wb") as file:
         for name in graph.weights:
@@ -407,8 +420,9 @@ def _declared(
 def _digest(graph: Graph, weights: Weights) -> str:
     import onnxruntime as ort
 
-    facts = f"{ort.__version__} {SLOWER} {SAVING} {LEAST_TENSOR_BYTES} {ALIGNMENT} {_processor()}".encode()
-    return hashlib.sha256(b"\0".join((graph.onnx, facts, weights.identity()))).hexdigest()[:32]
+    facts = f"{ort.__version__} {SLOWER} {SAVING} {LEAST_TENSOR_BYTES} {ALIGNMENT} {_processor()}"
+    hashed = b"\0".join((graph.onnx, facts.encode(), weights.identity()))
+    return hashlib.sha256(hashed).hexdigest()[:32]
 
 
 def _processor() -> str:

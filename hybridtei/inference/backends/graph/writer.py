@@ -1,8 +1,8 @@
-"""Writes an ONNX model in bytes (nodes, constants, inputs, one output), so that serving needs no `onnx` package; and a `Graph`,
-which lacks the checkpoint's tensors and can be stored in a file.
+"""Writes an ONNX model in bytes (nodes, constants, inputs, one output), so that serving needs no
+`onnx` package; and a `Graph`, which lacks the checkpoint's tensors and can be stored in a file.
 
-Field numbers are those of the ONNX project's onnx.proto. Concatenating two protobuf messages merges their fields and lists, so
-tensors are declared by appending bytes to a model.
+Field numbers are those of the ONNX project's onnx.proto. Concatenating two protobuf messages merges
+their fields and lists, so tensors are declared by appending bytes to a model.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from hybridtei.system.machine import cache_folder, is_own_alone, whole
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-OPSET = 23  # the first version with an Attention operator, which ONNX Runtime and OpenVINO run as one kernel
+# The first version with an Attention operator, which ONNX Runtime and OpenVINO run as one kernel
+OPSET = 23
 IR_VERSION = 10
-MICROSOFT = "com.microsoft"  # ONNX Runtime's own operators
-FLOAT, UINT8, INT8, INT32, INT64, BOOL = 1, 2, 3, 6, 7, 9  # TensorProto.DataType
-EXTERNAL = 1  # TensorProto.DataLocation
+# ONNX Runtime's own operators
+MICROSOFT = "com.microsoft"
+# TensorProto.DataType
+FLOAT, UINT8, INT8, INT32, INT64, BOOL = 1, 2, 3, 6, 7, 9
+# TensorProto.DataLocation
+EXTERNAL = 1
 _TYPES = {"float32": FLOAT, "uint8": UINT8, "int8": INT8, "int64": INT64}
-_ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING, _ATTRIBUTE_INTS = (
-    1,
-    2,
-    3,
-    7,
-)  # AttributeProto.AttributeType
+# AttributeProto.AttributeType
+_ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING, _ATTRIBUTE_INTS = (1, 2, 3, 7)
 Attribute = float | int | str | Sequence[int]
 Dims = Sequence[str | int]
 
@@ -105,7 +105,8 @@ class OnnxWriter:
 
 
 def declarations(shapes: Mapping[str, Sequence[int]], location: str = "checkpoint") -> bytes:
-    """Declarations of float32 tensors, one after the other in the file `location`. Append them to a model."""
+    """Declarations of float32 tensors, one after the other in the file `location`. Append them to a
+    model."""
     content, offset = b"", 0
     for name, shape in shapes.items():
         content += declaration(name, shape, location, offset)
@@ -138,14 +139,15 @@ def contents(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
 
 
 def inputs(shapes: Mapping[str, Sequence[int]]) -> bytes:
-    """Declarations of float32 inputs, instead of tensors, for weights that the runtime gets another way. Append them to a
-    model."""
+    """Declarations of float32 inputs, instead of tensors, for weights that the runtime gets another
+    way. Append them to a model."""
     values = b"".join(nested(11, _value(name, FLOAT, shape)) for name, shape in shapes.items())
     return nested(7, values) if shapes else b""
 
 
 def product_graph(rows: str, matrix: str, product: str) -> bytes:
-    """A model of one product, `rows[t, k] x matrix[v, k]^T -> product[t, v]`. Declare its matrix."""
+    """A model of one product, `rows[t, k] x matrix[v, k]^T -> product[t, v]`. Declare its
+    matrix."""
     writer = OnnxWriter()
     writer.input(rows, ["t", "k"], FLOAT)
     (output,) = writer.node("Gemm", rows, matrix, transB=1)
@@ -153,7 +155,8 @@ def product_graph(rows: str, matrix: str, product: str) -> bytes:
 
 
 def integer_product_graph() -> bytes:
-    """A model of one product of integers, `rows` uint8[t, k] x `matrix` int8[k, v] -> `product` int32[t, v]."""
+    """A model of one product of integers, `rows` uint8[t, k] x `matrix` int8[k, v] -> `product`
+    int32[t, v]."""
     writer = OnnxWriter()
     rows, matrix = writer.input("rows", ["t", "k"], UINT8), writer.input("matrix", ["k", "v"], INT8)
     (output,) = writer.node("MatMulInteger", rows, matrix)
@@ -190,17 +193,16 @@ def _value(name: str, kind: int, dims: Dims) -> bytes:
 
 
 def _integer(field: int, value: int) -> bytes:
-    return varint(field << 3) + varint(
-        value & 0xFFFF_FFFF_FFFF_FFFF
-    )  # a negative one takes ten bytes
+    # A negative one takes ten bytes
+    return varint(field << 3) + varint(value & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
     """An ONNX graph, and the shapes of its missing tensors by the checkpoint's names.
 
-    `held`: checkpoint tensors that the graph contains in another form. `matrices`: the `weights` that it only multiplies by,
-    which runtimes pack. `causal`: no token attends to a later one.
+    `held`: checkpoint tensors that the graph contains in another form. `matrices`: the `weights`
+    that it only multiplies by, which runtimes pack. `causal`: no token attends to a later one.
     """
 
     body: bytes
@@ -226,7 +228,8 @@ def graphs_folder() -> Path:
 
 
 def digest(graph: Graph, folder: Path, facts: bytes) -> str:
-    """The hash of the computation, of the weights in `folder` by content, and of `facts` about this machine."""
+    """The hash of the computation, of the weights in `folder` by content, and of `facts` about this
+    machine."""
     made = sha256(graph.onnx + facts)
     for path in weight_files(folder):
         with path.open("rb") as file:

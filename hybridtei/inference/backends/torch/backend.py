@@ -1,9 +1,11 @@
-"""PyTorch: copies a packed batch to the device, runs the trunk and each requested head once, and copies the arrays back.
+"""PyTorch: copies a packed batch to the device, runs the trunk and each requested head once, and
+copies the arrays back.
 
-On a GPU a pass is staged, launched and awaited. While one thread waits for its arrays, another fills the host's buffers for the
-next batch, copies them on a second stream, and launches the next pass, so the device always has work. Only one thread launches
-at a time. The stream frees a pass's memory before the next pass, so two running passes need the memory of one (and of a
-SPLADE's weights, which are read after the pass).
+On a GPU a pass is staged, launched and awaited. While one thread waits for its arrays, another
+fills the host's buffers for the next batch, copies them on a second stream, and launches the next
+pass, so the device always has work. Only one thread launches at a time. The stream frees a pass's
+memory before the next pass, so two running passes need the memory of one (and of a SPLADE's
+weights, which are read after the pass).
 """
 
 from __future__ import annotations
@@ -48,17 +50,16 @@ if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Tokens of a pass. Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
-OFFSETS, KEPT = (
-    "offsets",
-    "kept",
-)  # names in a batch's integers: `cu_seqlens`, and the rows of tokens that get a vector
+# Tokens of a pass. Two cores reach their full rate with a few hundred tokens; a GPU needs
+# thousands. Names in a batch's integers: `cu_seqlens`, and the rows of tokens that get a vector
+OFFSETS, KEPT = ("offsets", "kept")
 BUSY_TOKENS = {"cpu": 512, "cuda": 16384}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staged:
-    """A batch that is on the device once `arrived`. `integers`: all copied arrays; `ids`: the trunk's inputs among them."""
+    """A batch that is on the device once `arrived`. `integers`: all copied arrays; `ids`: the
+    trunk's inputs among them."""
 
     batch: PackedBatch
     integers: Ids
@@ -82,7 +83,8 @@ class TorchBackend(Backend):
         trust_remote_code: bool = False,
         loaded: tuple[Trunk, HeadLayers] | None = None,
     ) -> None:
-        """`loaded`: trunk and heads on the device, instead of the checkpoint's. Raises LoadError."""
+        """`loaded`: trunk and heads on the device, instead of the checkpoint's. Raises
+        LoadError."""
         super().__init__(spec)
         self.dtype = dtype
         self.device = torch.device(device)
@@ -100,21 +102,23 @@ class TorchBackend(Backend):
         self._trunk, self._heads = loaded
         self.shares_prefixes = self._trunk.causal
         self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
-        self._stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._side = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._stream = self._side = None
+        if on_gpu:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.catch_up()
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """`use_all_cores` has no effect: more threads cost more than they save here. A batch that does not fit into memory is
-        computed in parts. Raises PartlyFailed, DeviceLost, BackendError.
+        """`use_all_cores` has no effect: more threads cost more than they save here. A batch that
+        does not fit into memory is computed in parts. Raises PartlyFailed, DeviceLost,
+        BackendError.
         """
         try:
             return split_on_oom(self._pass, batch, self.make_room)
         except BackendError:
             raise
-        except (
-            Exception
-        ) as error:  # torch, transformers and a model's own code raise their own exceptions
+        except Exception as error:
+            # Torch, transformers and a model's own code raise their own exceptions
             fault = error
         if not self.answers():
             raise DeviceLost(
@@ -123,13 +127,14 @@ class TorchBackend(Backend):
         raise BackendError(f"the forward pass failed: {fault}") from fault
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """On a CPU each lane computes in one thread. Threads that synchronise after each operation are four times slower
-        (measured) once a core has other work."""
+        """On a CPU each lane computes in one thread. Threads that synchronise after each operation
+        are four times slower (measured) once a core has other work."""
         if self.device.type == "cpu":
             torch.set_num_threads(1)
 
     def catch_up(self) -> None:
-        """Make passes wait for the calling thread's work on the device, such as loading or changing weights."""
+        """Make passes wait for the calling thread's work on the device, such as loading or changing
+        weights."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
@@ -145,19 +150,23 @@ class TorchBackend(Backend):
             torch.cuda.empty_cache()
 
     def answers(self) -> bool:
-        """True if the device still computes. After some errors it refuses everything until the process ends."""
+        """True if the device still computes. After some errors it refuses everything until the
+        process ends."""
         if self.device.type != "cuda":
             return True
         try:
-            with self.alone():  # on our stream, after the failed work
+            # On our stream, after the failed work
+            with self.alone():
                 return float(torch.ones(1, device=self.device).sum()) == 1.0
         except RuntimeError:
             return False
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
-        """The tokens of the largest pass that fits into `fraction` of the free memory, divided by the models `sharing` it.
+        """The tokens of the largest pass that fits into `fraction` of the free memory, divided by
+        the models `sharing` it.
 
-        At most `limit`, which is the result on a CPU. Raises LoadError if an input of `longest` tokens does not fit.
+        At most `limit`, which is the result on a CPU. Raises LoadError if an input of `longest`
+        tokens does not fit.
         """
         if self.device.type != "cuda":
             return limit
@@ -184,17 +193,22 @@ class TorchBackend(Backend):
                 found = self.launch(staged)
                 rows = found.pop(ENTRIES, None)
                 wait = start_copy(found, self.device)
-                del found  # frees its memory for the next pass
+                # Frees its memory for the next pass
+                del found
             return outputs_of(wait(), batch, vectors, None if rows is None else self._entries(rows))
         except Exception as error:
-            self._stream_done()  # the launched pass reads the staged arrays; the next batch may overwrite them after this
+            # The launched pass reads the staged arrays; the next batch may overwrite them after
+            # this
+            self._stream_done()
             if not is_out_of_memory(error):
                 raise
             fault = f"{error}".splitlines()[0]
-        raise TooLarge(fault)  # `from None`, since the error holds the pass's memory
+        # `from None`, since the error holds the pass's memory
+        raise TooLarge(fault)
 
     def _entries(self, rows: Tensor) -> SparseVectors:
-        """The result of `entries_of` for computed rows. Their number is read on a second stream, ahead of the next pass."""
+        """The result of `entries_of` for computed rows. Their number is read on a second stream,
+        ahead of the next pass."""
         with self._beside():
             found = start_copy(entries_of(rows), self.device)()
         return SparseVectors(
@@ -221,7 +235,8 @@ class TorchBackend(Backend):
             )
 
     def launch(self, staged: Staged) -> dict[str, Tensor]:
-        """Launch `compute` inside `alone`, without waiting: no line may read a number from the device or copy one to it."""
+        """Launch `compute` inside `alone`, without waiting: no line may read a number from the
+        device or copy one to it."""
         batch, ids, layout = staged.batch, staged.ids, staged.layout
         if self._stream is not None and staged.arrived is not None:
             self._stream.wait_event(staged.arrived)
@@ -249,15 +264,17 @@ class TorchBackend(Backend):
             yield
 
     def _beside(self) -> AbstractContextManager[None]:
-        """A context for the host's work for passes, on a second stream; for any thread at any time."""
+        """A context for the host's work for passes, on a second stream; for any thread at any
+        time."""
         return self._on(self._side)
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        # Its device too
         with (
             torch.inference_mode(),
             nullcontext() if stream is None else torch.cuda.stream(stream),
-        ):  # its device too
+        ):
             yield
 
     def _stream_done(self) -> None:
@@ -273,7 +290,8 @@ class TorchBackend(Backend):
         return allowed
 
     def _peak(self, tokens: int, longest: int) -> int | None:
-        """The largest memory in bytes, without weights, of passes of this size in the worst forms; None if one does not fit."""
+        """The largest memory in bytes, without weights, of passes of this size in the worst forms;
+        None if one does not fit."""
         peak = 0
         for batch in memory.worst_batches(self.spec, tokens, longest):
             before = torch.cuda.memory_allocated(self.device)

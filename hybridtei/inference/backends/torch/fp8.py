@@ -1,10 +1,13 @@
-"""fp8 on Hopper and later GPUs, with a guard like int8's: the model is refused unless sample texts keep their vectors.
+"""fp8 on Hopper and later GPUs, with a guard like int8's: the model is refused unless sample texts
+keep their vectors.
 
-The trunk's matrices have eight bits and a scale per output channel. Activations have a scale per row (a token), so a text's
-vectors do not depend on its neighbours. Products are summed in float32. There is no calibration: each pass computes the rows'
-scales. Everything except products with the trunk's matrices stays bfloat16.
+The trunk's matrices have eight bits and a scale per output channel. Activations have a scale per
+row (a token), so a text's vectors do not depend on its neighbours. Products are summed in float32.
+There is no calibration: each pass computes the rows' scales. Everything except products with the
+trunk's matrices stays bfloat16.
 
-Functions import checkpoint readers locally: `conformance/load/gpu.py` measures matrices without msgspec.
+Functions import checkpoint readers locally: `conformance/load/gpu.py` measures matrices without
+msgspec.
 """
 
 from __future__ import annotations
@@ -28,12 +31,15 @@ log = logging.getLogger(__name__)
 
 EIGHT_BITS = torch.float8_e4m3fn
 LARGEST = torch.finfo(EIGHT_BITS).max
-MIN_SCALE = 1e-12  # the scale of a row of zeros
-STEP = 16  # both sides of a matrix must be multiples of it
+# The scale of a row of zeros
+MIN_SCALE = 1e-12
+# Both sides of a matrix must be multiples of it
+STEP = 16
 
 
 def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """float[n, k] -> (eight bits [n, k], float32 scale [n, 1]). Each row's largest number becomes fp8's largest."""
+    """float[n, k] -> (eight bits [n, k], float32 scale [n, 1]). Each row's largest number becomes
+    fp8's largest."""
     rows = rows.float()
     scale = (rows.abs().amax(1, keepdim=True) / LARGEST).clamp_min(MIN_SCALE)
     return (rows / scale).clamp(-LARGEST, LARGEST).to(EIGHT_BITS), scale
@@ -61,7 +67,8 @@ def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Te
 
 
 def to_eight_bits(model: fx.GraphModule) -> int:
-    """Quantise every matrix with a suitable shape, and its input rows. Return the number of matrices."""
+    """Quantise every matrix with a suitable shape, and its input rows. Return the number of
+    matrices."""
     graph, made, parts = model.graph, dict[str, torch.dtype](), dict[fx.Node, list[fx.Node]]()
     for node in [*graph.nodes]:
         if node.target is not functional.linear or node.args[1].op != "get_attr":
@@ -79,7 +86,8 @@ def to_eight_bits(model: fx.GraphModule) -> int:
             ):
                 model.register_buffer(kind, tensor)
         with graph.inserting_before(node):
-            if rows not in parts:  # an input of several matrices is quantised once
+            # An input of several matrices is quantised once
+            if rows not in parts:
                 pair = graph.call_function(quantised, (rows,))
                 parts[rows] = [
                     graph.call_function(operator.getitem, (pair, place)) for place in range(2)
@@ -105,14 +113,16 @@ def open_fp8(
     trust_remote_code: bool = False,
     guard: Guard | None = None,
 ) -> TorchBackend:
-    """Open a model in fp8 and judge it. Raises LoadError with the figures if it is too far from bfloat16, or without fp8."""
+    """Open a model in fp8 and judge it. Raises LoadError with the figures if it is too far from
+    bfloat16, or without fp8."""
     from hybridtei.inference.backends.fidelity import Guard
     from hybridtei.inference.backends.torch.backend import TorchBackend
 
     on = torch.device(device)
     if on.type != "cuda" or torch.cuda.get_device_capability(on) < CAPABILITY:
         raise LoadError(
-            f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not {device}"
+            f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not "
+            f"{device}"
         )
     backend = TorchBackend(
         spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code
@@ -121,7 +131,8 @@ def open_fp8(
 
 
 def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
-    """Change a bfloat16 backend's matrices to eight bits, and judge it. Raises LoadError with the figures."""
+    """Change a bfloat16 backend's matrices to eight bits, and judge it. Raises LoadError with the
+    figures."""
     from hybridtei.inference.backends.fidelity import check, fidelity, sample_vectors
 
     exact = sample_vectors(backend)
@@ -130,7 +141,8 @@ def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
     )
     if not layers:
         raise LoadError(
-            f"{backend.spec.folder}: fp8: no matrix of a known family has sides of a multiple of {STEP}"
+            f"{backend.spec.folder}: fp8: no matrix of a known family has sides of a multiple of "
+            f"{STEP}"
         )
     backend.catch_up()
     found = fidelity(sample_vectors(backend), exact)

@@ -1,15 +1,17 @@
-"""The kernels of attention: torch's SDPA, which runs everywhere, and flash attention over sequences end to end.
+"""The kernels of attention: torch's SDPA, which runs everywhere, and flash attention over sequences
+end to end.
 
-A kernel gets the offsets of the sequences in a flat batch. All layers of a pass use the same ones, so copies and allocations
-are made once, at first use.
+A kernel gets the offsets of the sequences in a flat batch. All layers of a pass use the same ones,
+so copies and allocations are made once, at first use.
 
-On CPUs SDPA runs sequence by sequence, since a call costs less than padding. On a GPU a call costs more than a short sequence's
-arithmetic, so sequences of similar lengths are computed in padded groups: a fallback for cards and precisions without the flash
-kernel.
+On CPUs SDPA runs sequence by sequence, since a call costs less than padding. On a GPU a call costs
+more than a short sequence's arithmetic, so sequences of similar lengths are computed in padded
+groups: a fallback for cards and precisions without the flash kernel.
 
-The flash kernel is torch's `varlen_attn`, imported at first use. Its window is (keys before, keys after), inclusive; ours of
-`window` is `window - 1` on each side. -1 is unbounded. Another implementation of flash attention runs behind the same call
-once `torch.nn.attention.activate_flash_attention_impl` names it.
+The flash kernel is torch's `varlen_attn`, imported at first use. Its window is (keys before, keys
+after), inclusive; ours of `window` is `window - 1` on each side. -1 is unbounded. Another
+implementation of flash attention runs behind the same call once
+`torch.nn.attention.activate_flash_attention_impl` names it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Sequences:
-    """The sequences of a batch. `lengths`: their tokens. `seen`: of each, the number of first tokens that are keys; None: all.
+    """The sequences of a batch. `lengths`: their tokens. `seen`: of each, the number of first
+    tokens that are keys; None: all.
 
     `offsets`: integers [n+1] on the device.
     """
@@ -46,9 +49,8 @@ class Sequences:
     lengths: list[int]
     offsets: Tensor
     seen: list[int] | None = None
-    masks: dict[tuple[int, int | None, bool], Tensor | None] = field(
-        default_factory=dict
-    )  # of groups, shared by all layers
+    # Of groups, shared by all layers
+    masks: dict[tuple[int, int | None, bool], Tensor | None] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +74,8 @@ class Sequences:
 
     @cached_property
     def keys(self) -> tuple[Tensor, Tensor, int]:
-        """(rows of the keys, their int32 offsets, the largest number of keys in a sequence); None if all tokens are keys."""
+        """(rows of the keys, their int32 offsets, the largest number of keys in a sequence); None
+        if all tokens are keys."""
         assert self.seen is not None
         starts = offsets_of(self.lengths)[:-1]
         rows = np.concatenate(
@@ -86,7 +89,8 @@ class Sequences:
 
 
 class Kernel(Protocol):
-    """q [t, heads, head_dim], k and v [t, key_heads, head_dim] -> [t, heads, head_dim], as in `Layout.attend`."""
+    """q [t, heads, head_dim], k and v [t, key_heads, head_dim] -> [t, heads, head_dim], as in
+    `Layout.attend`."""
 
     def __call__(
         self,
@@ -101,11 +105,12 @@ class Kernel(Protocol):
     ) -> Tensor: ...
 
 
-PADDING_ALLOWED = 1.25  # bound of a group's tokens, in times the useful ones
-BIAS_ENTRIES = 1 << 24  # scores of queries computed together: 64 MB in float32
-MASK_ENTRIES = (
-    1 << 26
-)  # of a group whose queries have different keys; a single sequence may have more
+# Bound of a group's tokens, in times the useful ones
+PADDING_ALLOWED = 1.25
+# Scores of queries computed together: 64 MB in float32
+BIAS_ENTRIES = 1 << 24
+# Of a group whose queries have different keys; a single sequence may have more
+MASK_ENTRIES = 1 << 26
 
 
 def per_sequence(
@@ -119,7 +124,8 @@ def per_sequence(
     causal: bool,
     bias: Bias | None = None,
 ) -> Tensor:
-    """A `Kernel` with one call a sequence. With a bias it computes some queries at a time, to bound the bias's memory."""
+    """A `Kernel` with one call a sequence. With a bias it computes some queries at a time, to bound
+    the bias's memory."""
     out, start = torch.empty_like(q), 0
     for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
         mask = _mask(length, window, causal, q.device)
@@ -148,7 +154,8 @@ def padded_groups(
     causal: bool,
 ) -> Tensor:
     """A `Kernel` with one call for each group of sequences of similar lengths."""
-    if q.shape[1] != k.shape[1]:  # with a mask, only torch's slowest kernel accepts fewer key heads
+    # With a mask, only torch's slowest kernel accepts fewer key heads
+    if q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     out = torch.empty_like(q)
     for number, group in enumerate(sequences.groups):
@@ -165,10 +172,11 @@ def padded_groups(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Sequences of similar lengths as a rectangle. `tokens` int64[g, longest]: rows of the flat batch, any real row for
-    padding. `places` int64[t]: the real places of the flattened rectangle; `targets`: their rows in the batch. The host
-    computes both, since a mask would wait for the device. `seen` int64[g]: the number of keys of each sequence; None if the
-    whole rectangle is keys."""
+    """Sequences of similar lengths as a rectangle. `tokens` int64[g, longest]: rows of the flat
+    batch, any real row for padding. `places` int64[t]: the real places of the flattened rectangle;
+    `targets`: their rows in the batch. The host computes both, since a mask would wait for the
+    device. `seen` int64[g]: the number of keys of each sequence; None if the whole rectangle is
+    keys."""
 
     tokens: Tensor
     places: Tensor
@@ -176,7 +184,8 @@ class _Group:
     seen: Tensor | None
 
     def mask(self, window: int | None, causal: bool) -> Tensor | None:
-        """The mask, broadcast to bool[g, 1, longest, longest]: True where a query (row) attends to a key (column)."""
+        """The mask, broadcast to bool[g, 1, longest, longest]: True where a query (row) attends to
+        a key (column)."""
         longest = self.tokens.shape[1]
         within = _mask(longest, window, causal, self.tokens.device)
         if self.seen is None:
@@ -233,7 +242,8 @@ def _one_sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | 
 
 
 def _mask(length: int, window: int | None, causal: bool, device: torch.device) -> Tensor | None:
-    """The mask bool[length, length], True where a query (row) attends to a key (column); None if each attends to all."""
+    """The mask bool[length, length], True where a query (row) attends to a key (column); None if
+    each attends to all."""
     if not causal and (window is None or length <= window):
         return None
     place = torch.arange(length, device=device)
@@ -257,7 +267,8 @@ def torch_varlen() -> Kernel:
 
 
 def varlen(function: Callable[..., Any]) -> Kernel:
-    """`varlen_attn` as a kernel. It accepts fewer key heads only if it has a parameter for it, which torch 2.11 lacks."""
+    """`varlen_attn` as a kernel. It accepts fewer key heads only if it has a parameter for it,
+    which torch 2.11 lacks."""
     grouped = "enable_gqa" in inspect.signature(function).parameters
 
     def kernel(
@@ -276,7 +287,8 @@ def varlen(function: Callable[..., Any]) -> Kernel:
             (sequences.longest, sequences.longest),
         )
         if sequences.seen is not None:
-            if sides != (UNBOUNDED, UNBOUNDED):  # the library counts distances from the last key
+            # The library counts distances from the last key
+            if sides != (UNBOUNDED, UNBOUNDED):
                 return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=causal)
             rows, key_offsets, most = sequences.keys
             k, v, offsets, longest = k[rows], v[rows], (offsets[0], key_offsets), (longest[0], most)
@@ -291,20 +303,22 @@ def varlen(function: Callable[..., Any]) -> Kernel:
 
 
 def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]:
-    """(keys before, keys after) that a token attends to besides itself; UNBOUNDED without a limit."""
+    """(keys before, keys after) that a token attends to besides itself; UNBOUNDED without a
+    limit."""
     before = UNBOUNDED if window is None or longest <= window else window - 1
     return before, 0 if causal else before
 
 
-Form = tuple[Heads, bool]  # a layer's heads, and True if a bias is added to its scores
+# A layer's heads, and True if a bias is added to its scores
+Form = tuple[Heads, bool]
 VARLEN, PADDED, PER_SEQUENCE = "torch varlen_attn", "SDPA on padded groups", "SDPA per sequence"
 KERNELS: Mapping[str, Callable[[], Kernel]] = {
     VARLEN: torch_varlen,
     PADDED: lambda: padded_groups,
     PER_SEQUENCE: lambda: per_sequence,
 }
-# What torch's flash attention supports (`check_flash_attention` in sdp_utils.cpp): GPUs from Ampere on, half precision,
-# heads of a multiple of 8 numbers.
+# What torch's flash attention supports (`check_flash_attention` in sdp_utils.cpp): GPUs from Ampere
+# on, half precision, heads of a multiple of 8 numbers.
 FLASH_CAPABILITY = (8, 0)
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 FLASH_STEP = 8
@@ -312,7 +326,8 @@ FLASH_LONGEST = 256
 
 
 def kernel_for(forms: Iterable[Form], dtype: torch.dtype, device: torch.device) -> str:
-    """The name in KERNELS for layers of these forms. On a CPU one call a sequence costs less than padding."""
+    """The name in KERNELS for layers of these forms. On a CPU one call a sequence costs less than
+    padding."""
     forms = list(forms)
     if device.type != "cuda" or any(has_bias for _, has_bias in forms):
         name = PER_SEQUENCE

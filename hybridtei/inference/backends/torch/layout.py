@@ -1,10 +1,11 @@
-"""The layout of sequences in a flat batch: the only thing that a transformer needs beyond token-wise arithmetic.
+"""The layout of sequences in a flat batch: the only thing that a transformer needs beyond
+token-wise arithmetic.
 
-Hidden states are rows `[t, h]`, one a token, sequence after sequence. The layout computes attention; the rest of a trunk is
-token-wise and does not depend on sequences.
+Hidden states are rows `[t, h]`, one a token, sequence after sequence. The layout computes
+attention; the rest of a trunk is token-wise and does not depend on sequences.
 
-Relative positions add a bias to attention's scores. A whole bias grows with the square of a text's length, so it is computed
-for a few rows of one sequence at a time.
+Relative positions add a bias to attention's scores. A whole bias grows with the square of a text's
+length, so it is computed for a few rows of one sequence at a time.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from hybridtei.inference.backends.torch.kernels import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistanceBias:
-    """A bias by distance, the same for all texts: `values` float[heads, 2 * longest + 1], at `longest + d` for a key at
-    distance `d` from its query. Larger distances have the last value."""
+    """A bias by distance, the same for all texts: `values` float[heads, 2 * longest + 1], at
+    `longest + d` for a key at distance `d` from its query. Larger distances have the last value."""
 
     values: Tensor
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
-        """The bias float[heads, queries, keys] of some queries, counted from the sequence's start, and all of its tokens.
+        """The bias float[heads, queries, keys] of some queries, counted from the sequence's start,
+        and all of its tokens.
         `sequence`: its rows in the batch."""
         longest = self.values.shape[1] // 2
         return self.values[
@@ -42,7 +44,8 @@ class DistanceBias:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlibiBias:
-    """ALiBi's bias. `slopes` float[heads]: the decrease of scores for each token between query and key."""
+    """ALiBi's bias. `slopes` float[heads]: the decrease of scores for each token between query and
+    key."""
 
     slopes: Tensor
 
@@ -52,10 +55,11 @@ class AlibiBias:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DisentangledBias:
-    """DeBERTa's bias: products of queries and keys float[t, heads, dim] with rows of tables float[rows, heads, dim].
+    """DeBERTa's bias: products of queries and keys float[t, heads, dim] with rows of tables
+    float[rows, heads, dim].
 
-    `buckets` int64[2 * longest + 1]: at `longest + d` the row for a query at distance `d` from its key. Larger distances have
-    the last row.
+    `buckets` int64[2 * longest + 1]: at `longest + d` the row for a query at distance `d` from its
+    key. Larger distances have the last row.
     """
 
     queries: Tensor
@@ -94,11 +98,12 @@ def _distances(sequence: slice, queries: slice, device: torch.device) -> Tensor:
 
 
 class PackedLayout:
-    """Sequences end to end, `cu_seqlens[n+1]`, none empty. `unseen[n]`: the number of last tokens that are not keys.
+    """Sequences end to end, `cu_seqlens[n+1]`, none empty. `unseen[n]`: the number of last tokens
+    that are not keys.
 
     `offsets`: `cu_seqlens` on the device, if it is there already.
-    `once`: `batch.Once`'s `kept` and `rows` on the device, if a prefix is computed once. Then `attend` takes rows of the
-    computed tokens.
+    `once`: `batch.Once`'s `kept` and `rows` on the device, if a prefix is computed once. Then
+    `attend` takes rows of the computed tokens.
     """
 
     def __init__(
@@ -136,9 +141,11 @@ class PackedLayout:
         causal: bool,
         bias: Bias | None = None,
     ) -> Tensor:
-        """q, k, v [t, heads, head_dim] -> [t, heads, head_dim]. A token attends only to its own sequence.
+        """q, k, v [t, heads, head_dim] -> [t, heads, head_dim]. A token attends only to its own
+        sequence.
 
-        `window`: only to keys at a distance below it. `causal`: to no later key. k and v may have fewer heads (GQA).
+        `window`: only to keys at a distance below it. `causal`: to no later key. k and v may have
+        fewer heads (GQA).
         """
         if bias is not None:
             return per_sequence(

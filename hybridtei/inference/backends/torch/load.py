@@ -1,6 +1,7 @@
 """Loads a checkpoint for `TorchBackend`: the trunk and the layers of its heads, on one device.
 
-`checkpoint.layers` reads and checks the layers of heads. Models without a family here are transformers' modules, loaded
+`checkpoint.layers` reads and checks the layers of heads. Models without a family here are
+transformers' modules, loaded
 strictly: every weight comes from the checkpoint, and none is left over.
 """
 
@@ -39,8 +40,8 @@ log = logging.getLogger(__name__)
 def load(
     spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
 ) -> tuple[Trunk, HeadLayers]:
-    """(trunk, heads) with a checkpoint's weights. Heads on tokens (sparse weights, multi-vectors) have the trunk's dtype, all
-    others float32. Raises LoadError."""
+    """(trunk, heads) with a checkpoint's weights. Heads on tokens (sparse weights, multi-vectors)
+    have the trunk's dtype, all others float32. Raises LoadError."""
     trunk, mlm = _load_trunk(spec, dtype, device, trust_remote_code)
     layers = HeadLayers.read(spec, mlm)
     by_token = placed(
@@ -62,11 +63,13 @@ def load(
 def _load_trunk(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
 ) -> tuple[Trunk, MlmLayers | None]:
-    """Load by a family, or by transformers' modules if no family computes the model or only torch reads its weights."""
+    """Load by a family, or by transformers' modules if no family computes the model or only torch
+    reads its weights."""
     try:
         if not has_weights(spec.folder):
             raise UnsupportedArchitecture(
-                f"{spec.folder}: its weights are neither safetensors nor as torch 1.6 and later save them"
+                f"{spec.folder}: its weights are neither safetensors nor as torch 1.6 and later "
+                "save them"
             )
         return load_family(spec, dtype, device)
     except UnsupportedArchitecture as refused:
@@ -76,7 +79,8 @@ def _load_trunk(
             spec.model_type not in FAMILIES and own_code(spec.config) is None
         )
         if not (computed or trust_remote_code):
-            raise  # transformers' own class would compute another model than the publisher's code
+            # transformers' own class would compute another model than the publisher's code
+            raise
         log.info("transformers runs this model, padded: %s", refused)
     model = load_model(spec, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
     return PaddedTrunk(model, spec, device), None
@@ -128,7 +132,8 @@ def load_family(
 def as_tensor(array: NDArray[Any]) -> Tensor:
     """A tensor over an array's memory. Torch must not write to it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch warns that the array is read-only
+        # Torch warns that the array is read-only
+        warnings.simplefilter("ignore", UserWarning)
         if array.dtype == ml_dtypes.bfloat16:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
@@ -137,7 +142,8 @@ def as_tensor(array: NDArray[Any]) -> Tensor:
 def placed(layers: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Layers of heads with their arrays as tensors on a device."""
     if isinstance(layers, np.ndarray):
-        return as_tensor(layers).to(device, dtype, copy=True)  # a copy, since the file may change
+        # A copy, since the file may change
+        return as_tensor(layers).to(device, dtype, copy=True)
     if isinstance(layers, list | tuple):
         return type(layers)(placed(one, dtype, device) for one in layers)
     if is_dataclass(layers) and not isinstance(layers, type):
@@ -172,9 +178,8 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
         raise UnsupportedArchitecture(
             f"{spec.folder / 'config.json'}: {_first_line(error)}"
         ) from error
-    except (
-        Exception
-    ) as error:  # its type checks raise their own exceptions, some with several lines
+    except Exception as error:
+        # Its type checks raise their own exceptions, some with several lines
         raise LoadError(f"{spec.folder / 'config.json'}: {' '.join(str(error).split())}") from error
     if spec.tanh_gelu:
         in_config(config)
@@ -187,12 +192,12 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # so that `_check` can refuse them by name
+                # So that `_check` can refuse them by name
+                ignore_mismatched_sizes=True,
                 **({} if code else _without_pooler(config)),
             )
-    except (
-        Exception
-    ) as error:  # safetensors, pickle, shape and attribute errors have no common base class
+    except Exception as error:
+        # Safetensors, pickle, shape and attribute errors have no common base class
         raise LoadError(f"{spec.folder}: weights cannot be loaded: {_first_line(error)}") from error
     _check(report, spec.folder)
     for name, parameter in model.named_parameters():
@@ -202,7 +207,8 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and its report of unused keys, which `_check` replaces."""
+    """Silence transformers' progress bars and its report of unused keys, which `_check`
+    replaces."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -217,7 +223,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _without_pooler(config: Any) -> dict[str, bool]:
-    """Remove the pooler of BERT-like models: embedding checkpoints lack its weights, which would be random."""
+    """Remove the pooler of BERT-like models: embedding checkpoints lack its weights, which would be
+    random."""
     from transformers import AutoModel
 
     try:
@@ -229,7 +236,8 @@ def _without_pooler(config: Any) -> dict[str, bool]:
 
 
 def _check(report: dict[str, Any], folder: Path) -> None:
-    """Raises WeightMismatch unless every trunk weight is loaded, none made up and none left over."""
+    """Raises WeightMismatch unless every trunk weight is loaded, none made up and none left
+    over."""
     faults = {
         "lack": sorted(name for name in report.get("missing_keys", ()) if "pooler" not in name),
         "have another shape at": sorted(str(entry) for entry in report.get("mismatched_keys", ())),
@@ -238,12 +246,14 @@ def _check(report: dict[str, Any], folder: Path) -> None:
     for what, names in faults.items():
         if names:
             raise WeightMismatch(
-                f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made up"
+                f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made "
+                "up"
             )
 
 
 def checked_numbers(tensor: Tensor, name: str, folder: Path) -> Tensor:
-    """Raises LoadError for NaN or infinity, which would spread to every vector. Half precision can overflow to infinity."""
+    """Raises LoadError for NaN or infinity, which would spread to every vector. Half precision can
+    overflow to infinity."""
     if not torch.isfinite(tensor.sum(dtype=torch.float32)):
         wrong = tensor.numel() - int(torch.isfinite(tensor).sum())
         if wrong:

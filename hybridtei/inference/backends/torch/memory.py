@@ -1,11 +1,14 @@
-"""A device's memory: copies to it and back, the largest pass that fits, and batches that do not fit.
+"""A device's memory: copies to it and back, the largest pass that fits, and batches that do not
+fit.
 
-Copying pageable memory makes the host wait. So a batch's integers are copied as one array from pinned memory, and heads'
-outputs to pinned memory. Outputs in half precision (token vectors and states, nearly all bytes) are copied as such and become
-float32 on the host: half the bytes, the same numbers. On a CPU nothing is copied.
+Copying pageable memory makes the host wait. So a batch's integers are copied as one array from
+pinned memory, and heads' outputs to pinned memory. Outputs in half precision (token vectors and
+states, nearly all bytes) are copied as such and become float32 on the host: half the bytes, the
+same numbers. On a CPU nothing is copied.
 
-The size of a pass is found by trial, from the largest down, with the longest sequences, since plain attention's masks need
-extra memory. A later batch that does not fit is split in halves, down to single sequences.
+The size of a pass is found by trial, from the largest down, with the longest sequences, since plain
+attention's masks need extra memory. A later batch that does not fit is split in halves, down to
+single sequences.
 """
 
 from __future__ import annotations
@@ -40,9 +43,8 @@ def to_device(arrays: Mapping[str, NDArray[np.int64]], device: torch.device) -> 
         sum(map(len, arrays.values())), dtype=torch.int64, pin_memory=device.type == "cuda"
     )
     np.concatenate([*arrays.values()], out=staged.numpy())
-    there = staged.to(
-        device, non_blocking=True
-    )  # torch keeps the pinned memory until the copy is done
+    # Torch keeps the pinned memory until the copy is done
+    there = staged.to(device, non_blocking=True)
     return dict(
         zip(arrays, torch.split(there, [len(array) for array in arrays.values()]), strict=True)
     )
@@ -54,7 +56,8 @@ def placed(array: NDArray[np.int64], device: torch.device) -> Tensor:
 
 
 def start_copy(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[], Arrays]:
-    """Begin to copy tensors to the host, floats as float32. Return a function that waits for them; call it once."""
+    """Begin to copy tensors to the host, floats as float32. Return a function that waits for them;
+    call it once."""
     if device.type == "cpu":
         return lambda: {name: _plain(tensor).numpy() for name, tensor in tensors.items()}
     copies = {name: _pinned(tensor) for name, tensor in tensors.items()}
@@ -62,8 +65,10 @@ def start_copy(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[
     arrived.record()
 
     def wait() -> Arrays:
-        """Wait for the copies. Holds no tensor of the device, so that the next pass can use their memory."""
-        arrived.synchronize()  # releases the GIL, so that another thread packs and launches meanwhile
+        """Wait for the copies. Holds no tensor of the device, so that the next pass can use their
+        memory."""
+        # Releases the GIL, so that another thread packs and launches meanwhile
+        arrived.synchronize()
         return {name: of_its_own(copy) for name, copy in copies.items()}
 
     return wait
@@ -85,27 +90,31 @@ def _pinned(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-SHORT_TOKENS = 8  # passes of the shortest sequences have the most sequences, and so the largest cost per sequence
+# Passes of the shortest sequences have the most sequences, and so the largest cost per sequence
+SHORT_TOKENS = 8
 
 
 def max_tokens(peak: Callable[[int], int | None], *, limit: int, longest: int, allowed: int) -> int:
-    """The tokens of a pass whose peak stays within `allowed` bytes: try `limit`, then three quarters, and so on to `longest`.
+    """The tokens of a pass whose peak stays within `allowed` bytes: try `limit`, then three
+    quarters, and so on to `longest`.
 
-    `peak`: the bytes of a pass with this number of tokens, or None if memory was short. Raises LoadError if `longest` tokens do
-    not fit.
+    `peak`: the bytes of a pass with this number of tokens, or None if memory was short. Raises
+    LoadError if `longest` tokens do not fit.
     """
     size = limit
     while (taken := peak(size)) is None or taken > allowed:
         if size <= longest:
             raise LoadError(
-                f"an input of {longest} tokens does not fit into the memory that is free: lower `max-batch-tokens`"
+                f"an input of {longest} tokens does not fit into the memory that is free: lower "
+                "`max-batch-tokens`"
             )
         size = max(longest, 3 * size // 4)
     return size
 
 
 def worst_batches(spec: ModelSpec, tokens: int, longest: int) -> list[PackedBatch]:
-    """The passes of this size that need the most memory: of the longest sequences, and of the most; with all heads."""
+    """The passes of this size that need the most memory: of the longest sequences, and of the most;
+    with all heads."""
     lengths = dict.fromkeys((min(longest, tokens), min(SHORT_TOKENS, longest)))
     rests = ([tokens % length] if tokens % length else [] for length in lengths)
     return [
@@ -121,9 +130,11 @@ class TooLarge(Exception):
 def split_on_oom(
     run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, make_room: Callable[[], None]
 ) -> HeadOutputs:
-    """Call `run` with a batch, or with parts of it. `make_room`: called after each failure, before the next try.
+    """Call `run` with a batch, or with parts of it. `make_room`: called after each failure, before
+    the next try.
 
-    Raises PartlyFailed if single sequences are too large, BackendError if all are, and the other errors of `run`.
+    Raises PartlyFailed if single sequences are too large, BackendError if all are, and the other
+    errors of `run`.
     """
     done: list[tuple[range, HeadOutputs]] = []
     refused: list[str] = []
@@ -148,10 +159,8 @@ def split_on_oom(
             len(piece.input_ids),
             why,
         )
-        waiting += [
-            range(middle, rows.stop),
-            range(rows.start, middle),
-        ]  # the first half is popped first
+        # The first half is popped first
+        waiting += [range(middle, rows.stop), range(rows.start, middle)]
     if refused and not done:
         raise BackendError(refused[0])
     joined = HeadOutputs.concat([outputs for _, outputs in done])
@@ -163,8 +172,8 @@ def split_on_oom(
 def _attempt(
     run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch
 ) -> tuple[HeadOutputs | None, str]:
-    """Return (outputs, "") or (None, reason). The exception refers to a failed pass's memory, so it must not outlive this
-    call."""
+    """Return (outputs, "") or (None, reason). The exception refers to a failed pass's memory, so it
+    must not outlive this call."""
     try:
         return run(batch), ""
     except TooLarge as error:

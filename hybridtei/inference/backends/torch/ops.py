@@ -1,8 +1,8 @@
-"""`families.ops.Ops` and `heads.Functions` in torch: rows are tensors [t, width], texts end to end; the layout computes
-attention.
+"""`families.ops.Ops` and `heads.Functions` in torch: rows are tensors [t, width], texts end to end;
+the layout computes attention.
 
-`family_module` runs a family once, traced by torch.fx. The result is straight-line code over the checkpoint's tensors, without
-branches on settings, in which `fp8` replaces products.
+`family_module` runs a family once, traced by torch.fx. The result is straight-line code over the
+checkpoint's tensors, without branches on settings, in which `fp8` replaces products.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from hybridtei.models.families.ops import Heads, Rotation, Rows, Tables
 
 # (name, shape) -> the checkpoint's tensor on the model's device, in its dtype.
 TensorOf = Callable[[str, tuple[int, ...]], Tensor]
-# The functions of `checkpoint.layers.ACTIVATIONS` and of the families', whose gelu_tanh is gelu_pytorch_tanh here.
+# The functions of `checkpoint.layers.ACTIVATIONS` and of the families', whose gelu_tanh is
+# gelu_pytorch_tanh here.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "identity": nn.Identity(),
     "tanh": torch.tanh,
@@ -50,7 +51,8 @@ class ModuleOptions:
 def family_module(
     family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions
 ) -> tuple[fx.GraphModule, frozenset[Form]]:
-    """(a module `(ids, layout)` -> last hidden states [t, h], the forms of attention that its layers need).
+    """(a module `(ids, layout)` -> last hidden states [t, h], the forms of attention that its
+    layers need).
 
     `ids`: int64[t] each, by the names of `Ops.embedding`. `family`: a family with bound settings.
     """
@@ -101,7 +103,8 @@ class TorchOps:
         return Rows(self._root.parameter(name, rows, width), width, is_parameter=True)
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
-        if x.is_parameter:  # computed once, while the family is traced
+        # Computed once, while the family is traced
+        if x.is_parameter:
             more = self._root.tensor_of(f"{name}.bias", (width,)) if bias else None
             weight = self._root.tensor_of(f"{name}.weight", (width, x.width))
             return Rows(functional.linear(x.value, weight, more), width, is_parameter=True)
@@ -145,7 +148,8 @@ class TorchOps:
             self._root.parameter(f"{name}.weight", *size),
             x.value if dim is None else self._heads(x, dim),
         )
-        if offset:  # near 1, half precision is too coarse for the sum
+        # Near 1, half precision is too coarse for the sum
+        if offset:
             normed = functional.rms_norm(value.float(), size, weight.float() + offset, eps).to(
                 weight.dtype
             )
@@ -156,7 +160,8 @@ class TorchOps:
     def experts(
         self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str
     ) -> Rows:
-        """Compute all experts, and multiply those that are not chosen by zero, so that no shape depends on the choice."""
+        """Compute all experts, and multiply those that are not chosen by zero, so that no shape
+        depends on the choice."""
         count = logits.width
         w1, w2 = (
             self._root.parameter(f"{name}.mlp.{one}", count * wide, x.width) for one in ("w1", "w2")
@@ -223,7 +228,8 @@ def path_of(name: str) -> str:
     return name.replace(".", "__")
 
 
-TOKENS_A_LAUNCH = 16  # numbers that a GPU thread adds in the time of launching one sum; an estimate
+# Numbers that a GPU thread adds in the time of launching one sum; an estimate
+TOKENS_A_LAUNCH = 16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -247,7 +253,8 @@ def segment_max(x: Tensor, at: Segments) -> Tensor:
 
 
 def _reduced(x: Tensor, at: Segments, how: str, alone: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Reduce by one launch for all sequences, or one for each. On a CPU a launch is free, so one for each."""
+    """Reduce by one launch for all sequences, or one for each. On a CPU a launch is free, so one
+    for each."""
     lengths = np.diff(at.cu_seqlens).tolist()
     if x.device.type != "cpu" and reduce_at_once(len(lengths), max(lengths)):
         return reduced_at_once(x, at, how)
@@ -255,13 +262,13 @@ def _reduced(x: Tensor, at: Segments, how: str, alone: Callable[[Tensor, int], T
 
 
 def reduced_at_once(x: Tensor, at: Segments, how: str) -> Tensor:
-    return torch.segment_reduce(
-        x, how, lengths=at.offsets.diff(), axis=0, unsafe=True
-    )  # a check would wait for the device
+    # A check would wait for the device
+    return torch.segment_reduce(x, how, lengths=at.offsets.diff(), axis=0, unsafe=True)
 
 
 def reduce_at_once(sequences: int, longest: int) -> bool:
-    """True if one launch should reduce all sequences: its threads, one a column and sequence, walk the tokens."""
+    """True if one launch should reduce all sequences: its threads, one a column and sequence, walk
+    the tokens."""
     return longest <= TOKENS_A_LAUNCH * sequences
 
 
@@ -287,8 +294,8 @@ TORCH = Functions(
 
 
 def entries_of(rows: Tensor) -> dict[str, Tensor]:
-    """The non-zero entries of float[n, v]. Copying the whole array would take hundreds of megabytes. Waits for the device,
-    since only the device knows the number of entries.
+    """The non-zero entries of float[n, v]. Copying the whole array would take hundreds of
+    megabytes. Waits for the device, since only the device knows the number of entries.
     """
     row, column = rows.nonzero(as_tuple=True)
     return {"indices": column, "values": rows[row, column], "lengths": rows.count_nonzero(dim=1)}

@@ -1,8 +1,8 @@
 """A loaded encoder: packed batches -> last hidden states, without padding for known families.
 
-`PackedTrunk` runs a module of `ops`. Without a family, `PaddedTrunk` runs transformers' modules on a padded batch, with their
-own attention and mask: slower, with transformers' exact results. The self-test at load checks that a text does not depend on
-its neighbours.
+`PackedTrunk` runs a module of `ops`. Without a family, `PaddedTrunk` runs transformers' modules on
+a padded batch, with their own attention and mask: slower, with transformers' exact results. The
+self-test at load checks that a text does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from hybridtei.inference.backends.torch.layout import PackedLayout
 if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec
 
-Ids = Mapping[str, Tensor]  # a batch's integers on the device, int64[t] each, by the module's names
+# A batch's integers on the device, int64[t] each, by the module's names
+Ids = Mapping[str, Tensor]
 BLOCKS = "block_sparse"
 
 
 class PackedTrunk:
     """Runs a family's module. `kernel` computes attention.
 
-    `padded`: a batch costs n * max_seqlen tokens. `causal`: no token attends to a later one, so prefixes can be computed once.
+    `padded`: a batch costs n * max_seqlen tokens. `causal`: no token attends to a later one, so
+    prefixes can be computed once.
     `attention`: the kernel's name.
     """
 
@@ -47,7 +49,8 @@ class PackedTrunk:
         dtype: torch.dtype,
         words: str | None = None,
     ) -> None:
-        """`forms`: the layers' forms of attention. `words`: the table of word embeddings in `model`, if a head reads it."""
+        """`forms`: the layers' forms of attention. `words`: the table of word embeddings in
+        `model`, if a head reads it."""
         self.model = model
         self.forms = forms
         self.causal = all(heads.causal for heads, _ in forms)
@@ -58,7 +61,8 @@ class PackedTrunk:
         self.kernel: Kernel = KERNELS[self.attention]()
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
-        """Compute the last hidden states float[t, h], flat for every kind of model. `ids`: the batch on the device."""
+        """Compute the last hidden states float[t, h], flat for every kind of model. `ids`: the
+        batch on the device."""
         hidden: Tensor = self.model(ids, layout)
         return hidden
 
@@ -88,9 +92,9 @@ class PackedTrunk:
 
 
 class PaddedTrunk:
-    """Runs transformers' modules. A model with a length-dependent rotary embedding takes one sequence a pass, so that no text
-    depends on its neighbours; so does BigBird with blocks, which a short batch turns off for
-    good."""
+    """Runs transformers' modules. A model with a length-dependent rotary embedding takes one
+    sequence a pass, so that no text depends on its neighbours; so does BigBird with blocks, which a
+    short batch turns off for good."""
 
     causal = False
     attention = "transformers' own"
@@ -137,7 +141,8 @@ class PaddedTrunk:
             with self._blocks:
                 self.model.set_attention_type(BLOCKS)
                 hidden = self.model(**inputs).last_hidden_state
-        return hidden.flatten(0, 1)[self._tensor(np.flatnonzero(mask))]  # type: ignore[no-any-return]
+        states: Tensor = hidden.flatten(0, 1)[self._tensor(np.flatnonzero(mask))]
+        return states
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.as_tensor(array, device=self._device)
@@ -147,7 +152,8 @@ Trunk = PackedTrunk | PaddedTrunk
 
 
 def forget_lengths(model: Any) -> bool:
-    """True if a rotary embedding of the model depends on the length. From now on it forgets earlier lengths."""
+    """True if a rotary embedding of the model depends on the length. From now on it forgets earlier
+    lengths."""
     following = [module for module in model.modules() if _follows_length(module)]
     for module in following:
         module.forward = _Fresh(module)
@@ -156,16 +162,16 @@ def forget_lengths(model: Any) -> bool:
 
 def _follows_length(module: Any) -> bool:
     declared = getattr(module, "rope_type", None)
-    kinds = (
-        declared.values() if isinstance(declared, dict) else [declared]
-    )  # one for all layers, or one for each kind of layer
+    # One for all layers, or one for each kind of layer
+    kinds = declared.values() if isinstance(declared, dict) else [declared]
     return any(
         isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds
     )
 
 
 class _Fresh:
-    """Calls a fresh copy of the module each time, since longrope writes into the module's buffers."""
+    """Calls a fresh copy of the module each time, since longrope writes into the module's
+    buffers."""
 
     def __init__(self, module: Any) -> None:
         self._pristine = _copy(module)

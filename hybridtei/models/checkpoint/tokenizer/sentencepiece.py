@@ -1,6 +1,8 @@
-"""Converts a SentencePiece file to a tokenizer as transformers does: Unigram or BPE, with the file's normaliser.
+"""Converts a SentencePiece file to a tokenizer as transformers does: Unigram or BPE, with the
+file's normaliser.
 
-The file is protobuf (`sentencepiece_model.proto`). This module reads its pieces, its type and its normaliser's tables.
+The file is protobuf (`sentencepiece_model.proto`). This module reads its pieces, its type and its
+normaliser's tables.
 """
 
 from __future__ import annotations
@@ -24,23 +26,20 @@ SENTENCEPIECE = (
     "tokenizer.model",
     "sentencepiece.model",
 )
-MAX_PIECE = 256  # characters; 31 in the longest piece of a public model
-MAX_MERGES, MAX_EXTRA_IDS = (
-    4_000_000,
-    10_000,
-)  # of a BPE (Gemma has 580,604); of T5 (files have 100 to 300)
-Built = tuple[RawTokenizer, list[AddedToken]]  # and of tokens that the file marks as unsplittable
-NORMAL, CONTROL, USER_DEFINED, BPE = (
-    1,
-    3,
-    4,
-    2,
-)  # types of pieces and of a model in sentencepiece_model.proto
+# Characters; 31 in the longest piece of a public model
+MAX_PIECE = 256
+# Of a BPE (Gemma has 580,604); of T5 (files have 100 to 300)
+MAX_MERGES, MAX_EXTRA_IDS = (4_000_000, 10_000)
+# And of tokens that the file marks as unsplittable
+Built = tuple[RawTokenizer, list[AddedToken]]
+# Types of pieces and of a model in sentencepiece_model.proto
+NORMAL, CONTROL, USER_DEFINED, BPE = (1, 3, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """The contents of a SentencePiece file: (piece, score) by id, the pieces' types, and the normaliser's tables."""
+    """The contents of a SentencePiece file: (piece, score) by id, the pieces' types, and the
+    normaliser's tables."""
 
     scores: list[tuple[str, float]]
     types: list[int]
@@ -86,9 +85,8 @@ def _read_pieces(folder: Path, names: Mapping[int, str]) -> _Pieces:
             (trained if number == 2 else tables).update(_fields(value))
     known = {piece for piece, _ in scores}
     for i, name in names.items():
-        if (
-            i < len(scores) and name not in known and types[i] in (CONTROL, USER_DEFINED)
-        ):  # a reserved piece
+        # A reserved piece
+        if i < len(scores) and name not in known and types[i] in (CONTROL, USER_DEFINED):
             scores[i] = (name, scores[i][1])
     if trained.get(3, 1) not in (1, BPE):
         raise ValueError("its pieces are words or characters, neither of Unigram nor of BPE")
@@ -98,13 +96,15 @@ def _read_pieces(folder: Path, names: Mapping[int, str]) -> _Pieces:
 def unigram(
     folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, form: str
 ) -> Built:
-    """Source: XLMRobertaConverter, CamembertConverter, T5Converter, AlbertConverter, DebertaV2Converter."""
+    """Source: XLMRobertaConverter, CamembertConverter, T5Converter, AlbertConverter,
+    DebertaV2Converter."""
     pieces = _read_pieces(folder, names)
     if pieces.is_bpe:
         raise ValueError("its pieces are of BPE, expected are those of Unigram")
     scores, unknown, before, after = pieces.scores, pieces.unknown, list[Any](), list[Any]()
     words: list[Any] = [pre_tokenizers.WhitespaceSplit()]
-    if form == "XLMRoberta":  # fairseq's ids: four special tokens, then the file's pieces
+    # fairseq's ids: four special tokens, then the file's pieces
+    if form == "XLMRoberta":
         scores = [
             ("<s>", 0.0),
             ("<pad>", 0.0),
@@ -132,7 +132,8 @@ def unigram(
                 for i in reversed(range(int(settings.get("extra_ids", 100))))
             ),
         ]
-    elif form == "Albert":  # a number does not keep the comma
+    elif form == "Albert":
+        # A number does not keep the comma
         scores = [
             (text, score - 100 * (text[-1:] == "," and text[-2:-1].isdigit()))
             for text, score in scores
@@ -198,7 +199,8 @@ def bpe(
 
 
 def _merges(pieces: _Pieces, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return every pair of pieces that forms a piece, the highest score first. Raises ValueError beyond MAX_MERGES."""
+    """Return every pair of pieces that forms a piece, the highest score first. Raises ValueError
+    beyond MAX_MERGES."""
     found = list(
         islice(
             (

@@ -1,8 +1,9 @@
 """Settings of tokenizer_config.json that override tokenizer.json.
 
-transformers applies them depending on the tokenizer's class; `PreTrainedTokenizerFast` and `TokenizersBackend` use
-tokenizer.json unchanged. `add_bos_token` and `add_eos_token` follow transformers 4.57, which rebuilds the template of Llama's
-and Gemma's classes. Version 5 ignores the two keys, so models like e5-mistral lose the token that they pool.
+transformers applies them depending on the tokenizer's class; `PreTrainedTokenizerFast` and
+`TokenizersBackend` use tokenizer.json unchanged. `add_bos_token` and `add_eos_token` follow
+transformers 4.57, which rebuilds the template of Llama's and Gemma's classes. Version 5 ignores the
+two keys, so models like e5-mistral lose the token that they pool.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in BERT_NAMES)
 BYTE_LEVEL_CLASSES = frozenset(
     f"{name}Tokenizer" for name in ("Bart", "GPT2", "LED", "Longformer", "Roberta")
 )
-# Classes that make their template from the two keys -> (begin token, end token, default of `add_bos_token`).
+# Classes that make their template from the two keys -> (begin token, end token, default of
+# `add_bos_token`).
 TEMPLATE_CLASSES: Mapping[str, tuple[str, str, bool]] = {
     "CodeLlamaTokenizer": ("<s>", "</s>", True),
     "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", True),
@@ -70,7 +72,8 @@ CLASS_OF_TYPE: Mapping[str, str] = {
     "llama": "LlamaTokenizer",
     "mpnet": "MPNetTokenizer",
 }
-GTE_QWEN2 = "modeling_qwen.Qwen2Model"  # the class of repositories whose tokenizer appends an end token, as TEI does
+# The class of repositories whose tokenizer appends an end token, as TEI does
+GTE_QWEN2 = "modeling_qwen.Qwen2Model"
 GTE_QWEN2_END = "<|endoftext|>"
 
 
@@ -78,8 +81,9 @@ GTE_QWEN2_END = "<|endoftext|>"
 class TokenizerSettings:
     """Settings that override tokenizer.json. None: keep that file's.
 
-    `bert`: (lowercase, strip accents, split Chinese characters) of a BERT normaliser. `template`: the tokens before and after
-    each text. `end`: the token to append to texts if the tokenizer appends none. `truncation_side`: the side that is cut.
+    `bert`: (lowercase, strip accents, split Chinese characters) of a BERT normaliser. `template`:
+    the tokens before and after each text. `end`: the token to append to texts if the tokenizer
+    appends none. `truncation_side`: the side that is cut.
     `lowercase`: lowercase texts first, except special tokens. `byte_level`: the class makes no
     Metaspace. `specials`: tokens that are never split if the vocabulary has them.
     """
@@ -131,7 +135,8 @@ def read_tokenizer_settings(
 
 
 def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -> list[str]:
-    """Apply the settings to `raw`; return the names of the keys that changed it. Raises LoadError, naming `file`."""
+    """Apply the settings to `raw`; return the names of the keys that changed it. Raises LoadError,
+    naming `file`."""
     changed = []
     if settings.bert is not None:
         for one in _parts(raw.normalizer, Normalizers):
@@ -170,7 +175,8 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
 
 
 def truncation_side(raw: RawTokenizer, settings: TokenizerSettings) -> Side:
-    """Return the side that is cut: from the settings, else from `raw`, which has tokenizer.json's truncation, else right."""
+    """Return the side that is cut: from the settings, else from `raw`, which has tokenizer.json's
+    truncation, else right."""
     return settings.truncation_side or (
         "left" if (raw.truncation or {}).get("direction") == "left" else "right"
     )
@@ -247,8 +253,8 @@ def _processor(
     ]
     if wrong:
         raise LoadError(
-            f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: it should "
-            "be in the vocabulary, not begin with $, and hold no space and no colon"
+            f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: it "
+            "should be in the vocabulary, not begin with $, and hold no space and no colon"
         )
 
     def side(name: str, type_id: int) -> str:
@@ -262,5 +268,6 @@ def _processor(
 
 
 def _parts(component: Any, kind: Any) -> list[Any]:
-    """Return the parts of a sequence of normalisers or pre-tokenisers, or a list of the single one."""
+    """Return the parts of a sequence of normalisers or pre-tokenisers, or a list of the single
+    one."""
     return [*component] if isinstance(component, kind) else [component]

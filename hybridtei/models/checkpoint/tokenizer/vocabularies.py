@@ -1,7 +1,7 @@
 """A checkpoint's tokenizer: from `tokenizer.json`, or built from older vocabulary files.
 
-`CLASSES` are built as transformers converts them (`convert_slow_tokenizer.py` of 4.57, and the classes of 5.23), with their
-normalisers and special tokens.
+`CLASSES` are built as transformers converts them (`convert_slow_tokenizer.py` of 4.57, and the
+classes of 5.23), with their normalisers and special tokens.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ TOKENIZER, SETTINGS = (
 )
 WORDS, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
 FILES = (WORDS, VOCABULARY, MERGES, *SENTENCEPIECE)
-MAX_BYTES = 64_000_000  # of a vocabulary file; 5 MB in the largest public model
+# Of a vocabulary file; 5 MB in the largest public model
+MAX_BYTES = 64_000_000
 
 Settings = Mapping[str, Any]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files that determine a folder's token ids: `tokenizer.json`, or the files to build it from, or none."""
+    """Return the files that determine a folder's token ids: `tokenizer.json`, or the files to build
+    it from, or none."""
     if (folder / TOKENIZER).is_file():
         return [folder / TOKENIZER]
     found = [folder / name for name in FILES if (folder / name).is_file()]
@@ -48,8 +50,8 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def tokenizer_sha256(folder: Path) -> str | None:
-    """Return the hash of the tokenizer's file, or of the files that it is built from; None without any. Equal hashes mean equal
-    token ids, the dimensions of sparse vectors."""
+    """Return the hash of the tokenizer's file, or of the files that it is built from; None without
+    any. Equal hashes mean equal token ids, the dimensions of sparse vectors."""
     hashes = [_sha256(path, facts_of(path)) for path in tokenizer_files(folder)]
     if len(hashes) > 1:
         return hashlib.sha256(json.dumps(hashes, separators=(",", ":")).encode()).hexdigest()
@@ -64,7 +66,8 @@ def _sha256(path: Path, facts: tuple[int, int, int]) -> str:
 
 
 def read_raw(folder: Path) -> RawTokenizer:
-    """Return a folder's tokenizer. Raises LoadError, or the library's exception if `tokenizer.json` is not a tokenizer."""
+    """Return a folder's tokenizer. Raises LoadError, or the library's exception if `tokenizer.json`
+    is not a tokenizer."""
     file = folder / TOKENIZER
     if not file.is_file():
         return build(folder)
@@ -72,7 +75,8 @@ def read_raw(folder: Path) -> RawTokenizer:
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
-    """Return a folder's `tokenizer.json`, existing or built. Raises MissingArtifact or LoadError, naming the file."""
+    """Return a folder's `tokenizer.json`, existing or built. Raises MissingArtifact or LoadError,
+    naming the file."""
     file = folder / TOKENIZER
     return (
         read_object(require(file)) if file.is_file() else dict(json.loads(build(folder).to_str()))
@@ -101,7 +105,8 @@ def read_added(folder: Path) -> _Added:
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
-    """Return the id of every token of a folder's tokenizer, added tokens included. Raises LoadError, naming the file."""
+    """Return the id of every token of a folder's tokenizer, added tokens included. Raises
+    LoadError, naming the file."""
     settings = read_tokenizer(folder)
     try:
         vocab = settings["model"]["vocab"]
@@ -115,7 +120,8 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     except (KeyError, TypeError, IndexError, ValueError) as error:
         file = folder / TOKENIZER
         raise LoadError(
-            f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each"
+            f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` "
+            "each"
         ) from error
     return {**words, **added}
 
@@ -161,18 +167,21 @@ def token_text(value: object) -> str | None:
 
 
 def build(folder: Path) -> RawTokenizer:
-    """Return the tokenizer of a folder without `tokenizer.json`. Raises MissingArtifact or LoadError, naming the remedy."""
+    """Return the tokenizer of a folder without `tokenizer.json`. Raises MissingArtifact or
+    LoadError, naming the remedy."""
     files = [path for path in (*tokenizer_files(folder), folder / "config.json") if path.is_file()]
     stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return RawTokenizer.from_str(_built(folder, *stamps))
 
 
-@lru_cache(4)  # cached as text, since callers change their tokenizer; Gemma's merges take seconds
+# Cached as text, since callers change their tokenizer; Gemma's merges take seconds
+@lru_cache(4)
 def _built(folder: Path, *_: tuple[str, int, int]) -> str:
     found = [name for name in FILES if (folder / name).is_file()]
     if not found:
         raise MissingArtifact(
-            f"{folder / TOKENIZER}: missing, and so is each file to build it from: {', '.join(FILES)}"
+            f"{folder / TOKENIZER}: missing, and so is each file to build it from: "
+            f"{', '.join(FILES)}"
         )
     settings = tokenizer_config(folder)
     name = _class_name(folder, settings)
@@ -185,9 +194,8 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
         raw = _assembled(folder, CLASSES[name], settings)
     except (MissingArtifact, KeyboardInterrupt, SystemExit):
         raise
-    except (
-        BaseException
-    ) as error:  # the library raises bare Exceptions, and panics, for other files
+    except BaseException as error:
+        # The library raises bare Exceptions, and panics, for other files
         raise LoadError(
             f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
             f"A folder with {TOKENIZER} is served"
@@ -209,7 +217,8 @@ def tokenizer_config(folder: Path) -> JsonObject:
 
 
 def _class_name(folder: Path, settings: Settings) -> str:
-    """Return the class that the folder names or its model's type implies: a key of CLASSES, or an unknown name."""
+    """Return the class that the folder names or its model's type implies: a key of CLASSES, or an
+    unknown name."""
     config = read_object(folder / "config.json", optional=True)
     named = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "")
     generic = named in ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
@@ -249,11 +258,13 @@ def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTok
     specials = named_tokens(_class_name(folder, settings), settings)
     for token in (*specials.values(), *more_tokens(settings)):
         tokens.setdefault(token.content, token)
-    raw.add_tokens([*tokens.values()])  # a token missing from the vocabulary gets the next id
+    # A token missing from the vocabulary gets the next id
+    raw.add_tokens([*tokens.values()])
     for i, token in declared.items():
         if raw.token_to_id(token.content) != i:
             raise ValueError(
-                f"the token {token.content!r} has the id {raw.token_to_id(token.content)}, stated is {i}"
+                f"the token {token.content!r} has the id {raw.token_to_id(token.content)}, stated "
+                f"is {i}"
             )
     contents = {key.removesuffix("_token"): token.content for key, token in specials.items()}
     first, second = kind.form or _flagged(settings, contents, starts=kind.starts)
@@ -296,8 +307,10 @@ def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
             if key in ROBERTA and value is not None
         }
         legacy = read_object(folder / "added_tokens.json", optional=True)
-        added = {i: {"content": text, "special": text in specials, "normalized": text not in specials}
-                 for text, i in legacy.items()}  # fmt: skip
+        added = {
+            i: {"content": text, "special": text in specials, "normalized": text not in specials}
+            for text, i in legacy.items()
+        }
     return {i: _token(value) for i, value in sorted((int(i), value) for i, value in added.items())}
 
 
@@ -378,15 +391,19 @@ T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
 GPT2 = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 QWEN2 = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
-QWEN2_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 TYPED, PLAIN = ("{cls} $A {sep}", "$B:1 {sep}:1"), ("{cls} $A {sep}", "{sep} $B {sep}")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerClass:
-    """A tokenizer class of transformers: its files, default special tokens, and the templates of a text and of a pair's second
-    text. `also`: other classes and model types built the same way. `form` None: flags decide bos and eos; `starts` is bos's
-    default. `trims`: a token's place excludes the space before a word."""
+    """A tokenizer class of transformers: its files, default special tokens, and the templates of a
+    text and of a pair's second text. `also`: other classes and model types built the same way.
+    `form` None: flags decide bos and eos; `starts` is bos's default. `trims`: a token's place
+    excludes the space before a word."""
 
     read: Callable[[Path, Settings, Mapping[int, str]], Built]
     specials: Mapping[str, str]
