@@ -22,7 +22,13 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.server import api
 from hybridtei.server.answers import Origins
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.http.body import REFUSED, Arriving, Keyless
+from hybridtei.server.http.body import (
+    MAX_ARRIVING_BYTES,
+    MAX_INSIDE_BYTES,
+    REFUSED,
+    HeldBytes,
+    Keyless,
+)
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
@@ -116,7 +122,8 @@ def create_models_app(
         store_bounds=StoreBounds(Admission(permits)),
         keyring=keys,
         keyless=Keyless(),
-        arriving=Arriving(),
+        arriving=HeldBytes(MAX_ARRIVING_BYTES),
+        inside=HeldBytes(MAX_INSIDE_BYTES),
         origins=Origins(server.cors_allow_origin),
         limits=limits,
         recorder=recorder,
