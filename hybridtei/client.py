@@ -23,6 +23,7 @@ from hybridtei.asking import embeddings_of, float32, portions, read, shown
 from hybridtei.errors import InvalidInput, NoAnswer
 from hybridtei.system.own_loop import OwnLoop
 from hybridtei.system.retries import Retries, retry_after_s
+from hybridtei.system.terminal import without_passwords
 
 if TYPE_CHECKING:
     from hybridtei.inference.tasks.embed import InputType
@@ -73,14 +74,19 @@ class AsyncClient:
     ) -> None:
         """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput
         for an invalid URL."""
-        self.url = url.rstrip("/")
-        if URL.fullmatch(self.url) is None:
+        url = url.rstrip("/")
+        # As messages show it
+        self.url = without_passwords(url)
+        if URL.fullmatch(url) is None:
             raise InvalidInput(
-                f"{url!r} is not the URL of a server; it should look like http://127.0.0.1:3000"
+                f"{self.url!r} is not the URL of a server; it should look like "
+                "http://127.0.0.1:3000"
             )
         self._timeout_s, self._patience_s = timeout_s, patience_s
         headers = HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {})
-        self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, transport=transport)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=timeout_s, transport=transport
+        )
         self._facts: dict[str, Any] | None = None
 
     async def encode(
@@ -289,7 +295,7 @@ class AsyncClient:
                 # httpx's own timeout is for each read, not for the whole answer
                 async with asyncio.timeout(self._timeout_s):
                     answer = await self._http.request(
-                        "GET" if content is None else "POST", where, content=content
+                        "GET" if content is None else "POST", path, content=content
                     )
                 if answer.status_code not in RETRIED:
                     return read(answer, where)

@@ -421,6 +421,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         flag(
             "OTLP collector that receives traces over gRPC, such as http://localhost:4317.",
             "observability",
+            shown="url",
         ),
     ] = None
     otlp_service_name: Annotated[str, flag("`service.name` of traces.", "observability")] = (
@@ -437,7 +438,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     """The vector store: a Qdrant server, a folder of the embedded engine, or none."""
 
     qdrant_url: Annotated[
-        str | None, flag("Qdrant server, or a cluster's nodes: http://a:6334,http://b:6334.")
+        str | None,
+        flag("Qdrant server, or a cluster's nodes: http://a:6334,http://b:6334.", shown="url"),
     ] = None
     qdrant_path: Annotated[str | None, flag("Folder of the embedded Qdrant engine.")] = None
     qdrant_api_key: Annotated[str | None, flag("Key for the Qdrant server.", shown="never")] = None

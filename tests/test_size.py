@@ -14,17 +14,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 302_746, "modules": 179}
+SIZE = {"tokens": 303_339, "modules": 179}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 1_088,
+    "conditionals": 1_086,
     "literal_splats": 29,
-    "no_nouns": 220,
+    "no_nouns": 222,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_349,
+    "tokens_per_1000_code_lines": 8_346,
 }
-LONGEST_FILE_LINES = 557
+LONGEST_FILE_LINES = 579
 # What a change may leave between a count and its number, in thousandths of the number.
 SLACK = 5
 

@@ -17,7 +17,7 @@ from hybridtei import __version__
 from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError, name_of
 from hybridtei.system import machine, memory
-from hybridtei.system.terminal import safe_streams
+from hybridtei.system.terminal import safe_streams, without_passwords
 
 # command -> the function that adds it and its flags, in the order of the help. Its module is
 # imported when needed.
@@ -100,9 +100,9 @@ def _status(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     try:
         return int(arguments.run(arguments) or 0)
     except UsageError as error:
-        parser.error(f"{error}\n{_help_on(error)}")
+        parser.error(f"{without_passwords(str(error))}\n{_help_on(error)}")
     except (HybridTeiError, OSError) as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(f"Error: {without_passwords(str(error))}", file=sys.stderr)
         if isinstance(error, HybridTeiError):
             print(_help_on(error), file=sys.stderr)
         return 1

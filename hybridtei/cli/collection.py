@@ -31,6 +31,7 @@ from hybridtei.retrieval.store import open_store, place_of, with_default
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.system.machine import require_extra
 from hybridtei.system.own_loop import OwnLoop
+from hybridtei.system.terminal import without_passwords
 
 NO_INGEST_FLAGS = (
     "source",
@@ -289,7 +290,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
             else AsyncClient(url, api_key=arguments.url_api_key)
         )
 
-    tell(f"evaluating {collection} in {url or place_of(with_default(store))}")
+    tell(f"evaluating {collection} in {without_passwords(url or place_of(with_default(store)))}")
     evaluation = run_evaluation(connect, collection, judged, rerank=name, quiet=arguments.quiet)
     print(as_json(evaluation) if arguments.json else as_table(evaluation), flush=True)
     if arguments.output is not None:

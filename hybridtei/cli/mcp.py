@@ -20,8 +20,6 @@ from hybridtei.server.http.security import Keyring, check_origin
 from hybridtei.system.machine import require_extra
 
 PATH = "/mcp"
-SESSION_IDLE_SECONDS = 600.0
-MAX_SESSIONS = 1000
 DRAIN_SECONDS = 5.0
 
 
@@ -143,8 +141,8 @@ def application(server: Any, hostname: str, key: str | None, origins: Sequence[s
     own = [f"{scheme}://{name}:*" for scheme in ("http", "https") for name in names]
     inner = server.streamable_http_app(
         streamable_http_path=PATH,
-        session_idle_timeout=SESSION_IDLE_SECONDS,
-        max_sessions=MAX_SESSIONS,
+        # The tools remember nothing, and a client could hold all sessions of a server
+        stateless_http=True,
         transport_security=TransportSecuritySettings(
             enable_dns_rebinding_protection=local,
             allowed_hosts=[f"{name}:*" for name in names],

@@ -124,6 +124,11 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
     for flag, port in ports.items():
         if port and taken.setdefault(port, flag) != flag:
             raise UsageError(f"{flag}: {port} is already the port of {taken[port]}")
+    if "@" in (server.otlp_endpoint or ""):
+        raise UsageError(
+            "--otlp-endpoint holds a user or password, which gRPC does not send: set "
+            "OTEL_EXPORTER_OTLP_HEADERS"
+        )
     if (server.certfile is None) != (server.keyfile is None):
         raise UsageError(
             "--certfile and --keyfile: one is given without the other; give both, or neither"

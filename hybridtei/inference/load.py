@@ -48,6 +48,7 @@ from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import Prompts, Tokenizer
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
+from hybridtei.system.machine import read_bounded
 
 log = logging.getLogger(__name__)
 
@@ -284,14 +285,14 @@ def _values(outputs: HeadOutputs, row: int) -> Floats:
     return outputs.tokens.row(row)
 
 
+MAX_LIST_BYTES = 1_000_000
 ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def read_models(path: Path, flags: ModelConfig) -> list[NamedModel]:
     """Read the models of a file. Raises LoadError, naming the file, the table and the key."""
     try:
-        with path.open("rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(read_bounded(path, MAX_LIST_BYTES).decode())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise LoadError(f"{path}: cannot be read as a list of models: {error}") from error
     tables = content.get("model")

@@ -284,7 +284,7 @@ class Answer(Response[bytes]):
             shared.limits.unsent.add(-size)
 
 
-async def send_sliced(body: bytes, send: Any) -> None:
+async def send_sliced(body: bytes, send: Any, *, more_body: bool = False) -> None:
     """`send` waits until the system took the previous slice, so no second copy of a large body is
     kept."""
     rest = memoryview(body)
@@ -293,7 +293,7 @@ async def send_sliced(body: bytes, send: Any) -> None:
         # Otherwise a fast client makes all others wait
         await asyncio.sleep(0)
         rest = rest[SLICE_BYTES:]
-    await send({"type": "http.response.body", "body": rest})
+    await send({"type": "http.response.body", "body": rest, "more_body": more_body})
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ class Lines:
                     async for some in lines:
                         if disconnect.happened:
                             return
-                        await send({"type": "http.response.body", "body": some, "more_body": True})
+                        await send_sliced(some, send, more_body=True)
                 except HybridTeiError as error:
                     log.error("%s is cut off: %.1000s", scope["path"], error)
                     return

@@ -22,7 +22,13 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.server import api
 from hybridtei.server.answers import Origins
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.http.body import REFUSED, Arriving, Keyless
+from hybridtei.server.http.body import (
+    MAX_ARRIVING_BYTES,
+    MAX_INSIDE_BYTES,
+    REFUSED,
+    HeldBytes,
+    Keyless,
+)
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
@@ -116,7 +122,8 @@ def create_models_app(
         store_bounds=StoreBounds(Admission(permits)),
         keyring=keys,
         keyless=Keyless(),
-        arriving=Arriving(),
+        arriving=HeldBytes(MAX_ARRIVING_BYTES),
+        inside=HeldBytes(MAX_INSIDE_BYTES),
         origins=Origins(server.cors_allow_origin),
         limits=limits,
         recorder=recorder,
@@ -161,8 +168,7 @@ def framework(server: ServerConfig | None = None) -> Litestar:
         if one.only_tei != server.as_tei and one.paths[0] in two_faced:
             continue
         paths = [*one.paths]
-        manages = one.role == "manage" and one.source == "models"
-        if not (server.only_tei_routes or manages):
+        if not (server.only_tei_routes or one.role == "manage"):
             paths += [f"{BELOW}{path}" for path in one.paths]
         for path in paths:
             methods.setdefault(path, set()).update(one.methods)

@@ -256,12 +256,17 @@ CLASSIFY, TAG = (
 )
 
 
+# Exports and imports at once. Each keeps a page of points in memory
+MAX_TRANSFERS = 8
+
+
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """Bounds that all requests to the store share: one permit an input; one thread for work that
-    would block the event loop."""
+    """Bounds that all requests to the store share: one permit an input; one a transfer, which
+    lasts as long as its client likes; one thread for work that would block the event loop."""
 
     admission: Admission
+    transfers: Admission = field(default_factory=lambda: Admission(MAX_TRANSFERS))
     aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     async def run_aside(self, work: Callable[[], Any]) -> Any:

@@ -33,8 +33,8 @@ from hybridtei.server.answers import (
 )
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import (
-    Arriving,
     ClientDisconnected,
+    HeldBytes,
     Keyless,
     SyntaxRefused,
     body_parts,
@@ -73,22 +73,35 @@ async def serve(request: HttpRequest) -> ASGIApp:
     if shared.recorder is not None:
         arrived(shared.recorder, scope["headers"])
 
-    # The two arguments of the route's function
     body = await read(request, route)
-    payload = decoded(request, route, body)
-    source = choose(request, route, body, payload)
+    held = shared.inside.hold(body)
+    work: asyncio.Future[Reply] | None = None
+    try:
+        # The two arguments of the route's function
+        payload = decoded(request, route, body)
+        source = choose(request, route, body, payload)
 
-    with span(route.span):
-        if route.outlives_client:
-            reply = await asyncio.shield(route.work(source, payload))
+        with span(route.span):
+            if route.outlives_client:
+                work = asyncio.ensure_future(route.work(source, payload))
+                reply = await asyncio.shield(work)
+            else:
+                with while_connected(scope):
+                    reply = await route.work(source, payload)
+    finally:
+        if work is None or work.done():
+            shared.inside.bytes -= held
         else:
-            with while_connected(scope):
-                reply = await route.work(source, payload)
+            work.add_done_callback(lambda _: shared.inside.add(-held))
 
     head = head_of(reply, route, source)
     if reply.lines is not None:
         return Lines(head, reply.lines)
-    content = to_json(reply.answer) if is_small(reply) else await encode_large(request, reply)
+    # A small answer neither waits until others are sent nor delays other requests
+    if reply.numbers * BYTES_PER_NUMBER <= SMALL_BYTES:
+        content = to_json(reply.answer)
+    else:
+        content = await encode_large(request, reply)
     return Answer(reply.status, head, content)
 
 
@@ -102,7 +115,8 @@ class Shared:
     store_bounds: StoreBounds
     keyring: Keyring
     keyless: Keyless
-    arriving: Arriving
+    arriving: HeldBytes
+    inside: HeldBytes
     origins: Origins
     limits: ConnectionLimits
     recorder: Recorder | None
@@ -266,12 +280,6 @@ def head_of(reply: Reply, route: Route, source: Any) -> Headers:
     if reply.media_type is not None:
         head.append((b"content-type", reply.media_type))
     return head
-
-
-def is_small(reply: Reply) -> bool:
-    """True if an answer neither waits until other answers are sent nor delays other requests while
-    it is written."""
-    return reply.numbers * BYTES_PER_NUMBER <= SMALL_BYTES
 
 
 async def encode_large(request: HttpRequest, reply: Reply) -> bytes:

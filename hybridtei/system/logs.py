@@ -25,6 +25,7 @@ import msgspec
 import orjson
 
 from hybridtei.config import fields_of
+from hybridtei.system.terminal import HIDDEN, without_passwords
 from hybridtei.system.tracing import CURRENT, HandlerSpan
 
 # Characters that end a line or control a terminal
@@ -239,11 +240,12 @@ def _span_text(span: HandlerSpan) -> str:
 
 def _valid(text: str) -> str:
     """Lone surrogates, as in names of files, become escapes."""
-    return text.encode(errors="backslashreplace").decode()
+    return without_passwords(text).encode(errors="backslashreplace").decode()
 
 
 def _escaped(text: str) -> str:
-    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    shown = without_passwords(text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), shown)
 
 
 def _level(record: logging.LogRecord) -> str:
@@ -261,7 +263,7 @@ def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-HIDDEN = "[hidden]"
+SECRETS_OF_URL = re.compile(r"^.*(?=@)|(?<=\?).*")
 # Characters shown at each end; values below LETTERS_LEAST show none
 LETTERS_MOST = 3
 LETTERS_LEAST = 5
@@ -294,6 +296,8 @@ def _shown(value: Any, how: str | None) -> str:
             text = HIDDEN
         elif how == "partly":
             text = masked(value)
+        elif how == "url":
+            text = SECRETS_OF_URL.sub(HIDDEN, value)
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_shown(item, how) for item in value)}]"

@@ -137,6 +137,16 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def read_bounded(path: Path, most: int) -> bytes:
+    """Read a file that a flag or a checkpoint names, perhaps a device or a pipe, whose size is
+    unknown. Raises LoadError above `most` bytes, OSError."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise LoadError(f"{path}: larger than {most} bytes")
+    return content
+
+
 def open_own(folder: Path, name: str, flags: int) -> int:
     """Open a file below a folder that a stranger may have filled, such as an unpacked archive.
     Return its descriptor.

@@ -24,7 +24,8 @@ class Retries:
     """Counts the tries of one call. No try begins later than `patience_s` after the first.
 
     Pauses double, each shortened at random by up to half. A pause that the server asks for is kept
-    in full; if it would exceed `patience_s`, there is no further try.
+    in full, unless it is below the first one; if it would exceed `patience_s`, there is no further
+    try.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -44,10 +45,12 @@ class Retries:
         left_s = self._patience_s - self.elapsed_s
         if left_s <= 0 or (asked_s is not None and asked_s > left_s):
             return None
-        if asked_s is not None:
+        if asked_s is not None and asked_s >= FIRST_PAUSE_S:
             return asked_s
         pause_s: float = min(FIRST_PAUSE_S * 2 ** min(self.tries - 1, 20), LONGEST_PAUSE_S)
-        return min(pause_s * (1 - random.random() / 2), left_s)
+        if asked_s is None:
+            pause_s *= 1 - random.random() / 2
+        return min(pause_s, left_s)
 
 
 async def retry_unavailable(attempt: Callable[[], Awaitable[T]], patience_s: float) -> T:
@@ -81,10 +84,11 @@ def retry_after_s(headers: Any) -> float | None:
     if not text:
         return None
     try:
-        return max(float(text), 0.0)
+        # In this order, NaN becomes 0
+        return max(0.0, float(text))
     except ValueError:
         pass
     try:
         return max((parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds(), 0.0)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None

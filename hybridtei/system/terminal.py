@@ -1,5 +1,5 @@
-"""What a command prints: texts, titles and names of documents may hold commands to a terminal (OSC
-52 sets the clipboard)."""
+"""What a command prints: no passwords of URLs; texts, titles and names of documents may hold
+commands to a terminal (OSC 52 sets the clipboard)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ import sys
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
+HIDDEN = "[hidden]"
+USER_OF_URL = re.compile(r"(?<=://)[^\s/\"'@]+@")
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 # C0 but tab and line feed, DEL and C1. A progress bar starts what it writes with a carriage return.
 CONTROLS = re.compile(r"(?!\A\r)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 CONTROLS_OR_BOLD = re.compile(f"({re.escape(BOLD)}|{re.escape(PLAIN)})|{CONTROLS.pattern}")
+
+
+def without_passwords(text: str) -> str:
+    """The text, with `[hidden]` for user and password of each URL."""
+    return USER_OF_URL.sub(f"{HIDDEN}@", text)
 
 
 class TerminalStream:

@@ -106,6 +106,11 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
             {},
             "--prometheus-port: 81 is already the port of --grpc-port",
         ),
+        (
+            ["serve", "--otlp-endpoint", "user:secret@collector:4317"],
+            {},
+            "--otlp-endpoint holds a user or password",
+        ),
         (["serve", "--api-key", ""], {}, "--api-key: no header can carry this key"),
         (["serve"], {"API_KEY": "from-a-file\n"}, "--api-key: no header can carry this key"),
         (["embed", "in.txt"], {}, "--output"),
@@ -120,7 +125,9 @@ def test_usage_errors_end_with_2_and_name_the_flag(
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert named in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert named in error
+    assert "secret" not in error
 
 
 def failing(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -373,6 +380,24 @@ def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key
             "--json-output" in flags
         )  # people read five lines, machines all settings
         assert KEY not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "url"),
+    [
+        ("--qdrant-url", "http://user:secret@127.0.0.1:1"),
+        ("--qdrant-url", "user:secret@127.0.0.1:1"),
+        ("--qdrant-url", "http://user:secret@127.0.0.1:port"),
+        ("--qdrant-url", "ftp://user:secret@127.0.0.1"),
+        ("--qdrant-url", "http://user:secret@127.0.0.1:1,,http://b"),
+        ("--qdrant-url", "http://127.0.0.1:1?key=secret"),
+    ],
+)
+def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, flag, url):
+    done = failing("serve", "--model-id", str(bert), "--log-level", "debug", flag, url)
+    assert done.returncode == 1, done.stderr
+    assert "`qdrant_url`" in done.stderr
+    assert "secret" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

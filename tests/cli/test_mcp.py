@@ -142,6 +142,18 @@ async def test_what_is_refused_before_it_is_read():
         ).status_code == 413
 
 
+async def test_a_client_that_comes_a_thousand_times_keeps_no_other_out():
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    hello["clientInfo"] = {"name": "x", "version": "1"}
+    begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    tools = CollectionTools(AsyncClient("http://127.0.0.1:1"), "papers")
+    async with listening(tools) as url, httpx.AsyncClient(trust_env=False) as client:
+        for _ in range(1_001):
+            answer = await client.post(url, json=begin, headers=HEADERS)
+            assert answer.status_code == 200
+        assert "mcp-session-id" not in answer.headers
+
+
 async def test_without_writable_nothing_is_stored(tmp_path):
     async with (
         tools_over(tmp_path) as (tools, store),

@@ -1,6 +1,8 @@
 """A client, blocking and awaited, answers as an `Encoder` does, and refuses as it does."""
 
+import base64
 import inspect
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -185,7 +187,26 @@ def test_what_is_no_url_is_said_at_once(url: str) -> None:
 )
 def test_what_is_a_url_is_taken(url: str) -> None:
     with Client(url) as client:
-        assert client.url == url.rstrip("/")
+        assert client.url == url.rstrip("/").replace("user:word", "[hidden]")
+
+
+def test_a_password_of_its_url_is_sent_and_in_no_error(ask: Ask) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> bytes:
+            connection, _ = listening.accept()
+            with connection:
+                head = connection.recv(10_000)
+                connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            return head
+
+        head = pool.submit(answer)
+        with pytest.raises(errors.NoAnswer) as refused:
+            ask(f"http://user:secret@127.0.0.1:{listening.getsockname()[1]}/m/a", "info")
+    assert head.result().startswith(b"GET /m/a/info HTTP/1.1\r\n")
+    assert b"Basic " + base64.b64encode(b"user:secret") in head.result()
+    assert "http://[hidden]@127.0.0.1" in str(refused.value)
+    assert "secret" not in str(refused.value)
 
 
 def test_both_have_the_same_verbs_and_signatures() -> None:

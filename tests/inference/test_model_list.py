@@ -73,3 +73,8 @@ def test_repeated_flags_name_models_too() -> None:
         from_ids(["x/a", "y/a"], FLAGS)
     with pytest.raises(LoadError, match="alias ''"):
         from_ids(["/"], FLAGS)
+
+
+def test_a_list_without_an_end_is_refused() -> None:
+    with pytest.raises(LoadError, match="/dev/zero: larger than 1000000 bytes"):
+        read_models(Path("/dev/zero"), FLAGS)

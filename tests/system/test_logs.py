@@ -307,6 +307,17 @@ def test_no_trace_where_a_library_says_so(formatter: logging.Formatter) -> None:
     assert "\n" not in line
 
 
+@pytest.mark.parametrize("formatter", [logs.TextFormatter(), logs.JsonFormatter()])
+def test_no_line_shows_a_password_of_a_url(formatter: logging.Formatter) -> None:
+    try:
+        raise OSError("http://user:secret@host/ is away")
+    except OSError:
+        error = sys.exc_info()
+    line = formatter.format(record("http://user:secret@host: %s", error[1], exc_info=error))
+    assert "secret" not in line
+    assert line.count("http://[hidden]@host") >= 3
+
+
 def test_json_of_half_a_surrogate_pair_is_json() -> None:
     entry = json.loads(logs.JsonFormatter().format(record("cut \ud83d")))
     assert entry["message"] == "cut \\ud83d"

@@ -46,6 +46,13 @@ def test_a_key_is_never_shown(key):
     assert line.count('"[hidden]"') == 2
 
 
+@pytest.mark.parametrize("url", ["http://user:hush@h", "user:hush@h", "http://a:hush@b,c:hush@h"])
+def test_a_password_of_a_url_is_never_shown(url):
+    line = described((ServerConfig(otlp_endpoint=url), StoreConfig(qdrant_url=url)))
+    assert "hush" not in line
+    assert line.count('"[hidden]@h"') == 2
+
+
 def test_every_field_is_there_once_and_the_rest_as_given():
     settings = (
         ModelConfig(model_id="org/model-name", hf_token="hf_secrets"),

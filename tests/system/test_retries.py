@@ -99,3 +99,18 @@ def test_waiting_never_outlasts_the_patience(
             == "done"
         )
     assert sum(time.pauses) <= patience_s + 1e-9
+
+
+@pytest.mark.parametrize("asked", [0.0, 0.05])
+def test_a_pause_of_nothing_grows(asked: float) -> None:
+    time = Time()
+    assert run(time, [StoreUnavailable("busy", asked)] * 4 + ["done"], 10.0, 0.9) == "done"
+    assert time.pauses == pytest.approx([0.1, 0.2, 0.4, 0.8])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0", "-5", "nan", "-inf", "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 0001 00:00:00 GMT"],
+)
+def test_a_retry_after_that_asks_for_nothing(text: str) -> None:
+    assert retries.retry_after_s({"Retry-After": text}) == 0.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.system.terminal import BOLD, CONTROLS, PLAIN, TerminalStream
+from hybridtei.system.terminal import BOLD, CONTROLS, PLAIN, TerminalStream, without_passwords
 
 
 class Terminal(io.StringIO):
@@ -44,3 +44,15 @@ def test_only_a_terminal_gets_bold_text() -> None:
     TerminalStream(pipe).write(text)
     assert terminal.getvalue() == text
     assert pipe.getvalue() == "\\u001b[1mword\\u001b[0m"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at http://user:secret@h:1/a@b", "at http://[hidden]@h:1/a@b"),
+        ("'https://token@h', http://h/x@y", "'https://[hidden]@h', http://h/x@y"),
+        ("a@b.example", "a@b.example"),
+    ],
+)
+def test_passwords_of_urls_are_hidden(text: str, shown: str) -> None:
+    assert without_passwords(text) == shown

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -84,6 +85,8 @@ class _Question(Task[Scored]):
     raw_scores: bool = False
     max_document_tokens: int | None = field(default=None, kw_only=True)
     max_tokens: int | None = field(default=None, kw_only=True)
+    # False if no later chunk needs the query's vectors
+    keeps_query: bool = field(default=True, kw_only=True)
 
     def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Sequence[Self]:
         """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS
@@ -217,7 +220,7 @@ class RerankByVectors(_Question):
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
-        return replace(self, query_vectors=first.query)
+        return replace(self, query_vectors=first.query, keeps_query=False)
 
     def check(self, spec: ModelSpec) -> None:
         weights = self.weights
@@ -268,10 +271,13 @@ class RerankByVectors(_Question):
             documents = task.finish(model, encodings[1:], outputs.part(1, len(encodings)))
             encodings = encodings[1:]
         scores = self._scores(query, documents)
-        if self.spans is None:
-            return Scored(scores, query)
-        spans = relevant_spans(model.spec, query, encodings, documents, self.spans)
-        return Scored(scores, query, spans)
+        spans: Sequence[Sequence[RelevantSpan]] = ()
+        if self.spans is not None:
+            spans = relevant_spans(model.spec, query, encodings, documents, self.spans)
+        if not self.keeps_query:
+            return Scored(scores, None, spans)
+        # A view would keep the vectors of this chunk's documents until the last chunk is done
+        return Scored(scores, deepcopy(query), spans)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
         if self.spans is not None:
@@ -399,7 +405,10 @@ class RerankPairs(Task[Scored]):
 
     def split(self, max_inputs: int) -> Sequence[Ranking]:
         """Return the chunks of each question, in order."""
-        return [chunk for question in self.questions for chunk in question.split(max_inputs)]
+        chunks: list[Ranking] = []
+        for question in self.questions:
+            chunks += replace(question, keeps_query=False).split(max_inputs)
+        return chunks
 
 
 # Similarities of token vectors in memory at a time

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.system.machine import cache_folder, is_own_alone, whole
+from hybridtei.system.machine import cache_folder, is_own_alone, read_bounded, whole
 
 log = logging.getLogger(__name__)
 
@@ -108,10 +108,8 @@ def _snapshot(
 def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     """Parse a JSON file. Raises MissingArtifact or LoadError, naming the file."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise LoadError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
         # An editor may have put a byte order mark first
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bounded(path, MAX_JSON_BYTES).decode("utf-8-sig")
         if text.startswith(POINTER.decode()):
             raise MissingArtifact(f"{path}: {IS_POINTER}")
         return parse(text)

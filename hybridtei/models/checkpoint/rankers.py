@@ -29,7 +29,7 @@ from hybridtei.models.checkpoint.classifiers import (
     language_model,
     yes_of_two,
 )
-from hybridtei.models.checkpoint.files import JsonObject
+from hybridtei.models.checkpoint.files import MAX_JSON_BYTES, JsonObject
 from hybridtei.models.checkpoint.modules import Modules, logit_score
 from hybridtei.models.checkpoint.sentence import template_arguments
 from hybridtei.models.checkpoint.sizes import sentence_config
@@ -39,6 +39,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     token_text,
     tokenizer_config,
 )
+from hybridtei.system.machine import read_bounded
 
 log = logging.getLogger(__name__)
 
@@ -185,10 +186,11 @@ def template_source(home: Path, template: PairTemplate | None) -> str | None:
 
 def _own(file: Path) -> PairTemplate:
     try:
-        own = msgspec.json.decode(file.read_bytes(), type=PairTemplate)
+        content = read_bounded(file, MAX_JSON_BYTES)
+        own = msgspec.json.decode(content, type=PairTemplate)
     except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
         raise LoadError(f"{file}: should describe a template: {error}") from error
-    _check_slots(file, "".join(own.parts), file.stat().st_size)
+    _check_slots(file, "".join(own.parts), len(content))
     return own
 
 
@@ -208,7 +210,9 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
     the marks."""
     file = folder / "chat_template.jinja"
     settings = tokenizer_config(folder)
-    source = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
+    source = settings.get("chat_template")
+    if file.exists():
+        source = read_bounded(file, MAX_JSON_BYTES).decode()
     if not isinstance(source, str):
         raise LoadError(f"{file}: missing: sentence-transformers renders messages by it")
     marks = {name: f"\ue000{name}\ue001" for name in ("instruction", "query", "document")}

@@ -84,6 +84,9 @@ def socket_path(folder: Path) -> Path:
                 return machine.private_folder(home) / _name(folder)
             except OSError as error:
                 refused = f": {error}"
+    # Another user may have made all of them first
+    with contextlib.suppress(OSError):
+        return Path(tempfile.mkdtemp(prefix="hybridtei-", dir="/tmp"), _name(folder))
     raise StoreError(
         f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to "
         "a private one"

@@ -168,6 +168,10 @@ def address_of(url: str, rest_port: int | None = None) -> Address:
     there, since proxies speak it.
     `grpc(s)://host:port`: gRPC there, REST at `rest_port`, or at 6333 beside 6334.
     """
+    if "@" in url or "?" in url:
+        raise StoreError(
+            "`qdrant_url` holds a user, password or query: give the key as `qdrant_api_key`"
+        )
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port
@@ -177,10 +181,6 @@ def address_of(url: str, rest_port: int | None = None) -> Address:
         raise StoreError(
             f"`qdrant_url` {url!r}: should look like http://host:6334, https://host or "
             "grpc://host:port"
-        )
-    if parts.username or parts.password or parts.query:
-        raise StoreError(
-            "`qdrant_url` holds a user, password or query: give the key as `qdrant_api_key`"
         )
     prefix, tls = parts.path.rstrip("/"), parts.scheme in ("https", "grpcs")
     if parts.scheme in ("grpc", "grpcs"):
@@ -196,7 +196,7 @@ def urls_of(urls: str) -> list[str]:
     empty."""
     found = [url.strip().rstrip("/") for url in urls.split(",")]
     if not all(found):
-        raise StoreError(f"`qdrant_url` {urls!r}: should be addresses with commas between them")
+        raise StoreError("`qdrant_url` should be addresses with commas between them")
     return list(dict.fromkeys(found))
 
 

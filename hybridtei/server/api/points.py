@@ -1,8 +1,8 @@
 """Lists collections, upserts texts, and exports and imports whole collections.
 
 Each text is checked alone, so an error names it and does not affect the others. Texts go through
-the engine in chunks, so a large upsert holds no more permits than an ordinary request. An export or
-import holds a permit for each point of a page, and has no time limit: the client sets its pace.
+the engine in chunks, so a large upsert holds no more permits than an ordinary request. Exports
+and imports have permits of their own and no time limit: their clients set the pace.
 """
 
 from __future__ import annotations
@@ -314,9 +314,9 @@ async def export(stores: StoreContext, request: HttpRequest) -> Reply:
 
 async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
     """Raises UnknownCollection, StoreError, Overloaded."""
-    from hybridtei.retrieval.store.transfer import PAGE_POINTS, exported
+    from hybridtei.retrieval.store.transfer import exported
 
-    with stores.holding(PAGE_POINTS):
+    with stores.bounds.transfers.inside(1):
         async for lines in exported(stores.schemas, name):
             yield lines
 
@@ -334,7 +334,7 @@ async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
 )
 async def import_lines(stores: StoreContext, request: HttpRequest) -> Reply:
     """Store the points of an export that the collection lacks."""
-    from hybridtei.retrieval.store.transfer import PAGE_POINTS, import_from
+    from hybridtei.retrieval.store.transfer import import_from
 
-    with stores.holding(PAGE_POINTS):
+    with stores.bounds.transfers.inside(1):
         return Reply(await import_from(stores.schemas, request.parts(), stores.collection))

@@ -122,22 +122,44 @@ def first_fields(scope: Any) -> Mapping[bytes, bytes]:
 
 
 MAX_ARRIVING_BYTES = 256_000_000
+MAX_INSIDE_BYTES = 1_000_000_000
+# About what Python's objects take beside the text of a body: 2 MB of JSON become 60 MB of lists
+COMMA_BYTES, LIST_BYTES, OBJECT_BYTES = 32, 64, 200
 
 
-class Arriving:
-    """Counts the bytes of all bodies that the server is reading. For one event loop."""
+class HeldBytes:
+    """Counts the bytes of all requests that the server reads, or that wait. A request alone may
+    hold any number. For one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self.bytes = 0
+        self._limit = limit
 
     def add(self, count: int) -> None:
-        """Count bytes that have arrived. Raises BodyError if all bodies together are too large."""
-        if self.bytes + count > MAX_ARRIVING_BYTES:
-            raise BodyError(
-                f"{BUFFER}{MAX_ARRIVING_BYTES} bytes of requests arrive already: try again later",
-                503,
-            )
+        """Count bytes. Raises BodyError if all requests together hold too many."""
+        if self.bytes and self.bytes + count > self._limit:
+            raise self._refusal()
         self.bytes += count
+
+    def hold(self, body: bytes) -> int:
+        """Count what a body takes once it is decoded, and return it. Raises BodyError."""
+        count = (
+            2 * len(body)
+            + COMMA_BYTES * body.count(b",")
+            + LIST_BYTES * body.count(b"[")
+            + OBJECT_BYTES * body.count(b"{")
+        )
+        if self.bytes and self.bytes + count > self._limit:
+            raise self._refusal()
+        self.bytes += count
+        return count
+
+    def _refusal(self) -> BodyError:
+        return BodyError(
+            f"{BUFFER}other requests hold {self.bytes} bytes, {self._limit} are allowed: "
+            "try again later",
+            503,
+        )
 
 
 def check_type(fields: Mapping[bytes, bytes]) -> None:
@@ -152,7 +174,7 @@ def check_size(size: int, limit: int) -> None:
         raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
 
 
-async def read_body(scope: Any, receive: Any, arriving: Arriving, limit: int) -> bytes:
+async def read_body(scope: Any, receive: Any, arriving: HeldBytes, limit: int) -> bytes:
     """Read the body. Raises BodyError, ClientDisconnected."""
     fields = first_fields(scope)
     if b"content-encoding" in fields:

@@ -105,7 +105,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         # The transport that answers write to
         self._answering: Any = None
         self._in_body = False
-        self._fields = self._field_bytes = self._eventless_bytes = 0
+        self._fields = self._field_bytes = self._eventless_bytes = self._hosts = 0
         self._has_event = False
         self._status = HTTPStatus.BAD_REQUEST
         # Once set, parsing has stopped
@@ -189,7 +189,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {DISCONNECT: Disconnect()}  # type: ignore[dict-item]
-        self._fields = self._field_bytes = 0
+        self._fields = self._field_bytes = self._hosts = 0
         self._head_since, self._head_begun = self.loop.time(), True
 
     def on_url(self, url: bytes) -> None:
@@ -210,6 +210,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         # Trailers are not headers
         if not self._in_body:
             super().on_header(name, value)
+            self._hosts += self.headers[-1][0] == b"host"
 
     def on_headers_complete(self) -> None:
         self._has_event = True
@@ -219,6 +220,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._refuse(HTTPStatus.BAD_REQUEST)
             return
         if self.parser.get_http_version() not in VERSIONS:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        if self._hosts > 1:
             self._refuse(HTTPStatus.BAD_REQUEST)
         super().on_headers_complete()
         self._in_body = True

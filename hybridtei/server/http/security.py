@@ -31,6 +31,7 @@ from hybridtei.config import ServerConfig
 from hybridtei.errors import LoadError, NoKey, OtherHost, OtherOrigin, RoleNeeded
 from hybridtei.server.http.body import first_fields
 from hybridtei.server.http.connection import ConnectionLimits
+from hybridtei.system.machine import read_bounded
 from hybridtei.system.metrics import Registry
 from hybridtei.system.tracing import CALLER
 
@@ -125,9 +126,7 @@ class Keyring:
 def read_keys(path: Path) -> list[Key]:
     """Read a file's keys. Raises LoadError, naming the line but not its content."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise LoadError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(path, MAX_FILE_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(
             f"{path}: cannot be read as a list of keys: {type(error).__name__}"
@@ -210,10 +209,10 @@ class Certificate:
         """Return a context, and (key, chain) for gRPC. Raises LoadError."""
         context = _new_context()
         try:
-            pair = self._key.read_bytes(), self._chain.read_bytes()
+            pair = self._pair()
             # OpenSSL would ask for a key's password at a terminal, and a server has none.
             context.load_cert_chain(self._chain, self._key, password=lambda: "")
-            changed = pair != (self._key.read_bytes(), self._chain.read_bytes())
+            changed = pair != self._pair()
         except (OSError, ValueError) as error:
             where = f"--certfile {self._chain}, --keyfile {self._key}"
             raise LoadError(f"{where}: not a certificate and its key: {error}") from None
@@ -222,6 +221,10 @@ class Certificate:
                 f"--certfile {self._chain}, --keyfile {self._key}: changed while they were read"
             )
         return context, pair
+
+    def _pair(self) -> tuple[bytes, bytes]:
+        key, chain = (read_bounded(path, MAX_FILE_BYTES) for path in (self._key, self._chain))
+        return key, chain
 
 
 def certificate_of(server: ServerConfig) -> Certificate | None:

@@ -12,6 +12,7 @@ from hybridtei.inference.tasks.rerank import (
     MAX_CHUNK_CHARACTERS,
     MAX_CHUNK_DOCUMENTS,
     Rerank,
+    RerankPairs,
     Scored,
     rerank_task,
 )
@@ -79,3 +80,25 @@ def test_who_cannot_classify_says_so_in_teis_words():
     for spec in (small.dense_only(), small.splade(), small.model_spec()):
         with pytest.raises(UnsupportedHead, match=r"^Model is not a classifier model$"):
             Classify(["one"]).check(spec)
+
+
+def held_bytes(scored: Scored) -> int:
+    """The memory that an answer keeps, with arrays that its own are views of."""
+    assert scored.query is not None
+    arrays = [scored.query.dense, scored.query.multivector.values, scored.query.sparse.values]
+    return sum((array if array.base is None else array.base).nbytes for array in arrays)
+
+
+def test_an_answer_keeps_no_vectors_of_documents():
+    """A stream of 512 long texts, each with a query, held 160 MB of them."""
+    model = small.model()
+    few, many = (
+        answer(rerank_task(model.spec, "one", ["two three " * 20] * count), model)
+        for count in (1, 100)
+    )
+    assert held_bytes(many) == held_bytes(few)
+    task = RerankPairs([rerank_task(model.spec, "one", ["two"] * 3)] * 2)
+    for chunk in task.split(2):
+        assert answer(chunk, model).query is None
+    first, second, *_ = rerank_task(model.spec, "one", ["two"] * 3).split(1)
+    assert answer(second.knowing(answer(first, model)), model).query is None

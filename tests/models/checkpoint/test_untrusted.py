@@ -21,7 +21,7 @@ from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.models.checkpoint import files
+from hybridtei.models.checkpoint import files, rankers
 from hybridtei.models.checkpoint.files import MAX_JSON_BYTES, check_links, read_json
 from hybridtei.models.checkpoint.hub_layouts import translate
 from hybridtei.models.checkpoint.sizes import check_sizes, min_weights
@@ -299,6 +299,22 @@ def test_a_settings_file_without_end_is_not_read(tmp_path: Path) -> None:
         file.truncate(MAX_JSON_BYTES + 1)  # of holes: it takes no disk
     with pytest.raises(LoadError, match=r"tokenizer\.json: larger than"):
         read_json(path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "chat_template.jinja", "hybridtei_rerank.json"])
+def test_a_file_that_is_a_device_without_an_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for module in (files, rankers):
+        monkeypatch.setattr(module, "MAX_JSON_BYTES", 1_000_000)
+    (tmp_path / name).symlink_to("/dev/zero")
+    read = {
+        "config.json": lambda: read_json(tmp_path / name),
+        "chat_template.jinja": lambda: rankers._of_chat(tmp_path, flat=True, instruction=None),
+        "hybridtei_rerank.json": lambda: rankers._own(tmp_path / name),
+    }
+    with pytest.raises(LoadError, match=f"{name}: larger than 1000000 bytes"):
+        read[name]()
 
 
 def test_code_that_comes_with_a_model_is_not_run(

@@ -33,6 +33,20 @@ def test_a_string_is_no_settings(tmp_path: Path) -> None:
         open_store(str(tmp_path))  # type: ignore[arg-type]
 
 
+def test_what_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (
+        "",
+        "/dev/null",
+        "/dev/null/store",
+        str(tmp_path / "file"),
+        str(tmp_path / "file/a/b"),
+    ):
+        with pytest.raises(StoreError, match=f"`qdrant_path` '{path}' should be a folder"):
+            open_store(StoreConfig(qdrant_path=path))
+    assert open_store(StoreConfig(qdrant_path=str(tmp_path / "new/store"))) is not None
+
+
 def test_both_is_one_too_many(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="both given"):
         open_store(StoreConfig(qdrant_path=str(tmp_path), qdrant_url="http://localhost:6334"))

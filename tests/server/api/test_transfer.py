@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,11 +16,14 @@ from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.points import point_id, to_points
 from hybridtei.retrieval.store.transfer import MAX_LINE_BYTES, PAGE_POINTS
+from hybridtei.server.models import MAX_TRANSFERS
 from tests.retrieval.search.small_search import run
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.stores import embeddings, plan
 from tests.retrieval.store.test_transfer import bits
-from tests.server.live import Running, serving, until
+from tests.server.http.raw import connected
+from tests.server.http.test_unsent import unsent
+from tests.server.live import JSON, Running, serving, until
 
 T = TypeVar("T")
 COUNT = 3 * PAGE_POINTS
@@ -73,13 +77,15 @@ def store(folder: Path) -> Counted:
 
 @pytest.fixture(scope="module")
 def keyed(store: Counted) -> Iterator[Running]:
-    """A server with a key, and permits for one export or import."""
-    with serving(
-        schemas=CollectionSchemas(store),
-        server={"api_key": "key-flag"},
-        engine={"max_concurrent_requests": PAGE_POINTS},
-    ) as running:
-        yield running
+    """A server with a key that runs one export or import at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybridtei.server.models.MAX_TRANSFERS", 1)
+        with serving(
+            schemas=CollectionSchemas(store),
+            server={"api_key": "key-flag"},
+            engine={"max_concurrent_requests": PAGE_POINTS},
+        ) as running:
+            yield running
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +160,7 @@ def test_without_keys_the_server_says_what_the_role_is_for():
 def test_a_client_that_leaves_an_import_midway_imports_again(keyed, folder, export):
     def half() -> Iterator[bytes]:
         yield export[: len(export) // 2]
-        assert (
-            keyed.get(EXPORT.format("docs"), headers=KEY).status_code == 429
-        )  # all permits are taken
+        assert keyed.get(EXPORT.format("docs"), headers=KEY).status_code == 429
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -180,6 +184,31 @@ def test_a_client_that_leaves_an_export_midway_ends_it(keyed, store):
         assert imported(keyed, "docs", b"").status_code == 429
     until(lambda: imported(keyed, "docs", b"").status_code != 429)
     assert store.pages < COUNT // PAGE_POINTS
+
+
+def test_exports_that_nobody_reads_hold_neither_permits_nor_the_bytes_of_other_answers(
+    folder, monkeypatch
+):
+    """Their pages have more than `--max-unsent-bytes` together."""
+    monkeypatch.setattr("hybridtei.server.models.MAX_TRANSFERS", MAX_TRANSFERS)
+    store = Counted(str(folder))
+    server = {"api_key": "key-flag", "max_unsent_bytes": 20_000_000}
+    with (
+        serving(schemas=CollectionSchemas(store), server=server) as running,
+        ExitStack() as stack,
+    ):
+        ask = f"GET {EXPORT.format('docs')} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-flag\r\n\r\n"
+        for _ in range(MAX_TRANSFERS):
+            stack.enter_context(connected(running)).sendall(ask.encode())
+        until(lambda: store.pages == MAX_TRANSFERS)
+        until(lambda: unsent(running) > 0)
+        assert running.get(EXPORT.format("docs"), headers=KEY).status_code == 429
+        embed = running.post("/embed", {"inputs": "one"}, headers={**JSON, **KEY})
+        assert embed.status_code == 200
+        assert unsent(running) < MAX_TRANSFERS * 2_000_000
+        points = {"points": [{"text": "one"}] * 480}
+        answer = running.post("/collections/none/points", points, headers={**JSON, **KEY})
+        assert answer.status_code == 404
 
 
 def test_an_export_that_the_store_cuts_off_lacks_its_last_line(keyed, store, monkeypatch):

@@ -142,10 +142,13 @@ def test_what_is_wrong_is_named(
 
 
 @pytest.mark.parametrize("alias", ["hybrid", "zzz", ""])
-@pytest.mark.parametrize("route", ["load", "unload"])
-def test_models_change_at_one_path_only(client: httpx.Client, alias: str, route: str) -> None:
-    answer = client.post(
-        f"/m/{alias}/models/{route}", json={"model": "tagger", "model_id": "/nowhere"}
+@pytest.mark.parametrize(
+    "path", ["models/load", "models/unload", "collections/c/import", "collections/c/export"]
+)
+def test_what_manages_has_one_path_only(client: httpx.Client, alias: str, path: str) -> None:
+    method = "GET" if path.endswith("export") else "POST"
+    answer = client.request(
+        method, f"/m/{alias}/{path}", json={"model": "tagger", "model_id": "/nowhere"}
     )
     assert (answer.status_code, "there is no path" in answer.text) == (404, True)
     assert "tagger" in [model["id"] for model in client.get("/m/hybrid/v1/models").json()["data"]]

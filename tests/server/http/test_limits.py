@@ -1,5 +1,6 @@
 """Bounds of connections and of time: each refuses by its name, counts the refusal, and affects no other client."""
 
+import json
 import resource
 import socket
 from collections.abc import Iterator
@@ -11,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.config import EngineConfig
+from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.server.http.connection import (
     BODY_BYTES_PER_SECOND,
     FILES_BESIDE,
     allow_files,
     body_deadline,
 )
+from tests.retrieval.search.small_search import MODEL, spec_in
+from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.clock import SteppedClock
 from tests.server.http.raw import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
 from tests.server.live import HANG, JSON, Hold, Running, serving, until
@@ -277,4 +281,36 @@ def test_a_request_that_takes_too_long_is_503_and_its_place_is_free():
         assert 'te_request_failure{err="timeout"} 1' in running.get("/metrics").text
         hold.let_go()
         until(lambda: running.service.engine.metrics.queued.value() == 0)
+        running.is_well()
+
+
+def test_what_waiting_requests_hold_is_bounded_and_a_request_alone_is_let_in(monkeypatch, tmp_path):
+    """JSON of two megabytes may become sixty of Python's objects."""
+    monkeypatch.setattr("hybridtei.server.app.MAX_INSIDE_BYTES", 1_500_000)
+    hold = Hold()
+    filler = ",".join(["[]"] * 10_000)
+    large = f'{{"inputs":"one two","filler":[{filler}]}}'.encode()
+    store = CollectionSchemas(MemoryStore())
+    points = {"points": [{"text": "one", "payload": {"a": [[]] * 10_000}}], "create": True}
+    with serving(spec_in(tmp_path), model_id=MODEL, schemas=store, gate=hold) as running:
+        for path, body in (
+            ("/embed", large),
+            ("/collections/c/points", json.dumps(points).encode()),
+        ):
+            hold.entered.clear()
+            hold._go.clear()
+            with connected(running) as client:
+                head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+                assert hold.entered.wait(HANG)
+                refused = running.post("/embed", large)
+                assert (refused.status_code, "other requests hold" in refused.text) == (503, True)
+                assert running.post("/embed", b"nonsense").status_code == 400
+            if path == "/embed":
+                hold.let_go()
+            else:
+                # The work goes on without its client
+                assert running.post("/embed", large).status_code == 503
+                hold.let_go()
+            until(lambda: running.post("/embed", large).status_code == 200)
         running.is_well()

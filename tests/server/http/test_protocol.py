@@ -141,6 +141,8 @@ MALFORMED = [
     b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
     b"CONNECT /embed HTTP/1.1\r\nhost: x\r\n\r\n",
     POST + b"content-length: nan\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: x\r\nHost: y\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: x\r\na: b\r\na: c\r\nhost: x\r\n\r\n",
     POST + b"content-length: -1\r\n\r\n",
     POST + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
     POST + b"content-length: 20\r\ntransfer-encoding: chunked\r\n\r\n",

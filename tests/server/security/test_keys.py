@@ -97,6 +97,11 @@ def test_a_file_that_cannot_be_read(tmp_path, content):
         read_keys(tmp_path / "keys")
 
 
+def test_a_file_without_an_end_is_refused():
+    with pytest.raises(LoadError, match="/dev/zero: larger than 1000000 bytes"):
+        read_keys(Path("/dev/zero"))
+
+
 def test_what_a_header_can_carry():
     assert is_sendable("a:b~")
     assert not any(is_sendable(key) for key in ("", " a", "a ", "a\tb", "é", "a\n"))

@@ -138,6 +138,9 @@ def test_what_is_no_certificate_is_refused_by_name(files, tmp_path):
         with pytest.raises(LoadError, match="--certfile") as refused:
             certificate_of(ServerConfig(**wrong))
         assert wrong["keyfile"] in str(refused.value)
+    for name in files:
+        with pytest.raises(LoadError, match="/dev/zero: larger than 1000000 bytes"):
+            certificate_of(ServerConfig(**{**files, name: "/dev/zero"}))
 
 
 def test_connections_that_never_finish_their_handshake_are_bounded_and_keep_nobody_out(files):

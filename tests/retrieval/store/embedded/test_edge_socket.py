@@ -249,6 +249,24 @@ def test_a_long_path_of_the_temporary_folder_is_not_used(
         assert socket_path(tmp_path).parent == own / "hybridtei"
 
 
+async def test_a_folder_that_another_user_made_first_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is open to others, as a stranger's may be. A process of the store is found by its lock file."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(embedded_process.os, "geteuid", lambda: 4_000_000_000)
+    squatted = Path("/tmp/hybridtei-4000000000")
+    squatted.mkdir(mode=0o777)
+    try:
+        place = socket_path(tmp_path)
+    finally:
+        squatted.rmdir()
+    assert place.parent.parent == Path("/tmp")
+    assert place.parent != squatted
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    place.parent.rmdir()
+
+
 def test_the_socket_of_another_folder_in_a_lock_file_is_not_asked(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("/run/docker.sock")
     assert listening_at(tmp_path) is None
