@@ -250,8 +250,7 @@ async def _embedded(
 ) -> tuple[Embeddings, list[int]]:
     """The vectors of a pass, and the number of tokens of each text. `reads`: what each input
     reads."""
-    reading, heads = work
-    context, side, prompt_name = reading
+    (context, side, prompt_name), heads = work
     # Qdrant accepts only floats
     budget = MultivectorBudget(max_tokens=context.model.multivector_tokens or None)
     task = Embed(
@@ -265,7 +264,7 @@ async def _embedded(
     answer, usage = await context.embed_in_chunks(
         task,
         Load(len(texts), sum(map(len, texts)), is_batch=True),
-        lambda place: f"inputs[{reads.index((reading, texts[place]))}].data",
+        lambda place: f"inputs[{reads.index((work[0], texts[place]))}].data",
     )
     return answer, [*usage.lengths]
 
