@@ -49,13 +49,13 @@ class RequestError(HybridTeiError):
         super().__init__(message)
         self.place = place
 
-    def named(self, field: str, shift: int = 0) -> RequestError:
-        """Return the error with `field[place + shift]` in place of `inputs` in its message."""
+    def named(self, field: str, shift: int = 0, of: str = "`inputs`") -> RequestError:
+        """Return the error with `field[place + shift]` in place of `of` in its message."""
         message = str(self)
-        if not message.startswith("`inputs`"):
+        if not message.startswith(of):
             return self
         name = field if self.place is None else f"{field}[{self.place + shift}]"
-        return type(self)(f"`{name}`{message.removeprefix('`inputs`')}")
+        return type(self)(f"`{name}`{message.removeprefix(of)}")
 
 
 class EmptyInput(RequestError):
@@ -78,7 +78,7 @@ class InvalidDimensions(InvalidInput):
         super().__init__(message)
         self.width = width
 
-    def named(self, field: str, shift: int = 0) -> RequestError:
+    def named(self, field: str, shift: int = 0, of: str = "`inputs`") -> RequestError:
         """Return the error with the width in its message."""
         if self.width is None:
             return self

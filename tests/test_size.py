@@ -14,13 +14,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 303_339, "modules": 179}
+SIZE = {"tokens": 303_643, "modules": 179}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 1_086,
+    "conditionals": 1_089,
     "literal_splats": 29,
-    "no_nouns": 222,
+    "no_nouns": 220,
     "comments_behind": 35,
     "tokens_per_1000_code_lines": 8_346,
 }

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environments import InstallError, environment
+from environments import FOLDER, NODE, InstallError, command, environment
 from models import serving, single_grpc_servers, tiny
 
-CALLS = Path(__file__).parent / "calls"
 CLIENT_SECONDS = 300
 
 
@@ -45,6 +44,7 @@ CLIENTS = (
     Client("hugging_face", "sdks"),
     Client("cohere_sdk", "sdks"),
     Client("voyage", "sdks"),
+    Client("ollama_sdk", "sdks"),
     Client("infinity", "sdks"),
     Client("baseten", "sdks"),
     Client("tei_client_http", "sdks"),
@@ -54,6 +54,11 @@ CLIENTS = (
     Client("haystack_tei", "haystack"),
     Client("litellm_providers", "litellm"),
     Client("chroma", "chroma"),
+    Client("openai_node", NODE),
+    Client("cohere_node", NODE),
+    Client("voyage_node", NODE),
+    Client("ollama_node", NODE),
+    Client("ai_sdk", NODE),
     Client("plain_http", None),
 )
 ROLES = {"embed": "hybrid", "rerank": "reranker", "classify": "classifier", "tag": "tagger"}
@@ -63,21 +68,23 @@ def main() -> int:
     """Exit status: 0 if all went well."""
     arguments = _arguments()
     chosen = [client for client in CLIENTS if not arguments.only or client.script in arguments.only]
-    pythons = {
-        group: _made(group, arguments.venv)
-        for group in sorted({one.group for one in chosen if one.group})
-    }
+    groups = sorted({client.group for client in chosen if client.group})
+    homes = {group: _made(group, arguments.venv) for group in groups}
     with tempfile.TemporaryDirectory() as scratch:
         try:
             with _server(arguments, Path(scratch)) as told:
                 path = Path(scratch) / "server.json"
                 path.write_text(json.dumps(told))
                 results = [
-                    _run(client, pythons, path, _vocabulary(arguments.venv)) for client in chosen
+                    run_client(client, homes.get(client.group or ""), path, arguments.venv)
+                    for client in chosen
                 ]
         except RuntimeError as error:
             print(f"Error: {error}", file=sys.stderr)
             return 1
+    # Only tests compare them with the encoder's
+    for result in results:
+        result.pop("vectors", None)
     _print(results)
     print(json.dumps({"clients": results}))
     return 1 if any(one["failed"] for one in results) else 0
@@ -85,13 +92,8 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "hybridtei"
-        / "conformance-clients"
-    )
     parser.add_argument(
-        "--venv", type=Path, default=cache, help=f"folder of the environments [default: {cache}]"
+        "--venv", type=Path, default=FOLDER, help=f"folder of the environments [default: {FOLDER}]"
     )
     parser.add_argument(
         "--only", nargs="+", choices=[client.script for client in CLIENTS], help="these clients"
@@ -117,7 +119,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _made(group: str, folder: Path) -> Path | str:
-    """The interpreter of a group's environment, or the reason why it is missing."""
+    """A group's environment, or the reason why it is missing."""
     print(f"{group}: environment in {folder / group}", file=sys.stderr, flush=True)
     try:
         return environment(group, folder)
@@ -160,12 +162,13 @@ def _vocabulary(folder: Path) -> str | None:
     return str(found[0]) if found else None
 
 
-def _run(
-    client: Client, pythons: Mapping[str, Path | str], server: Path, vocabulary: str | None
+def run_client(
+    client: Client, home: Path | str | None, server: Path, folder: Path
 ) -> dict[str, Any]:
-    python: Path | str = Path(sys.executable) if client.group is None else pythons[client.group]
-    if isinstance(python, str):
-        return _broken(client, f"not installed: {python}")
+    """Run the client's script, and return what its last line says. `home`: its environment, or the
+    reason why it is missing. `server`: the file about the server. `folder`: of all environments."""
+    if isinstance(home, str):
+        return _broken(client, f"not installed: {home}")
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -175,14 +178,14 @@ def _run(
         **kept,
         "NO_PROXY": "127.0.0.1,localhost",
         "PYTHONWARNINGS": "ignore",
-        "PYTHONPATH": str(CALLS.parent),
+        "PYTHONPATH": str(Path(__file__).parent),
     }
+    vocabulary = _vocabulary(folder)
     if vocabulary is not None:
         settings["TIKTOKEN_CACHE_DIR"] = vocabulary
-    command = [str(python), str(CALLS / f"{client.script}.py"), str(server)]
     try:
         done = subprocess.run(
-            command,
+            [*command(client.script, client.group, home), str(server)],
             env=settings,
             capture_output=True,
             text=True,

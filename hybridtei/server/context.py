@@ -51,6 +51,8 @@ OFFLOAD_NUMBERS = 200_000
 T = TypeVar("T")
 Write = Callable[[T, Usage], Any]
 Check = Callable[[], object]
+# The name of the input at a place
+NameOf = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class Context:
         scope: Scope = "embed",
         check: Check | None = None,
         numbers: int = 0,
-        field: str | None = None,
+        field: str | NameOf | None = None,
     ) -> tuple[T, Usage]:
         """Run a task in the engine, and count it under `scope`. Raises HybridTeiError.
 
@@ -207,7 +209,7 @@ class Context:
         permits, instead of the task's own check. `numbers`: the count of numbers to write, if
         known.
         `field`: the field of the inputs on routes other than TEI's; an error names it, with the
-        place of the wrong one in a list.
+        place of the wrong one in a list. A function gives the name of the input at a place.
         """
         with Counted(self.metrics, load, scope) as counted:
             if load.is_batch and (bounds is None or bounds.max_numbers is None):
@@ -225,6 +227,9 @@ class Context:
             except RequestError as error:
                 if field is None:
                     raise
+                if not isinstance(field, str):
+                    field = field(error.place or 0)
+                    error.place = None
                 if not load.is_batch:
                     error.place = None
                 raise error.named(field) from None
@@ -247,11 +252,13 @@ class Context:
         bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
         return await self.run(task, load, bounds, scope="predict", check=check, field=field)
 
-    async def embed_in_chunks(self, task: Embed, load: Load) -> tuple[Embeddings, Usage]:
-        """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises the error of
-        the first failing chunk."""
+    async def embed_in_chunks(
+        self, task: Embed, load: Load, field: NameOf | None = None
+    ) -> tuple[Embeddings, Usage]:
+        """Embed any number of texts, in chunks of `--max-client-batch-size`. `field`: as for `run`.
+        Raises the error of the first failing chunk."""
         bounds = self.bounds(load.inputs, self.server.max_client_batch_size)
-        return await self.run(task, load, bounds)
+        return await self.run(task, load, bounds, field=field)
 
     async def reply(self, write: Write[T], answer: T, usage: Usage, numbers: int) -> Reply:
         """Write an answer by `write`: a large one in a thread."""

@@ -222,8 +222,9 @@ async def embed_spans(
     check: Check | None = None,
     *,
     is_batch: bool = True,
+    field: str = "inputs",
 ) -> Reply:
     """Embed spans of texts. Each text counts as one input of the request."""
     load = Load(len(task.inputs), sum(len(item.text) for item in task.inputs), is_batch)
-    answer, usage = await context.run(task, load, check=check, field="inputs")
+    answer, usage = await context.run(task, load, check=check, field=field)
     return await context.reply(write, answer, usage, answer.numbers)

@@ -9,9 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
+from hybridtei import Encoder
+from hybridtei.config import EMBEDDED_MODEL
 from tests.server.live import ROOT, commanded, serving
 
 CLIENTS = ROOT / "conformance" / "clients"
@@ -27,6 +31,13 @@ def module(path: Path) -> ModuleType:
 
 harness = module(CLIENTS / "harness.py")
 models = module(CLIENTS / "models.py")
+sys.path.insert(0, str(CLIENTS))
+try:
+    runner = module(CLIENTS / "run.py")
+finally:
+    sys.path.remove(str(CLIENTS))
+environments = sys.modules["environments"]
+SEPARATE = [client for client in runner.CLIENTS if client.group in environments.SEPARATE]
 
 
 def run(*flags: str) -> tuple[int, str, list[dict]]:
@@ -67,6 +78,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "baseten",
         "cohere_sdk",
         "hugging_face",
+        "ollama_sdk",
         "openai_sdk",
         "voyage",
         "plain_http",
@@ -83,6 +95,38 @@ def test_every_call_of_a_client_that_is_installed_here(script: str, fleet: Path)
     told = json.loads(done.stdout.splitlines()[-1])
     assert (done.returncode, told["failed"], told["skipped"]) == (0, {}, {})
     assert told["passed"]
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What scripts are told of a server with the embedded model."""
+    told = tmp_path_factory.mktemp("embedded") / "server.json"
+    roles = dict.fromkeys(("embed", "rerank", "classify", "tag"), EMBEDDED_MODEL)
+    with commanded("--offline") as url:
+        told.write_text(json.dumps({"url": url, **roles, "grpc": {}}))
+        yield told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", SEPARATE, ids=lambda client: client.script)
+def test_every_call_of_a_client_with_an_environment_of_its_own(
+    client: Any, request: pytest.FixtureRequest
+):
+    home = environments.ready(client.group)
+    if home is None:
+        pytest.skip(f"not made: python conformance/clients/environments.py {client.group}")
+    is_node = client.group == environments.NODE
+    told = request.getfixturevalue("embedded" if is_node else "fleet")
+    outcome = runner.run_client(client, home, told, environments.FOLDER)
+    assert outcome["failed"] == {}
+    # Calls over gRPC need a server a model: `conformance/clients/run.py` starts these
+    assert all("no gRPC server" in reason for reason in outcome["skipped"].values())
+    assert outcome["passed"]
+    if is_node:
+        encoder = Encoder.load()
+        vectors = encoder.encode(harness.TEXTS).dense
+        np.testing.assert_allclose(outcome["vectors"], vectors, atol=1e-5)
+        encoder.close()
 
 
 def test_a_server_that_answers_wrongly_is_found_out():
@@ -123,13 +167,16 @@ def test_refused_wants_all_words():
 
 
 def test_every_client_has_a_script_and_a_list():
-    sys.path.insert(0, str(CLIENTS))
-    try:
-        clients = module(CLIENTS / "run.py").CLIENTS
-    finally:
-        sys.path.remove(str(CLIENTS))
+    clients = runner.CLIENTS
+    calls = CLIENTS / "calls"
     assert {client.script for client in clients} == {
-        path.stem for path in (CLIENTS / "calls").glob("*.py")
+        path.stem for suffix in ("py", "mjs") for path in calls.glob(f"*.{suffix}")
     }
-    lists = {path.name.split(".")[0] for path in (CLIENTS / "requirements").glob("*.txt")}
+    lists = {path.name.split(".")[0] for path in (CLIENTS / "requirements").iterdir()}
     assert {client.group for client in clients if client.group} == lists
+
+
+def test_both_harnesses_have_the_same_texts():
+    script = (CLIENTS / "harness.mjs").read_text()
+    assert f"TEXTS = {json.dumps(harness.TEXTS)}" in script
+    assert f"QUERY = {json.dumps(harness.QUERY)}" in script

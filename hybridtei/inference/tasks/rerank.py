@@ -293,12 +293,18 @@ class RerankByVectors(_Question):
 
 @contextmanager
 def _past_query() -> Iterator[None]:
-    """Count the place of an error without the query, which is read first."""
+    """Count the place of an error without the query, which is read first; its own error names it,
+    at the place of its first document."""
     try:
         yield
     except RequestError as error:
-        error.place = error.place - 1 if error.place else None
-        raise
+        if error.place == 0:
+            error.place = None
+            error = error.named("query")
+            error.place = 0
+        elif error.place is not None:
+            error.place -= 1
+        raise error from None
 
 
 Ranking = Rerank | RerankByVectors

@@ -146,7 +146,8 @@ async def _embed(context: Context, request: CohereEmbedRequest, version: str) ->
             },
         }
 
-    return await context.embed(task, write, numbers=len(makers) * len(texts) * whole, field="texts")
+    field = "inputs" if request.texts is None else "texts"
+    return await context.embed(task, write, numbers=len(makers) * len(texts) * whole, field=field)
 
 
 def _texts(rows: Floats) -> list[str]:

@@ -117,7 +117,9 @@ async def by_fields(models: Models, request: bytes) -> Reply:
         # LiteLLM puts it there
         assert fields.inputs is not UNSET
         return await spanned("rerank", rerank_by_fields(context, bytes(fields.inputs)))
-    if fields.ranks or kind == "reranker":
+    # TEI's `/` of a reranker only ranks; of several models the keys of `/predict` choose it
+    only_ranks = len(models.ready) == 1 or fields.capability is not CLASSIFY
+    if fields.ranks or (kind == "reranker" and only_ranks):
         return await spanned("rerank", rerank_by_fields(context, request))
     if context.server.task == "sentence-similarity" and kind == "embedding":
         return await _similarity(context, request)

@@ -249,7 +249,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         with context.counting_failures():
             check_chunks(len(inputs), "input")
             work = EmbedSpans([joined(only_texts(inputs))], task, "input")
-        return await embed_spans(context, work, write, check, is_batch=False)
+        return await embed_spans(context, work, write, check, is_batch=False, field="input")
     field = None if context.server.as_tei else "input"
     return await context.embed(task, write, is_batch=is_batch, check=check, field=field)
 

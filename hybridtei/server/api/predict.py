@@ -29,7 +29,7 @@ from hybridtei.server.api.tei import (
     parse_predict,
     texts_of,
 )
-from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
+from hybridtei.server.context import Context, NameOf, Reply, Write, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import CLASSIFY, TAG
 from hybridtei.server.routing import LISTED, ListedErrorResponse, post
@@ -282,8 +282,16 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
             for group in groups
         ]
 
+    def name(place: int) -> str:
+        names = [
+            f"inputs[{i}]" if isinstance(inputs[i], str) else f"inputs[{i}][{j}]"
+            for i, group in enumerate(groups)
+            for j in range(len(group))
+        ]
+        return names[place] if is_batch else "inputs"
+
     is_batch = not isinstance(request.inputs, str)
-    return await _tag(context, task, write, is_batch=is_batch, field="inputs")
+    return await _tag(context, task, write, is_batch=is_batch, field=name)
 
 
 def _items(tagged: label.Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Items:
@@ -353,7 +361,7 @@ async def _tag(
     write: Write[list[label.Tagged]],
     *,
     is_batch: bool,
-    field: str | None = None,
+    field: str | NameOf | None = None,
 ) -> Reply:
     if not task.inputs:
         with context.counting_failures():

@@ -9,7 +9,7 @@ inputs by place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -116,6 +116,8 @@ class InferenceError(Struct, frozen=True):
 SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query"}
 # Model, query or document, prompt
 Reading = tuple[Context, InputType | None, str | None]
+# And a text
+Read = tuple[Reading, str]
 Pass = tuple[Reading, frozenset[Head]]
 
 
@@ -141,37 +143,35 @@ async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
     """Embeddings for a Qdrant server. One pass gives all requested vectors of a text. Below the
     path of one model, inputs name only vectors. Errors name the input."""
     targets = _targets(models, models.alias, request)
-    heads: dict[tuple[Reading, str], frozenset[Head]] = {}
-    for target, one in zip(targets, request.inputs, strict=True):
-        read = (target.reading, one.data)
+    reads = [
+        (target.reading, one.data) for target, one in zip(targets, request.inputs, strict=True)
+    ]
+    heads: dict[Read, frozenset[Head]] = {}
+    for target, read in zip(targets, reads, strict=True):
         heads[read] = heads.get(read, frozenset()) | {target.head}
     # The texts of each group, and their rows
     passes: dict[Pass, dict[str, int]] = {}
     for (reading, text), of_text in heads.items():
         rows = passes.setdefault((reading, of_text), {})
         rows[text] = len(rows)
-    results = dict(
-        zip(passes, await asyncio.gather(*map(_embedded, passes, passes.values())), strict=True)
-    )
-    unpaid = {
-        read: results[read[0], of_text][1][passes[read[0], of_text][read[1]]]
-        for read, of_text in heads.items()
-    }
+    embedded = [_embedded(work, [*rows], reads) for work, rows in passes.items()]
+    results = dict(zip(passes, await asyncio.gather(*embedded), strict=True))
     embeddings, numbers = [], 0
     tokens: dict[str, int] = {}
     # Equal inputs share their vectors
     vectors: dict[tuple[Any, ...], Any] = {}
-    for place, (target, one) in enumerate(zip(targets, request.inputs, strict=True)):
-        read = (target.reading, one.data)
+    for place, (target, read) in enumerate(zip(targets, reads, strict=True)):
         work, alike = (target.reading, heads[read]), (*read, target.head, target.dimensions)
+        row, (answer, unpaid) = passes[work][read[1]], results[work]
         if alike not in vectors:
-            vectors[alike] = _written(results[work][0], passes[work][one.data], target, place)
+            vectors[alike] = _written(answer, row, target, place)
         embeddings.append(vectors[alike])
         numbers += _size(vectors[alike])
         # A text may be wanted any number of times
         target.reading[0].service.check_answer(numbers)
+        tokens[target.name] = tokens.get(target.name, 0) + unpaid[row]
         # A text that is read once counts once
-        tokens[target.name] = tokens.get(target.name, 0) + unpaid.pop(read, 0)
+        unpaid[row] = 0
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
     return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
 
@@ -216,6 +216,8 @@ def _target(
                 f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and "
                 f"{width}"
             )
+    if options.prompt_name not in (None, *(context.service.reader.prompts.table or ())):
+        raise InvalidInput(f"`{where}.options.prompt_name` is no prompt of {context.served_name}")
     reading = (context, options.input_type or side, options.prompt_name)
     return _Target(reading, one.model, head, options.dimensions)
 
@@ -243,10 +245,12 @@ def split_model(name: str) -> tuple[str, Vector | None]:
     return (front, last) if last in VECTORS else (name, None)
 
 
-async def _embedded(work: Pass, rows: Mapping[str, int]) -> tuple[Embeddings, Sequence[int]]:
-    """The vectors of a pass, and the number of tokens of each text."""
+async def _embedded(
+    work: Pass, texts: Sequence[str], reads: Sequence[Read]
+) -> tuple[Embeddings, list[int]]:
+    """The vectors of a pass, and the number of tokens of each text. `reads`: what each input
+    reads."""
     (context, side, prompt_name), heads = work
-    texts = [*rows]
     # Qdrant accepts only floats
     budget = MultivectorBudget(max_tokens=context.model.multivector_tokens or None)
     task = Embed(
@@ -258,9 +262,11 @@ async def _embedded(work: Pass, rows: Mapping[str, int]) -> tuple[Embeddings, Se
         multivector=budget,
     )
     answer, usage = await context.embed_in_chunks(
-        task, Load(len(texts), sum(map(len, texts)), is_batch=True)
+        task,
+        Load(len(texts), sum(map(len, texts)), is_batch=True),
+        lambda place: f"inputs[{reads.index((work[0], texts[place]))}].data",
     )
-    return answer, usage.lengths
+    return answer, [*usage.lengths]
 
 
 def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any:

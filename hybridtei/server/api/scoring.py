@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta, Struct
 
+from hybridtei.errors import RequestError
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.rerank import (
     MAX_CHUNK_DOCUMENTS,
@@ -41,13 +42,18 @@ class ScoreRequest(Struct, frozen=True, kw_only=True):
     instruction: Instruction = None
 
     @property
+    def fields(self) -> tuple[str, str]:
+        """The names under which the client sends the two sides."""
+        return (
+            "text_1" if self.queries is None else "queries",
+            "documents" if self.documents else "text_2",
+        )
+
+    @property
     def pairs(self) -> list[tuple[str, str]]:
         """Raises SchemaError."""
-        one, other = (
-            self.text_1 if self.queries is None else self.queries,
-            self.documents or self.text_2,
-        )
-        first, second = ([side] if isinstance(side, str) else side or [] for side in (one, other))
+        sides = (getattr(self, field) for field in self.fields)
+        first, second = ([side] if isinstance(side, str) else side or [] for side in sides)
         if not first or not second:
             raise SchemaError(f"missing field `{'text_2' if first else 'text_1'}`")
         if len(first) == 1:
@@ -100,16 +106,21 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     if context.service.model.spec.kind == "embedding" and not isinstance(
         questions[0], RerankByVectors
     ):
-        return await _cosines(context, pairs, most)
+        return await _cosines(context, request, pairs)
     load = Load(len(pairs), sum(len(one) + len(other) for one, other in pairs), is_batch=True)
     task = RerankPairs(questions)
     bounds = context.bounds(load.inputs).in_chunks(MAX_CHUNK_DOCUMENTS)
-    scored, usage = await context.run(task, load, bounds, scope="predict", field="text_2")
+    query, document = request.fields
+    try:
+        scored, usage = await context.run(task, load, bounds, scope="predict", field=document)
+    except RequestError as error:
+        raise error.named(query, of="`query`") from None
     return Reply(_object(context, scored.scores, usage), usage)
 
 
-async def _cosines(context: Context, pairs: Pairs, max_tokens: int | None) -> Reply:
+async def _cosines(context: Context, request: ScoreRequest, pairs: Pairs) -> Reply:
     """Score pairs by the cosine of their embeddings. Each text is embedded once."""
+    max_tokens = request.truncate_prompt_tokens
     texts = {
         text: place
         for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
@@ -128,7 +139,13 @@ async def _cosines(context: Context, pairs: Pairs, max_tokens: int | None) -> Re
         return _object(context, np.einsum("nd,nd->n", one, other), usage)
 
     load = Load(len(texts), sum(map(len, texts)), is_batch=True)
-    answer, usage = await context.embed_in_chunks(task, load)
+
+    def name(place: int) -> str:
+        text = [*texts][place]
+        pair = next(pair for pair in pairs if text in pair)
+        return f"{request.fields[pair.index(text)]}[{pairs.index(pair)}]"
+
+    answer, usage = await context.embed_in_chunks(task, load, name)
     return Reply(write(answer, usage), usage)
 
 
