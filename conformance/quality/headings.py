@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from hybridtei.retrieval.evaluate.measures import paired_bootstrap
 from hybridtei.retrieval.ingest.chunking import Document
 from hybridtei.retrieval.ingest.files import documents_of, source_files
 from hybridtei.retrieval.ingest.options import ReadOptions
-from hybridtei.retrieval.search.options import SearchOptions
+from hybridtei.retrieval.search.options import SearchHit, SearchOptions
 
 DEFINITION = re.compile(r"^\[([^\]]+)\]: ([\w.-]*)#([\w.-]+)$", re.MULTILINE)
 REFERENCE = re.compile(r"\[([^\]]+)\]\[\]")
@@ -74,13 +75,13 @@ def html_links(path: Path) -> Iterator[Query]:
 def sections_of(path: Path, document: Document, is_html: bool) -> dict[str, tuple[int, int]]:
     """{anchor: (start, end)} of the sections in the indexed text."""
     text, shift = document.indexed_text, document.shift
-    starts = sorted({shift + start for start, *_ in document.outline.places}) + [len(text)]
+    starts = [*sorted({shift + start for start, *_ in document.outline.places}), len(text)]
     anchors: dict[str, str] = {}
     if is_html:
         for anchor, words in HEADING.findall(path.read_text()):
             anchors.setdefault(" ".join(html.unescape(TAG.sub("", words)).split()), anchor)
     sections: dict[str, tuple[int, int]] = {}
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in pairwise(starts):
         line = text[start:end].partition("\n")[0]
         name = anchors.get(line, "") if is_html else slug(line)
         sections.setdefault(name, (start, end))
@@ -155,13 +156,15 @@ def run(
             for name, sentence, file, anchor in queries:
                 words = re.sub(r"[\[\]`]", "", sentence)
                 hits = search("manual", words, SearchOptions(limit=20, group_by=None)).hits
-                gains.append(gain(hits, name, sentence, file, *sections[file][anchor]))
+                gains.append(gain(hits, (name, sentence, file, anchor), sections[file][anchor]))
     return gains
 
 
-def gain(hits: list, name: str, sentence: str, file: str, start: int, end: int) -> float:
+def gain(hits: list[SearchHit], query: Query, section: tuple[int, int]) -> float:
     """1 / log2(rank + 1) of the first chunk of the section among ten; 0 without it."""
     rank = 0
+    name, sentence, file, _ = query
+    start, end = section
     beginning = re.sub(r"\W", "", sentence)[:40]
     for hit in hits:
         payload = hit.payload
