@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
-from itertools import chain, compress, islice, pairwise
+from itertools import chain, islice, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -211,6 +211,10 @@ def tokens_around(model: Model) -> int:
     return len(read) - len(model.reader.tokenizer.encode([word], add_special_tokens=False)[0])
 
 
+# {context of a place: (what of it fits, its tokens)}
+Contexts = dict[str, tuple[str, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Section:
     """A part of a document that is cut alone. `masked`: its text with blanks for line ends at which
@@ -251,37 +255,31 @@ class Chunker:
         """The chunks of each document's indexed text, in order. A text with more than white space
         has at least one."""
         texts = [document.indexed_text for document in documents]
-        is_short = [self.settings.whole or len(text) <= SECTION_CHARACTERS for text in texts]
-        counts = iter(self._counts(list(compress(texts, is_short))))
-        contexts: list[dict[str, tuple[str, int]]] = []
-        sections: list[list[_Section]] = []
-        for document, text, short in zip(documents, texts, is_short, strict=True):
-            count = next(counts) if short else None
-            of_document, parts = self._planned(document, text, count)
-            contexts.append(of_document)
-            sections.append(parts)
-        pieces = self._threads.map(self._pieces, chain.from_iterable(sections))
+        # A longer text is never one chunk: its sections are counted.
+        most = None if self.settings.whole else SECTION_CHARACTERS + 1
+        counts = self._counts([text[:most] for text in texts])
+        plans = list(map(self._planned, documents, texts, counts))
+        pieces = self._threads.map(self._pieces, chain.from_iterable(parts for _, parts in plans))
         chunks: list[list[Chunk]] = []
-        for document, names, parts in zip(documents, contexts, sections, strict=True):
+        for document, (contexts, parts) in zip(documents, plans, strict=True):
             chunks.append([])
             for text, start, count in chain.from_iterable(islice(pieces, len(parts))):
-                context, more = names.get(document.context_at(start), ("", 0))
+                context, more = contexts.get(document.context_at(start), ("", 0))
                 tokens = min(count + more + self.around, self._longest)
                 chunks[-1].append(Chunk(len(chunks[-1]), text, start, tokens, context))
         return chunks
 
     def _planned(
-        self, document: Document, text: str, count: int | None
-    ) -> tuple[dict[str, tuple[str, int]], list[_Section]]:
-        """(the contexts of a document's places, the parts of its text). `count`: of its tokens, if
-        it may be one chunk."""
+        self, document: Document, text: str, count: int
+    ) -> tuple[Contexts, list[_Section]]:
+        """(the contexts of a document's places, the parts of its text). `count`: of its tokens."""
         room = self._room
-        fits = count is not None and count <= room and len(text) <= room * CHARACTERS_PER_TOKEN
-        contexts: dict[str, tuple[str, int]] = {}
-        if self.settings.headings and (document.outline.places or not fits):
+        is_long = len(text) > min(SECTION_CHARACTERS, room * CHARACTERS_PER_TOKEN)
+        contexts: Contexts = {}
+        if self.settings.headings and (document.outline.places or is_long or count > room):
             contexts = self._contexts(document)
         _, tokens = contexts.get(document.context_at(0), ("", 0))
-        if self.settings.whole or (fits and count is not None and count + tokens <= room):
+        if self.settings.whole or (not is_long and count + tokens <= room):
             return contexts, [_Section(0, text, text, room, count)]
         room -= max((tokens for _, tokens in contexts.values()), default=0)
         masked = self._with_joins(document, text, room)
@@ -311,8 +309,8 @@ class Chunker:
             else []
         )
 
-    def _contexts(self, document: Document) -> dict[str, tuple[str, int]]:
-        """{context of a place of the document: (what of it fits, its tokens)}."""
+    def _contexts(self, document: Document) -> Contexts:
+        """The contexts of a document's places."""
         starts = [start + document.shift for start, *_ in document.outline.places]
         names = sorted({document.context_at(start) for start in (0, 1, *starts)} - {""})
         lines = self._reader.cut_to(names, self._room // CONTEXT_SHARE)
@@ -340,8 +338,7 @@ class Chunker:
         cut."""
         shift = document.shift
         joins = [(start + shift, end + shift) for start, end in document.outline.joins]
-        if document.title:
-            joins.insert(0, (0, shift))
+        joins.append((0, shift))
         lengths = self._counts([text[start:end] for start, end in joins])
         letters = list(text)
         for (start, end), length in zip(joins, lengths, strict=True):

@@ -112,20 +112,19 @@ def _without_entries(text: str) -> str:
     """The text without the dotted lines of a table of contents: three or more with page numbers
     that do not fall, and blank lines between them."""
     lines: list[str] = []
-    run: list[str] = []
-    number = entries = 0
+    numbers: list[int] = []
+    # Where the run of dotted lines begins.
+    first = 0
     for line in [*text.split("\n"), "-"]:
         entry = ENTRY.search(line[-MAX_ENTRY:])
-        if entry is not None and int(entry[1]) >= number:
-            number = int(entry[1])
-            entries += 1
-            run.append(line)
-        elif not line.strip() and run:
-            run.append(line)
-        else:
-            lines += run if entries < LEAST_ENTRIES else []
-            run, number, entries = [], 0, 0
-            lines.append(line)
+        if entry is not None:
+            numbers.append(int(entry[1]))
+        elif line.strip():
+            if len(numbers) >= LEAST_ENTRIES and numbers == sorted(numbers):
+                lines[first:] = [""]
+            numbers.clear()
+            first = len(lines) + 1
+        lines.append(line)
     return "\n".join(lines[:-1]).strip()
 
 
