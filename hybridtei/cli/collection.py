@@ -278,6 +278,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
         read_judgements(folder, arguments.split),
         partial(print, file=sys.stderr, flush=True),
     )
+    tell(judged.notes)
     if url is None:
         ingest_missing(
             folder, collection, model, engine, with_default(store), tell=tell, quiet=arguments.quiet

@@ -1,5 +1,5 @@
-"""A server's collection as tools of an agent, over the Model Context Protocol: `find`, and `store`
-if it is allowed.
+"""A server's collection as tools of an agent, over the Model Context Protocol: `find`, `read`, and
+`store` if it is allowed.
 
 A call is finished even if the client leaves, so that a text is stored whole. The number of calls is
 bounded, and further calls are refused at once. Needs the extra `mcp`.
@@ -20,7 +20,18 @@ from pydantic import Field
 from hybridtei import __version__
 from hybridtei.client import AsyncClient
 from hybridtei.errors import HybridTeiError
-from hybridtei.retrieval.search.options import Mode
+from hybridtei.retrieval.ingest.chunking import (
+    CHUNK,
+    CHUNKS,
+    DIGEST,
+    DOCUMENT_ID,
+    FILE,
+    SETTINGS,
+    SOURCE,
+    START,
+    TEXT,
+)
+from hybridtei.retrieval.search.options import Mode, SearchHit
 from hybridtei.retrieval.store.query import MAX_FILTER_BYTES
 from hybridtei.system.own_loop import started
 
@@ -30,6 +41,9 @@ MAX_HITS = 50
 MAX_QUERY_CHARACTERS = 10_000
 MAX_TEXT_CHARACTERS = 1_000_000
 MAX_METADATA_BYTES = 100_000
+# Of a hit's text: ten hits take 5 kB.
+EXCERPT_CHARACTERS = 300
+OWN_KEYS = (DIGEST, SETTINGS, FILE, START, CHUNKS)
 # Bound, since a language model reads the whole answer
 MAX_ANSWER_BYTES = 1_000_000
 
@@ -41,6 +55,11 @@ Query = Annotated[
         description="What to look for, in plain words.",
     ),
 ]
+Cursor = Annotated[int, Field(ge=0, description="The `cursor` of the answer before: further hits.")]
+Document = Annotated[
+    str, Field(min_length=1, max_length=1000, description="The `document_id` of a hit.")
+]
+Number = Annotated[int | None, Field(ge=0, description="The `chunk` of the hit.")]
 Limit = Annotated[int, Field(ge=1, le=MAX_HITS, description="How many hits at most.")]
 Conditions = Annotated[
     dict[str, Any] | None,
@@ -74,11 +93,21 @@ class CollectionTools:
         self._calls: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def find(
-        self, query: Query, limit: Limit = 10, filter: Conditions = None, mode: Ranking = None
+        self,
+        query: Query,
+        limit: Limit = 10,
+        filter: Conditions = None,
+        mode: Ranking = None,
+        cursor: Cursor = 0,
     ) -> dict[str, Any]:
-        """Search the collection by meaning and by words. The best hits come first; `highlights`
-        mark the shared terms."""
-        return await self._finished(self._find(query, limit, filter, mode))
+        """Search the collection by meaning and by words. The best hits come first, each with the
+        part of its text around the words of the query, which `highlights` names; `read` gives all
+        of it."""
+        return await self._finished(self._find(query, limit, filter, mode, cursor))
+
+    async def read(self, document_id: Document, chunk: Number = None) -> dict[str, Any]:
+        """Read a hit's text in full, with the chunks before and after it."""
+        return await self._finished(self._read(document_id, chunk))
 
     async def store(
         self, text: Passage, metadata: Metadata = None, id: Name = None
@@ -105,14 +134,47 @@ class CollectionTools:
             raise ToolError(str(error)) from error
 
     async def _find(
-        self, query: str, limit: int, conditions: dict[str, Any] | None, mode: Mode | None
+        self,
+        query: str,
+        limit: int,
+        conditions: dict[str, Any] | None,
+        mode: Mode | None,
+        cursor: int,
     ) -> dict[str, Any]:
         _check_size("`filter`", conditions, MAX_FILTER_BYTES)
-        found = await self._client.search(
-            self._collection, query, filter=conditions, limit=limit, mode=mode, highlights=True
+        result = await self._client.search(
+            self._collection,
+            query,
+            filter=conditions,
+            limit=limit,
+            offset=cursor,
+            mode=mode,
+            highlights=True,
         )
-        answer = {"mode": found.mode, "hits": found.as_dict()["hits"]}
+        answer: dict[str, Any] = {"mode": result.mode, "hits": list(map(_entry, result.hits))}
+        if len(result.hits) == limit:
+            answer["cursor"] = cursor + limit
         _check_size("the hits", answer, MAX_ANSWER_BYTES)
+        return answer
+
+    async def _read(self, document_id: str, chunk: int | None) -> dict[str, Any]:
+        conditions: list[dict[str, Any]] = [
+            {"key": DOCUMENT_ID, "match": {"value": document_id}},
+        ]
+        if chunk is not None:
+            conditions.append({"key": CHUNK, "range": {"gte": chunk - 1, "lte": chunk + 1}})
+        result = await self._client.search(
+            self._collection,
+            document_id[:MAX_QUERY_CHARACTERS],
+            filter={"must": conditions},
+            limit=MAX_HITS,
+            group_by=None,
+        )
+        chunks = sorted(map(_shown, result.hits), key=lambda payload: payload.get(CHUNK, 0))
+        if not chunks:
+            raise ToolError(f"there is no document {document_id!r}, or no chunk {chunk} of it")
+        answer = {"chunks": chunks}
+        _check_size("the chunks", answer, MAX_ANSWER_BYTES)
         return answer
 
     async def _store(self, text: str, metadata: dict[str, Any], name: str | None) -> dict[str, Any]:
@@ -123,6 +185,33 @@ class CollectionTools:
         if stored.failed:
             raise ToolError(stored.failed[0]["error"])
         return {"id": stored.ids[0], "collection": self._collection}
+
+
+def _shown(hit: SearchHit) -> dict[str, Any]:
+    """The payload without what only ingests need, and without a source that is the id."""
+    payload = {name: value for name, value in hit.payload.items() if name not in OWN_KEYS}
+    if payload.get(SOURCE) == payload.get(DOCUMENT_ID):
+        payload.pop(SOURCE, None)
+    return payload
+
+
+def _entry(hit: SearchHit) -> dict[str, Any]:
+    """A hit with an excerpt of its text around the heaviest highlight."""
+    payload = _shown(hit)
+    highlights = hit.highlights or []
+    text = payload.get(TEXT)
+    if isinstance(text, str) and len(text) > EXCERPT_CHARACTERS:
+        best = max(highlights, key=lambda highlight: highlight.weight, default=None)
+        middle = 0 if best is None else best.start
+        start = max(0, min(middle - EXCERPT_CHARACTERS // 2, len(text) - EXCERPT_CHARACTERS))
+        stop = start + EXCERPT_CHARACTERS
+        ends = ("…" if start else "", "…" if stop < len(text) else "")
+        payload[TEXT] = text[start:stop].join(ends)
+    words = dict.fromkeys(highlight.text.lower() for highlight in highlights)
+    entry = {"score": round(hit.score, 3), "payload": payload, "highlights": list(words)}
+    if DOCUMENT_ID not in payload:
+        entry["id"] = hit.id
+    return entry
 
 
 def _check_size(what: str, value: Any, most: int) -> None:
@@ -142,6 +231,9 @@ def mcp_server(tools: CollectionTools, collection: str, *, writable: bool) -> MC
     )
     server.add_tool(
         tools.find, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    )
+    server.add_tool(
+        tools.read, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
     )
     if writable:
         hints = ToolAnnotations(

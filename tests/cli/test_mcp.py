@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import httpx
 import httpx2
+import orjson
 import pytest
 import uvicorn
 from mcp import Client, StdioServerParameters
@@ -24,8 +25,8 @@ from hybridtei.cli.mcp import application, check
 from hybridtei.client import AsyncClient
 from hybridtei.config import ServerConfig
 from hybridtei.errors import UsageError
-from hybridtei.retrieval.agents import MAX_CALLS, CollectionTools, mcp_server
-from hybridtei.retrieval.store.base import Store
+from hybridtei.retrieval.agents import MAX_CALLS, CollectionTools, _entry, mcp_server
+from hybridtei.retrieval.store.base import Store, Stored
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.run import settings_of
@@ -87,7 +88,7 @@ async def test_find_and_store_over_http_with_a_key(tmp_path):
         client_of(url, KEY) as client,
     ):
         listed = await client.list_tools()
-        assert [tool.name for tool in listed.tools] == ["find", "store"]
+        assert [tool.name for tool in listed.tools] == ["find", "read", "store"]
         found = await client.call_tool("find", {"query": TEXTS[2], "limit": 3})
         hits = found.structured_content["hits"]
         assert len(hits) == 3
@@ -118,6 +119,55 @@ async def test_find_and_store_over_http_with_a_key(tmp_path):
         assert (
             await client.call_tool("store", {"text": "x", "metadata": {"x": "y" * 100_000}})
         ).is_error
+
+
+async def test_answers_are_small_and_lead_to_the_rest(tmp_path):
+    """Ten hits of long chunks are at most 5 kB, a cursor continues, and `read` gives the chunks
+    around one."""
+    async with (
+        tools_over(tmp_path) as (tools, store),
+        listening(tools, key=KEY) as url,
+        client_of(url, KEY) as client,
+    ):
+        records, _ = await store.scroll("papers", limit=12, with_vectors=True)
+        points = [
+            Stored(
+                record.id,
+                {
+                    "text": f"{'much before the word ' * 50} one {'and behind it ' * 50}",
+                    "document_id": "docs/a.md",
+                    "source": "docs/a.md",
+                    "chunk": number,
+                    "chunks": 12,
+                    "start": 0,
+                    "digest": "AAECAwQFBgcICQoLDA0ODw",
+                    "settings": "938d81cad1ee912b",
+                    "file": [1, 2, 3],
+                },
+                record.vector,
+            )
+            for number, record in enumerate(records)
+        ]
+        await store.upsert("papers", points)
+        chosen = {"must": [{"key": "document_id", "match": {"value": "docs/a.md"}}]}
+        request = {"query": "one", "filter": chosen}
+        answer = (await client.call_tool("find", request)).structured_content
+        assert "cursor" not in answer
+        entries = [await tools._client.search("papers", "one", group_by=None, limit=10)]
+        hits = [_entry(hit) for hit in entries[0].hits if "chunk" in hit.payload]
+        assert len(hits) > 5
+        assert len(orjson.dumps(hits)) / len(hits) < 500
+        for hit in hits:
+            assert hit["payload"].keys() == {"text", "document_id", "chunk"}
+        page = (await client.call_tool("find", {"query": "one", "limit": 1})).structured_content
+        request = {"query": "one", "limit": 1, "cursor": page["cursor"]}
+        after = (await client.call_tool("find", request)).structured_content
+        assert after["hits"] != page["hits"]
+        request = {"document_id": "docs/a.md", "chunk": 4}
+        chunks = (await client.call_tool("read", request)).structured_content["chunks"]
+        assert [chunk["chunk"] for chunk in chunks] == [3, 4, 5]
+        assert all(chunk["text"] == points[0].payload["text"] for chunk in chunks)
+        assert (await client.call_tool("read", {"document_id": "none"})).is_error
 
 
 async def test_what_is_refused_before_it_is_read():
@@ -160,7 +210,7 @@ async def test_without_writable_nothing_is_stored(tmp_path):
         listening(tools) as url,
         client_of(url) as client,
     ):
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["find"]
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["find", "read"]
         with suppress(MCPError):
             assert (await client.call_tool("store", {"text": "one"})).is_error
         assert await store.count("papers") == len(TEXTS)

@@ -11,7 +11,8 @@ place of its best chunk.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,16 +29,19 @@ from hybridtei.retrieval.search.options import SearchResult
 from hybridtei.system.machine import require_extra
 
 T = TypeVar("T")
-QUERIES, FLAT, FOLDER = "queries.jsonl", "qrels.tsv", "qrels"
+K = TypeVar("K")
+CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels"
+HEADER = re.compile(r"[^\t\d]+\t([^\t]+\t){1,2}[^\t\d]+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Judgements:
     """`queries`: id -> text of judged queries. `relevance`: query's id -> document's id -> grade,
-    from 0."""
+    from 0. `notes`: what was counted in reading."""
 
     queries: Mapping[str, str]
     relevance: Mapping[str, Mapping[str, int]]
+    notes: str = ""
 
 
 def read_judgements(folder: Path, split: str = "test") -> Judgements:
@@ -46,23 +50,35 @@ def read_judgements(folder: Path, split: str = "test") -> Judgements:
     judged = _read(
         judgements_file(folder, split),
         _judgement,
-        "query, document and grade, with tabs between",
+        "query, document and a whole grade, with tabs between",
         has_header=True,
     )
-    for query, document, grade in judged:
+    for (query, document), grade in judged.items():
         relevance.setdefault(query, {})[document] = grade
     relevant = {
         query: grades
         for query, grades in relevance.items()
         if any(grade > 0 for grade in grades.values())
     }
-    texts = dict(_read(folder / QUERIES, _query, "an object with `_id` or `id`, and `text`"))
+    texts = _read(folder / QUERIES, _query, "an object with `_id` or `id`, and `text`")
+    documents: Collection[str] = {name for grades in relevance.values() for name in grades}
+    if (folder / CORPUS).is_file():
+        documents = _read(folder / CORPUS, _document, "an object with `_id` or `id`")
     queries = {query: texts[query] for query in relevant if query in texts}
     if not queries:
         raise InvalidInput(
             f"{folder}: none of the {len(texts)} queries has a relevant document in {split!r}"
         )
-    return Judgements(queries, {query: relevant[query] for query in queries})
+    counts = {
+        "judgements": len(judged),
+        "of no query": sum(query not in texts for query, _ in judged),
+        "of no document": sum(document not in documents for _, document in judged),
+        "queries": len(queries),
+        "without a relevant document": len(relevance) - len(relevant),
+        "that are a document": sum(query in documents for query in queries),
+    }
+    notes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return Judgements(queries, {query: relevant[query] for query in queries}, notes)
 
 
 def judgements_file(folder: Path, split: str) -> Path:
@@ -81,36 +97,46 @@ def judgements_file(folder: Path, split: str) -> Path:
     raise InvalidInput(f"{folder}: no judgements for {split!r}: {there}")
 
 
-def _judgement(line: str) -> tuple[str, str, int]:
+def _judgement(line: str) -> tuple[tuple[str, str], int]:
     # TREC's format has a further column without a meaning
     query, *others, document, grade = line.split("\t")
-    if len(others) > 1:
+    if len(others) > 1 or float(grade) % 1:
         raise ValueError
-    return query, document, int(float(grade))
+    return (query, document), int(float(grade))
+
+
+def _document(line: str) -> tuple[str, None]:
+    record = orjson.loads(line)
+    return str(record["_id"] if "_id" in record else record["id"]), None
 
 
 def _query(line: str) -> tuple[str, str]:
-    record = orjson.loads(line)
-    return str(record["_id"] if "_id" in record else record["id"]), str(record["text"])
+    return _document(line)[0], str(orjson.loads(line)["text"])
 
 
 def _read(
-    path: Path, parse: Callable[[str], T], what: str, *, has_header: bool = False
-) -> Iterator[T]:
+    path: Path, parse: Callable[[str], tuple[K, T]], what: str, *, has_header: bool = False
+) -> dict[K, T]:
     """Parse each non-empty line by `parse`. `has_header`: the first line may be a header. Raises
-    InvalidInput."""
+    InvalidInput, also for a second line of a key."""
+    entries: dict[K, T] = {}
     try:
-        with path.open(encoding="utf-8") as opened:
-            for number, line in enumerate(filter(str.strip, opened), 1):
+        with path.open(encoding="utf-8-sig") as opened:
+            for number, line in enumerate(opened, 1):
+                if not line.strip() or (has_header and number == 1 and HEADER.match(line)):
+                    continue
                 try:
-                    yield parse(line.rstrip("\r\n"))
+                    key, value = parse(line.rstrip("\r\n"))
                 except (ValueError, KeyError, TypeError) as error:
-                    if number > 1 or not has_header:
-                        raise InvalidInput(f"{path}, line {number}: should be {what}") from error
+                    raise InvalidInput(f"{path}, line {number}: should be {what}") from error
+                if key in entries:
+                    raise InvalidInput(f"{path}, line {number}: {key!r} was there before")
+                entries[key] = value
     except FileNotFoundError:
         raise InvalidInput(f"{path}: there is no such file") from None
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: is not UTF-8: {error}") from None
+    return entries
 
 
 # Documents of each ranking, since recall is measured at 100

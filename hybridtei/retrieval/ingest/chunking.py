@@ -13,8 +13,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, islice, pairwise
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -26,13 +28,14 @@ from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.system.machine import available_cores
 
-TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START = (
+TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START, CONTEXT = (
     "text",
     "document_id",
     "source",
     "chunk",
     "chunks",
     "start",
+    "context",
 )
 DIGEST, SETTINGS, TITLE, METADATA = "digest", "settings", "title", "metadata"
 PAGE, MAX_PAGE = "page", 1 << 31
@@ -42,10 +45,26 @@ DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Outline:
+    """Headings and tables of a text. `places`: (start, headings above, header of the table), where
+    these change. `joins`: (start, end) of parts that are not cut if they fit: headings with the
+    line below, and fences of code."""
+
+    places: Sequence[tuple[int, str, str]] = ()
+    joins: Sequence[tuple[int, int]] = ()
+
+    def at(self, start: int) -> tuple[str, str]:
+        """The headings and the header of a place."""
+        number = bisect_right(self.places, start, key=itemgetter(0))
+        return self.places[number - 1][1:] if number else ("", "")
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """One document from a reader. `location`: its place in the source, for messages. `notes`: what
     a reader should be told of it. `earlier`: title, text and metadata as the first reading gave
-    them, where they differ. `pages`: (start in the text, number) of each page."""
+    them, where they differ. `pages`: (start in the text, number) of each page. `outline`: where its
+    headings and tables are."""
 
     source: str
     document_id: str
@@ -56,17 +75,30 @@ class Document:
     notes: Sequence[str] = ()
     earlier: tuple[str | None, str, Mapping[str, Any]] | None = None
     pages: Sequence[tuple[int, int]] = ()
+    outline: Outline = Outline()
 
     @property
     def indexed_text(self) -> str:
         return f"{self.title}\n{self.text}".strip() if self.title else self.text.strip()
 
+    @property
+    def shift(self) -> int:
+        """The place in the indexed text where the text begins."""
+        return len(self.title) + 1 if self.title else 0
+
+    def context_at(self, start: int) -> str:
+        """Title and headings above a place of the indexed text, and the header of its table."""
+        path, header = self.outline.at(start - self.shift)
+        if self.title and start:
+            path = " > ".join(filter(None, (self.title, path)))
+        return "\n".join(filter(None, (path, header)))
+
     def page_at(self, start: int) -> int | None:
         """The number of the page at a place of the indexed text."""
         if not self.pages:
             return None
-        start -= len(self.title) + 1 if self.title else 0
-        return self.pages[max(0, bisect_right(self.pages, (start, MAX_PAGE)) - 1)][1]
+        place = (start - self.shift, MAX_PAGE)
+        return self.pages[max(0, bisect_right(self.pages, place) - 1)][1]
 
     def digest(self) -> str:
         """The 16-byte hash of the document's content in base64."""
@@ -96,16 +128,20 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a document. `tokens`: for the model, special tokens included."""
+    """A piece of a document. `tokens`: for the model, special tokens and context included.
+    `context`: what the dense vector reads before the text."""
 
     number: int
     text: str
     start: int
     tokens: int
+    context: str = ""
 
 
 # Default for models that read more, so that a hit is short enough to show
 DEFAULT_TOKENS = 512
+# At most this part of a chunk is context.
+CONTEXT_SHARE = 4
 # By default a chunk repeats at most 1/8 of the previous chunk
 OVERLAP_SHARE = 8
 MIN_TOKENS = 8
@@ -118,11 +154,13 @@ SECTION_CHARACTERS = 50_000
 @dataclass(frozen=True, slots=True)
 class ChunkSettings:
     """`tokens`: of a chunk, special tokens included. `overlap`: the most tokens that a chunk
-    repeats. `whole`: do not cut."""
+    repeats. `whole`: do not cut.
+    `headings`: chunks have a context."""
 
     tokens: int
     overlap: int
     whole: bool = False
+    headings: bool = True
 
     def in_words(self) -> str:
         if self.whole:
@@ -136,6 +174,7 @@ def settings_for(
     overlap: int | None,
     *,
     whole: bool = False,
+    headings: bool = True,
 ) -> ChunkSettings:
     """The settings of chunks. Default: the model's length, at most 512 tokens. Raises
     InvalidInput."""
@@ -155,7 +194,7 @@ def settings_for(
         raise InvalidInput(
             f"--chunk-overlap is {overlap}, should be between 0 and {room // 2}, half a chunk"
         )
-    return ChunkSettings(tokens, overlap, whole)
+    return ChunkSettings(tokens, overlap, whole, headings and not whole)
 
 
 def longest_document(model: Model) -> int:
@@ -172,6 +211,22 @@ def tokens_around(model: Model) -> int:
     return len(read) - len(model.reader.tokenizer.encode([word], add_special_tokens=False)[0])
 
 
+# {context of a place: (what of it fits, its tokens)}
+Contexts = dict[str, tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A part of a document that is cut alone. `masked`: its text with blanks for line ends at which
+    it is not cut. `room`: the tokens of a chunk's text. `count`: its tokens, if it is one chunk."""
+
+    start: int
+    text: str
+    masked: str
+    room: int
+    count: int | None = None
+
+
 class Chunker:
     """Cuts texts into chunks. Thread-safe. `raw`: the model's tokenizer for the splitter."""
 
@@ -184,29 +239,55 @@ class Chunker:
         # of WordPiece and BPE a name, of Unigram none that its binding says
         unknown = getattr(raw.model, "unk_token", None) or "<unk>"
         self._unknown = raw.token_to_id(unknown)
+        self._reader = model.reader
         self._tokenizer = model.reader.tokenizer
         self.around = tokens_around(model)
         self._longest = longest_document(model)
         self._room = settings.tokens - self.around
-        if not settings.whole:
-            self._splitter = TextSplitter.from_huggingface_tokenizer(
-                raw, self._room, overlap=settings.overlap
+        self._splitter = cache(
+            lambda room: TextSplitter.from_huggingface_tokenizer(
+                raw, room, overlap=min(settings.overlap, room // 2)
             )
+        )
         self._threads = ThreadPoolExecutor(min(4, available_cores()), thread_name_prefix="split")
 
-    def chunks_of(self, texts: Sequence[str]) -> list[list[Chunk]]:
-        """The chunks of each text, in order. A text with more than white space has at least one."""
-        sections = [[(0, text)] if self.settings.whole else list(_sections(text)) for text in texts]
-        flat = [section for per_text in sections for section in per_text]
-        counts = self._counts([text for _, text in flat])
-        pieces = iter(self._threads.map(self._pieces, flat, counts))
-        return [
-            [
-                Chunk(number, *piece)
-                for number, piece in enumerate(piece for _ in per_text for piece in next(pieces))
-            ]
-            for per_text in sections
+    def chunks_of(self, documents: Sequence[Document]) -> list[list[Chunk]]:
+        """The chunks of each document's indexed text, in order. A text with more than white space
+        has at least one."""
+        texts = [document.indexed_text for document in documents]
+        # A longer text is never one chunk: its sections are counted.
+        most = None if self.settings.whole else SECTION_CHARACTERS + 1
+        counts = self._counts([text[:most] for text in texts])
+        plans = list(map(self._planned, documents, texts, counts))
+        pieces = self._threads.map(self._pieces, chain.from_iterable(parts for _, parts in plans))
+        chunks: list[list[Chunk]] = []
+        for document, (contexts, parts) in zip(documents, plans, strict=True):
+            chunks.append([])
+            for text, start, count in chain.from_iterable(islice(pieces, len(parts))):
+                context, more = contexts.get(document.context_at(start), ("", 0))
+                tokens = min(count + more + self.around, self._longest)
+                chunks[-1].append(Chunk(len(chunks[-1]), text, start, tokens, context))
+        return chunks
+
+    def _planned(
+        self, document: Document, text: str, count: int
+    ) -> tuple[Contexts, list[_Section]]:
+        """(the contexts of a document's places, the parts of its text). `count`: of its tokens."""
+        room = self._room
+        is_long = len(text) > min(SECTION_CHARACTERS, room * CHARACTERS_PER_TOKEN)
+        contexts: Contexts = {}
+        if self.settings.headings and (document.outline.places or is_long or count > room):
+            contexts = self._contexts(document)
+        _, tokens = contexts.get(document.context_at(0), ("", 0))
+        if self.settings.whole or (not is_long and count + tokens <= room):
+            return contexts, [_Section(0, text, text, room, count)]
+        room -= max((tokens for _, tokens in contexts.values()), default=0)
+        masked = self._with_joins(document, text, room)
+        parts = [
+            _Section(start, text[start : start + len(part)], part, room)
+            for start, part in _sections(masked)
         ]
+        return contexts, parts
 
     def unknown_share(self, text: str) -> float:
         """The share of tokens that the model cannot read, in a sample of the text's beginning and
@@ -228,24 +309,42 @@ class Chunker:
             else []
         )
 
-    def _pieces(self, section: tuple[int, str], count: int) -> list[tuple[str, int, int]]:
+    def _contexts(self, document: Document) -> Contexts:
+        """The contexts of a document's places."""
+        starts = [start + document.shift for start, *_ in document.outline.places]
+        names = sorted({document.context_at(start) for start in (0, 1, *starts)} - {""})
+        lines = self._reader.cut_to(names, self._room // CONTEXT_SHARE)
+        lengths = self._counts([f"{line}\n" for line in lines])
+        return dict(zip(names, zip(lines, lengths, strict=True), strict=True))
+
+    def _pieces(self, section: _Section) -> list[tuple[str, int, int]]:
         """(text, start, tokens) of a section's chunks."""
-        start, text = section
-        if self.settings.whole:
-            return [(text, start, min(count + self.around, self._longest))]
-        most = self._room * CHARACTERS_PER_TOKEN
-        if count <= self._room and len(text) <= most:
-            return [(text, start, count + self.around)]
+        if section.count is not None:
+            return [(section.text, section.start, section.count)]
+        most = section.room * CHARACTERS_PER_TOKEN
         cuts = [
-            (start + at + cut, piece[cut : cut + most])
-            for at, piece in self._splitter.chunk_indices(text)
+            (at + cut, section.text[at + cut : at + min(cut + most, len(piece))])
+            for at, piece in self._splitter(section.room).chunk_indices(section.masked)
             for cut in range(0, len(piece), most)
         ]
         lengths = self._counts([piece for _, piece in cuts])
         return [
-            (piece, at, length + self.around)
+            (piece, section.start + at, length)
             for (at, piece), length in zip(cuts, lengths, strict=True)
         ]
+
+    def _with_joins(self, document: Document, text: str, room: int) -> str:
+        """The text with blanks for line ends in the parts of at most `room` tokens that are not
+        cut."""
+        shift = document.shift
+        joins = [(start + shift, end + shift) for start, end in document.outline.joins]
+        joins.append((0, shift))
+        lengths = self._counts([text[start:end] for start, end in joins])
+        letters = list(text)
+        for (start, end), length in zip(joins, lengths, strict=True):
+            if length <= room:
+                letters[start:end] = text[start:end].replace("\n", " ")
+        return "".join(letters)
 
 
 def _sections(text: str) -> Iterator[tuple[int, str]]:

@@ -8,17 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybridtei.retrieval.ingest.options import ReadOptions
-from hybridtei.retrieval.ingest.text import Content, decoded
+from hybridtei.retrieval.ingest.text import HEADING_MARK, Content, decoded, fence_after
 
 FRONT_MATTER = re.compile(
     r"\A\s{0,100}(---|\+\+\+)[ \t]*\r?\n(.{0,20000}?)\r?\n\1[ \t]*(?:\r?\n|\Z)", re.DOTALL
 )
-FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 LINK_COMMENT = re.compile(r"\[(?://|comment|_)\]: *(?:#|<>)")
 # The title may stand below lines of badges, of tags and of nothing.
 TITLE_LINES = 40
 ATX = re.compile(r" {0,3}#[ \t]+(.{1,1000}?)[ \t]*#*\s*")
 H1 = re.compile(r"\s{0,100}<h1\b[^>]{0,500}>(.{1,1000}?)</h1>\s{0,100}", re.IGNORECASE | re.DOTALL)
+HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]|$)")
+UNDERLINE = re.compile(r" {0,3}([=-])\1+[ \t]*")
+# A line that begins like this can be the text of an underlined heading.
+PROSE = re.compile(r" {0,3}[^\s>|`~#\ufdd0-]")
 SETEXT = re.compile(r" {0,3}=+\s*")
 IMAGE = re.compile(r"!\[[^\]]{0,500}\](?:\([^)]{0,2000}\)|\[[^\]]{0,500}\])")
 LINK = re.compile(r"\[([^\]]{0,500})\](?:\([^)]{0,2000}\)|\[[^\]]{0,500}\])")
@@ -39,7 +42,7 @@ def read_markdown(data: bytes, options: ReadOptions) -> Content:
     named = metadata.pop("title", None)
     heading, text = _titled(_without_comments(text))
     title = str(named) if named and not isinstance(named, dict | list) else heading
-    return Content(title, [text], notes, metadata=metadata)
+    return Content(title, [_with_marks(text)], notes, metadata=metadata)
 
 
 def _toml(text: str) -> dict[str, Any]:
@@ -67,13 +70,10 @@ def _without_comments(text: str) -> str:
     fence = ""
     is_comment = False
     for line in text.splitlines():
-        opened = FENCE.match(line)
-        if not is_comment and opened is not None:
-            if not fence:
-                fence = opened[1]
-            elif opened[1].startswith(fence) and not line.strip(" `~"):
-                fence = ""
-        if fence or (opened is not None and not is_comment):
+        before = fence
+        if not is_comment:
+            fence = fence_after(line, fence)
+        if fence or before:
             lines.append(line)
             continue
         if LINK_COMMENT.match(line):
@@ -81,9 +81,9 @@ def _without_comments(text: str) -> str:
         parts: list[str] = []
         rest = line
         while rest:
-            before, mark, rest = rest.partition("-->" if is_comment else "<!--")
+            words, mark, rest = rest.partition("-->" if is_comment else "<!--")
             if not is_comment:
-                parts.append(before)
+                parts.append(words)
             if mark:
                 is_comment = not is_comment
         written = "".join(parts)
@@ -99,18 +99,33 @@ def _titled(text: str) -> tuple[str | None, str]:
         below = lines[place + 1 :]
         heading = ATX.fullmatch(line)
         if heading is not None:
-            return _plain(heading[1]), "\n".join([*lines[:place], *below]).strip("\n") or text
+            return plain(heading[1]), "\n".join([*lines[:place], *below]).strip("\n") or text
         if line.strip() and below and SETEXT.fullmatch(below[0]):
-            return _plain(line), "\n".join([*lines[:place], *below[1:]]).strip("\n") or text
+            return plain(line), "\n".join([*lines[:place], *below[1:]]).strip("\n") or text
         element = H1.match("\n".join(lines[place : place + 5]))
         if element is not None:
-            return _plain(element[1]), text
-        if _plain(line):
+            return plain(element[1]), text
+        if plain(line):
             break
     return None, text
 
 
-def _plain(text: str) -> str | None:
+def _with_marks(text: str) -> str:
+    """The text with a mark before each heading."""
+    lines: list[str] = []
+    fence = ""
+    for line in text.split("\n"):
+        fence = fence_after(line, fence)
+        heading = None if fence else HEADING.match(line)
+        mark = "" if heading is None else f"{HEADING_MARK}{len(heading[1])}"
+        below = None if fence or not lines else UNDERLINE.fullmatch(line)
+        if below is not None and PROSE.match(lines[-1]) and not "".join(lines[-2:-1]).strip():
+            lines[-1] = f"{HEADING_MARK}{1 + (below[1] == '-')}{lines[-1]}"
+        lines.append(mark + line)
+    return "\n".join(lines)
+
+
+def plain(text: str) -> str | None:
     """The words of a line, without images, tags and the places of links."""
     return (
         " ".join(ELEMENT.sub("", LINK.sub(r"\1", IMAGE.sub("", text))).split()).strip("*_ ") or None

@@ -69,6 +69,10 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
         flag("tokens that a chunk may repeat [default: an eighth of it]"),
     ] = None
     no_chunking: Annotated[bool, flag("one chunk a document; the model cuts longer texts")] = False
+    headings: Annotated[
+        bool,
+        flag("dense vectors of chunks also read the headings above, and the header of a table"),
+    ] = True
     source_name: Annotated[
         str | None,
         flag("SOURCE's name in ids and payloads [default: its file name]", metavar="NAME"),

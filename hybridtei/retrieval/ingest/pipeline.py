@@ -13,10 +13,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
+from typing import TypeVar
 
 from tqdm.auto import tqdm
 
+from hybridtei.batch import Head
 from hybridtei.errors import (
     BackendError,
     EmptyInput,
@@ -31,7 +35,8 @@ from hybridtei.retrieval.ingest.prepare import Batch, Preparation
 from hybridtei.retrieval.ingest.write import Writer
 from hybridtei.system.own_loop import read_error
 
-Encode = Callable[[Sequence[str]], Embeddings]
+T = TypeVar("T")
+Encode = Callable[..., Embeddings]
 Embedded = tuple[Batch, Embeddings, list[str | None]]
 # Batches read ahead, besides those in the encoder
 BATCHES_AHEAD = 2
@@ -200,10 +205,26 @@ async def _threads(name: str, count: int = 1) -> AsyncIterator[ThreadPoolExecuto
 def _embedded(encode: Encode, batch: Batch) -> Embedded:
     if not batch.pieces:
         return batch, Embeddings(), []
-    return batch, *embed_each(encode, [piece.chunk.text for piece in batch.pieces])
+    texts = [(piece.chunk.context, piece.chunk.text) for piece in batch.pieces]
+    return batch, *embed_each(partial(embed_in_context, encode), texts)
 
 
-def embed_each(embed: Encode, texts: Sequence[str]) -> tuple[Embeddings, list[str | None]]:
+def embed_in_context(encode: Encode, texts: Sequence[tuple[str, str]]) -> Embeddings:
+    """The rows of (context, text). Only dense vectors read the context: in sparse and
+    multi-vectors its words would count as the text's."""
+    embedded = encode([text for _, text in texts])
+    places = [place for place, (context, _) in enumerate(texts) if context]
+    if not places or embedded.dense is None:
+        return embedded
+    dense = embedded.dense.copy()
+    whole = ["\n".join(texts[place]) for place in places]
+    dense[places] = encode(whole, outputs={Head.DENSE}).dense
+    return replace(embedded, dense=dense)
+
+
+def embed_each(
+    embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]
+) -> tuple[Embeddings, list[str | None]]:
     """(the rows of the embedded texts; for each text the error's message or None).
 
     A failing batch is halved until the failing text is alone. Raises BackendError if none of
@@ -213,7 +234,7 @@ def embed_each(embed: Encode, texts: Sequence[str]) -> tuple[Embeddings, list[st
     parts: list[Embeddings] = []
     errors: list[HybridTeiError | None] = []
 
-    def halve(texts: Sequence[str]) -> None:
+    def halve(texts: Sequence[T]) -> None:
         try:
             parts.append(embed(texts))
             errors.extend([None] * len(texts))

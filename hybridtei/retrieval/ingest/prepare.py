@@ -17,6 +17,7 @@ import orjson
 from hybridtei.retrieval.ingest.chunking import (
     CHUNK,
     CHUNKS,
+    CONTEXT,
     DIGEST,
     DOCUMENT_ID,
     FILE,
@@ -80,6 +81,8 @@ class PendingDocument:
             DIGEST: self.digest,
             SETTINGS: self.settings,
         }
+        if chunk.context:
+            payload[CONTEXT] = chunk.context
         if (page := document.page_at(chunk.start)) is not None:
             payload[PAGE] = page
         if self.file is not None:
@@ -267,7 +270,7 @@ class Preparation:
 
     def _cut(self, group: Sequence[PendingDocument]) -> Iterator[list[PendingChunk]]:
         for pending, chunks in zip(
-            group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True
+            group, self.chunker.chunks_of([one.document for one in group]), strict=True
         ):
             pending.chunks, pending.tokens = len(chunks), sum(chunk.tokens for chunk in chunks)
             if all(chunk.tokens <= self.chunker.around for chunk in chunks):

@@ -67,7 +67,7 @@ VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TIMEOUT_S = 300.0
 # The way in which files become texts and chunks. A new one does not embed stored documents again
 # unless they are reread.
-READING = 2
+READING = 3
 
 
 def ingest(
@@ -158,7 +158,11 @@ class _Ingest:
         self.heads = vector_heads(self.spec.heads, options.outputs)
         self.text = text_model(self.spec, engine)
         self.chunks = settings_for(
-            self.text, options.chunk_tokens, options.chunk_overlap, whole=options.no_chunking
+            self.text,
+            options.chunk_tokens,
+            options.chunk_overlap,
+            whole=options.no_chunking,
+            headings=options.headings,
         )
         tell(f"chunks    {self.chunks.in_words()}")
 
@@ -185,9 +189,8 @@ class _Ingest:
                 )
 
                 def encode(texts: Any, **settings: Any) -> Any:
-                    return load().encode(
-                        texts, outputs=self.heads, input_type="document", **budget, **settings
-                    )
+                    choices = {"outputs": self.heads, "input_type": "document", **budget}
+                    return load().encode(texts, **choices | settings)
 
                 if not options.dry_run:
                     if existing is None or options.engine == "ray":
@@ -277,7 +280,7 @@ class _Ingest:
             chunker=chunker,
             quarantine=Quarantine(quarantine),
             settings=settings_hash(self.heads, self.chunks, options),
-            earlier=[first_settings_hash(self.heads, self.chunks, options)],
+            earlier=earlier_hashes(self.heads, self.chunks, options),
             source=source,
             stored=stored,
             stats=stats,
@@ -390,9 +393,15 @@ def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOp
     return _hash([READING, sorted(heads), asdict(chunks), reading.as_dict()])
 
 
-def first_settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
-    """The hash that the first reading made of the same settings. `late` was a setting then."""
-    return _hash([sorted(heads), {**asdict(chunks), "late": False}, reading.as_dict()])
+def earlier_hashes(
+    heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions
+) -> list[str]:
+    """The hashes that the first readings made of the same settings, which had no headings. `late`
+    was a setting of the first."""
+    settings = asdict(chunks)
+    del settings["headings"]
+    last: list[Any] = [sorted(heads), settings, reading.as_dict()]
+    return [_hash([READING - 1, *last]), _hash([last[0], settings | {"late": False}, last[2]])]
 
 
 def _hash(settings: list[Any]) -> str:

@@ -59,6 +59,17 @@ class Unfit(ValueError):
 # text has them.
 HEADING_MARK, TABLE_MARK, TABLE_END = "\ufdd0", "\ufdd1", "\ufdd2"
 MARKS_OF_LINES = re.compile("\ufdd0[1-6]|[\ufdd0\ufdd1]|\n?\ufdd2")
+FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+
+
+def fence_after(line: str, fence: str) -> str:
+    """The fence of code that is open behind a line; `fence`: the one before it, or nothing."""
+    mark = FENCE.match(line)
+    if mark is None:
+        return fence
+    if not fence:
+        return mark[1]
+    return "" if mark[1].startswith(fence) and not line.strip(" `~") else fence
 
 
 @dataclass(frozen=True, slots=True)

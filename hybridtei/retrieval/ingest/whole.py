@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from hybridtei.errors import LoadError
-from hybridtei.retrieval.ingest.chunking import Document, Rejection
+from hybridtei.retrieval.ingest.chunking import Document, Outline, Rejection
 from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.kinds import (
     read_calendar,
@@ -19,7 +19,7 @@ from hybridtei.retrieval.ingest.kinds import (
     read_text,
     unzipped,
 )
-from hybridtei.retrieval.ingest.markdown import read_markdown
+from hybridtei.retrieval.ingest.markdown import plain, read_markdown
 from hybridtei.retrieval.ingest.office import (
     read_docx,
     read_epub,
@@ -33,13 +33,20 @@ from hybridtei.retrieval.ingest.pdf import read_pdf
 from hybridtei.retrieval.ingest.tables import metadata_of
 from hybridtei.retrieval.ingest.text import (
     BINARY,
+    HEADING_MARK,
     MARKS_OF_LINES,
+    TABLE_END,
+    TABLE_MARK,
     Content,
     Unfit,
     compounds_of,
+    fence_after,
     normalised,
 )
 
+# A dotted line of a table of contents, such as "2.1 Install . . . . 7".
+ENTRY = re.compile(r"\.[ \t]?\.[ \t]?\.[ \t]?\.[ \t]*(\d{1,5})[ \t]*$")
+MAX_ENTRY, LEAST_ENTRIES = 40, 3
 Parse = Callable[[bytes, ReadOptions], Content]
 
 
@@ -59,7 +66,8 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         _check_length(sum(map(len, content.pages)), options)
         compounds = compounds_of(content.pages)
         pages = [normalised(page, compounds).strip() for page in content.pages]
-        text = MARKS_OF_LINES.sub("", "\n\n".join(filter(None, pages)))
+        entries = [_without_entries(page) for page in pages]
+        text, outline = outline_of("\n\n".join(filter(None, entries)))
         _check_length(len(text), options)
         if not text and not content.title:
             raise Unfit("holds no text")
@@ -72,13 +80,19 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         reason = f"not readable: {type(error).__name__}: {error}"[:300]
         return Rejection(source, "file", reason, data, source)
     title = " ".join(normalised(content.title or "").split()) or None
-    starts = _starts(pages) if content.is_paged else ()
+    starts: Sequence[tuple[int, int]] = ()
+    if content.is_paged:
+        starts = _starts([MARKS_OF_LINES.sub("", page) for page in entries])
     metadata, notes = {}, list(content.notes)
+    if entries != pages:
+        notes.append("dotted lines of a table of contents were left out")
     try:
         metadata = metadata_of(content.metadata, options)
     except Unfit as error:
         notes.append(f"without metadata: {error}")
-    return Document(source, source, text, title, metadata, "file", notes, pages=starts)
+    return Document(
+        source, source, text, title, metadata, "file", notes, pages=starts, outline=outline
+    )
 
 
 def _parsed(name: str, data: bytes, options: ReadOptions) -> Content:
@@ -92,6 +106,67 @@ def _parsed(name: str, data: bytes, options: ReadOptions) -> Content:
             raise
         kind = f"files ending in {ending!r}" if ending else "files without an ending"
         raise Unfit(f"no reader for {kind} of binary data") from None
+
+
+def _without_entries(text: str) -> str:
+    """The text without the dotted lines of a table of contents: three or more with page numbers
+    that do not fall, and blank lines between them."""
+    lines: list[str] = []
+    numbers: list[int] = []
+    # Where the run of dotted lines begins.
+    first = 0
+    for line in [*text.split("\n"), "-"]:
+        entry = ENTRY.search(line[-MAX_ENTRY:])
+        if entry is not None:
+            numbers.append(int(entry[1]))
+        elif line.strip():
+            if len(numbers) >= LEAST_ENTRIES and numbers == sorted(numbers):
+                lines[first:] = [""]
+            numbers.clear()
+            first = len(lines) + 1
+        lines.append(line)
+    return "\n".join(lines[:-1]).strip()
+
+
+def outline_of(text: str) -> tuple[str, Outline]:
+    """(the text without marks of lines, what they say)."""
+    lines: list[str] = []
+    places: list[tuple[int, str, str]] = []
+    joins: list[tuple[int, int]] = []
+    path: list[tuple[int, str]] = []
+    # The first of the headings that no line has followed, and the first line of an open fence.
+    heading: int | None = None
+    fence, fence_start, start = "", 0, 0
+    for line in text.split("\n"):
+        if line == TABLE_END:
+            places.append((start, _joined(path), ""))
+            continue
+        words = MARKS_OF_LINES.sub("", line)
+        end = start + len(words) + 1
+        before, fence = fence, fence_after(words, fence)
+        if fence and not before:
+            fence_start = start if heading is None else heading
+        elif before and not fence:
+            joins.append((fence_start, end - 1))
+        if heading is not None and words.strip(" \t-="):
+            joins.append((heading, start))
+            heading = None
+        if line.startswith(HEADING_MARK):
+            level = int(line[1])
+            path = [part for part in path if part[0] < level]
+            path.append((level, plain(words.strip(" \t#")) or ""))
+            places.append((start, _joined(path), ""))
+            heading = start
+        elif line.startswith(TABLE_MARK):
+            places.append((end, _joined(path), words))
+            heading = start
+        lines.append(words)
+        start = end
+    return "\n".join(lines), Outline(places, joins)
+
+
+def _joined(path: Sequence[tuple[int, str]]) -> str:
+    return " > ".join(words for _, words in path if words)
 
 
 def _starts(pages: Sequence[str]) -> list[tuple[int, int]]:

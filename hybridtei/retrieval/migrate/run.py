@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, UnknownCollection
+from hybridtei.retrieval.ingest.chunking import CONTEXT
+from hybridtei.retrieval.ingest.pipeline import embed_in_context
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.base import NAMES, CollectionSchema, Store, Stored
@@ -374,9 +377,9 @@ class MigrationRun:
 
         def embed(records: Sequence[Stored]) -> list[Stored]:
             encoder = self._encoder(str(schema.metadata.get(MODEL_ID)), schema)
-            embedded = encoder.encode(
-                [text_of(record) for record in records], heads, input_type="document"
-            )
+            encode = partial(encoder.encode, outputs=heads, input_type="document")
+            texts = [(str(record.payload.get(CONTEXT, "")), text_of(record)) for record in records]
+            embedded = embed_in_context(encode, texts)
             payloads = [without_packed(record.payload) for record in records]
             ids: list[Any] = [record.id for record in records]
             return to_points(fit_to_schema(embedded, schema), ids, payloads)

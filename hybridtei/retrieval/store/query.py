@@ -28,6 +28,11 @@ MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
 MAX_CONDITIONS, MAX_VALUES = (100, 1_000)
 GROUPS = ("must", "should", "must_not", "min_should")
 CLAUSES, WORDS = frozenset({*GROUPS[:3], "conditions"}), frozenset({"text", "text_any", "phrase"})
+# Thai, Lao, Myanmar, Khmer, Japanese, Chinese: a clause is one word to a store.
+WITHOUT_BLANKS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 OF_A_KEY = (
     "match",
     "range",
@@ -83,6 +88,10 @@ class Match(_Part, frozen=True):
         ]
         if len(given) != 1:
             raise ValueError(f"should have one of {', '.join(self.__struct_encode_fields__)}")
+        if WITHOUT_BLANKS.search(self.text or self.text_any or self.phrase or ""):
+            raise ValueError(
+                "finds whole words, and this script has no blanks between them: write `substring`"
+            )
         if isinstance(given[0], list) and len({type(one) for one in given[0]}) > 1:
             raise ValueError("the values of a list should all be integers, or all be texts")
 
