@@ -154,13 +154,12 @@ SECTION_CHARACTERS = 50_000
 @dataclass(frozen=True, slots=True)
 class ChunkSettings:
     """`tokens`: of a chunk, special tokens included. `overlap`: the most tokens that a chunk
-    repeats. `whole`: do not cut.
-    `headings`: chunks have a context."""
+    repeats. `whole`: do not cut. `headings`: chunks have a context."""
 
     tokens: int
     overlap: int
     whole: bool = False
-    headings: bool = True
+    headings: bool = False
 
     def in_words(self) -> str:
         if self.whole:
@@ -174,7 +173,7 @@ def settings_for(
     overlap: int | None,
     *,
     whole: bool = False,
-    headings: bool = True,
+    headings: bool = False,
 ) -> ChunkSettings:
     """The settings of chunks. Default: the model's length, at most 512 tokens. Raises
     InvalidInput."""

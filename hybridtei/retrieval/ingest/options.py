@@ -71,8 +71,11 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     no_chunking: Annotated[bool, flag("one chunk a document; the model cuts longer texts")] = False
     headings: Annotated[
         bool,
-        flag("dense vectors of chunks also read the headings above, and the header of a table"),
-    ] = True
+        flag(
+            "dense vectors of chunks also read the headings above, and the header of a table; "
+            "takes a second pass"
+        ),
+    ] = False
     source_name: Annotated[
         str | None,
         flag("SOURCE's name in ids and payloads [default: its file name]", metavar="NAME"),

@@ -35,10 +35,11 @@ Windows
 """
 
 
-def chunker(tokens: int, **settings) -> Chunker:
+def chunker(tokens: int, *, headings: bool = True) -> Chunker:
     spec = find_model(ModelConfig())
     model = text_model(spec, EngineConfig())
-    return Chunker(model, read_raw(spec.folder), settings_for(model, tokens, 0, **settings))
+    settings = settings_for(model, tokens, 0, headings=headings)
+    return Chunker(model, read_raw(spec.folder), settings)
 
 
 def chunks_of(path: Path, data: str, tokens: int = 96, **settings) -> list[Chunk]:
