@@ -114,7 +114,8 @@ async def test_only_dense_vectors_read_the_context(tmp_path):
     (source / "a.md").write_text(MANUAL)
     folder = tmp_path / "store"
     with closing(Encoder.load()) as encoder:
-        choices = {"chunk_tokens": 96, "quiet": True, "quarantine": str(tmp_path / "rejected")}
+        choices = {"chunk_tokens": 96, "headings": True, "quiet": True}
+        choices["quarantine"] = str(tmp_path / "rejected")
         hybridtei.ingest(source, "docs", encoder, folder, **choices)
         async with opened(StoreConfig(qdrant_path=str(folder))) as store:
             records, _ = await store.scroll("docs", limit=100, with_vectors=True)
