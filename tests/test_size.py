@@ -14,17 +14,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 306_483, "modules": 179}
+SIZE = {"tokens": 306_496, "modules": 179}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
     "conditionals": 1_097,
     "literal_splats": 29,
-    "no_nouns": 220,
+    "no_nouns": 71,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_355,
+    "tokens_per_1000_code_lines": 8_345,
 }
-LONGEST_FILE_LINES = 579
+LONGEST_FILE_LINES = 581
 # What a change may leave between a count and its number, in thousandths of the number.
 SLACK = 5
 

@@ -317,10 +317,10 @@ class Lines:
             if scope["method"] != "HEAD":
                 await send({"type": "http.response.body", "body": first, "more_body": True})
                 try:
-                    async for some in lines:
+                    async for part in lines:
                         if disconnect.happened:
                             return
-                        await send_sliced(some, send, more_body=True)
+                        await send_sliced(part, send, more_body=True)
                 except HybridTeiError as error:
                     log.error("%s is cut off: %.1000s", scope["path"], error)
                     return

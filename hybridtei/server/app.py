@@ -107,7 +107,11 @@ def create_models_app(
             limits.refused(limit)
         if of_store is not None and isinstance(error, StoreError):
             of_store.add(
-                kind=next(kind for known, kind in STORE_ERRORS.items() if isinstance(error, known))
+                kind=next(
+                    kind
+                    for error_class, kind in STORE_ERRORS.items()
+                    if isinstance(error, error_class)
+                )
             )
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
@@ -161,7 +165,7 @@ def framework(server: ServerConfig | None = None) -> Litestar:
     server = server or ServerConfig()
     methods: dict[str, set[str]] = {}
     handlers: list[HTTPRouteHandler] = []
-    two_faced = {path for one in ROUTES if one.only_tei for path in one.paths}
+    two_faced = {path for route in ROUTES if route.only_tei for path in route.paths}
     for one in ROUTES:
         if server.only_tei_routes and not one.is_tei:
             continue
@@ -175,8 +179,8 @@ def framework(server: ServerConfig | None = None) -> Litestar:
         handlers.append(_handler(paths, one.methods, {ROUTE: one}, serve))
     # First, or Litestar would add its own
     preflights = [
-        _handler([path], ["OPTIONS"], {ALLOW: allow_header(known)}, preflight)
-        for path, known in methods.items()
+        _handler([path], ["OPTIONS"], {ALLOW: allow_header(verbs)}, preflight)
+        for path, verbs in methods.items()
     ]
     return _Framework(
         [*preflights, *handlers],

@@ -159,11 +159,11 @@ class Context:
     def bounds(self, inputs: int, largest: int | None = None) -> Bounds:
         """The bounds of a request's chunks: `largest` inputs each. Without `largest` the request is
         one chunk, or chunks of `--max-client-batch-size` if the server splits it."""
-        most = self.server.max_client_batch_size
+        limit = self.server.max_client_batch_size
         if largest is None and not self.splits(inputs):
             return Bounds.whole(inputs)
         return Bounds.of(
-            inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests
+            inputs, largest=largest or limit, permits=self.service.config.max_concurrent_requests
         )
 
     def counting_failures(self) -> Counted:

@@ -65,27 +65,31 @@ class EngineChild:
     async def load(self, number: int, config: ModelConfig) -> RemoteBackend:
         """Load a model, and describe it."""
         loaded = await on_thread(load_model, config, self._config)
-        one, registry = loaded.backend, Registry()
+        backend, registry = loaded.backend, Registry()
         engine = engine_of(
-            one, self._config, loaded.budget_tokens, registry, self._loader.device(one.lanes)
+            backend,
+            self._config,
+            loaded.budget_tokens,
+            registry,
+            self._loader.device(backend.lanes),
         )
         await engine.start()
         self._engines[number] = engine, registry
         # The HTTP process has warned already
-        spec = replace(one.spec, max_input_length=loaded.model.reader.max_input_length)
-        found = RemoteBackend(
+        spec = replace(backend.spec, max_input_length=loaded.model.reader.max_input_length)
+        remote = RemoteBackend(
             spec,
-            one.name,
-            one.dtype,
-            one.padding,
-            tuple(one.lanes),
-            one.ahead,
+            backend.name,
+            backend.dtype,
+            backend.padding,
+            tuple(backend.lanes),
+            backend.ahead,
             loaded.budget_tokens,
         )
         del loaded
         # The HTTP process tokenises
         memory.collect_as_usual()
-        return found
+        return remote
 
     async def unload(self, number: int, seconds: float | None) -> list[Reading]:
         engine, registry = self._engines.pop(number)
@@ -130,9 +134,11 @@ class EngineChild:
             self._answer(number, await work)
         except Exception as error:
             # Every error is answered, since the caller waits
-            known = isinstance(error, HybridTeiError)
+            is_known = isinstance(error, HybridTeiError)
             self._answer(
-                number, None, error if known else BackendError(f"{type(error).__name__}: {error}")
+                number,
+                None,
+                error if is_known else BackendError(f"{type(error).__name__}: {error}"),
             )
 
     def _answer(self, number: int, value: Any, error: Exception | None = None) -> None:

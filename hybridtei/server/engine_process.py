@@ -76,14 +76,17 @@ def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[i
 
     Token types None may become zeros, which mean the same.
     """
-    ids, types = [one.input_ids for one in encodings], [one.token_type_ids for one in encodings]
-    known = [
+    ids, types = (
+        [encoding.input_ids for encoding in encodings],
+        [encoding.token_type_ids for encoding in encodings],
+    )
+    types_of = [
         np.zeros_like(own) if one is None else one for own, one in zip(ids, types, strict=True)
     ]
     numbers = [(len(one), one.unseen, one.adapter, one.shared, one.route) for one in encodings]
     return (
         np.concatenate(ids),
-        None if all(one is None for one in types) else np.concatenate(known),
+        None if all(one is None for one in types) else np.concatenate(types_of),
         [*numbers],
     )
 
@@ -221,12 +224,12 @@ class EngineProcess:
         thread. Raises LoadError, and Unhealthy if a started process ends meanwhile."""
         number = next(self._numbers)
         if self._loop is not None:
-            found = asyncio.run_coroutine_threadsafe(
+            remote = asyncio.run_coroutine_threadsafe(
                 self.ask("load", number, config), self._loop
             ).result()
         else:
             try:
-                found = self._now(self._child or self._spawn(), "load", number, config)
+                remote = self._now(self._child or self._spawn(), "load", number, config)
             except (EOFError, OSError) as error:
                 raise LoadError(
                     f"the engine's process ended ({self._end() or error}) before it had loaded a "
@@ -235,7 +238,7 @@ class EngineProcess:
         engine = self._engines[number] = RemoteEngine(self, number)
         self._configs[number] = config
         return LoadedModel(
-            text_model(found.spec, self._engine), cast(Backend, found), found.budget_tokens
+            text_model(remote.spec, self._engine), cast(Backend, remote), remote.budget_tokens
         ), engine
 
     async def unload(self, number: int, seconds: float | None) -> None:

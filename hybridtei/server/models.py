@@ -93,9 +93,9 @@ class Models:
 
     def below(self, alias: str) -> Models:
         """These models, as a request below `/m/ALIAS` sees them."""
-        one = copy(self)
-        one.alias = alias
-        return one
+        view = copy(self)
+        view.alias = alias
+        return view
 
     def list_ready(self) -> None:
         """List the ready contexts. Called when an entry changes."""
@@ -162,9 +162,9 @@ class Models:
         which `entries` keeps."""
         if self._opener is None:
             raise InvalidInput("this server loads no models at run time")
-        known = self.entries.get(config.alias)
-        if known is not None and known.state != "failed":
-            raise InvalidInput(f"`alias`: the model `{config.alias}` is {known.state} already")
+        loaded = self.entries.get(config.alias)
+        if loaded is not None and loaded.state != "failed":
+            raise InvalidInput(f"`alias`: the model `{config.alias}` is {loaded.state} already")
         if sum(entry.state == "loading" for entry in self.entries.values()) >= MAX_LOADING:
             raise InvalidInput(
                 f"{MAX_LOADING} models are loading already: wait until one is ready or has failed"

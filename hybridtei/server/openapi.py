@@ -262,10 +262,12 @@ def _operation(path: str, route: Route, schema_of: dict[str, Any]) -> dict[str, 
 def documented(app: Litestar) -> list[tuple[str, Route]]:
     """(path, route) of the routes in the document, sorted by path."""
     return [
-        (one.path_format, handler.opt[ROUTE])
-        for one in sorted(app.routes, key=lambda one: one.path)
-        for handler in getattr(one, "route_handlers", ())
-        if ROUTE in handler.opt and handler.opt[ROUTE].in_schema and not one.path.startswith(BELOW)
+        (route.path_format, handler.opt[ROUTE])
+        for route in sorted(app.routes, key=lambda route: route.path)
+        for handler in getattr(route, "route_handlers", ())
+        if ROUTE in handler.opt
+        and handler.opt[ROUTE].in_schema
+        and not route.path.startswith(BELOW)
     ]
 
 
@@ -284,16 +286,16 @@ def _name_fields(components: dict[str, Any]) -> None:
     for (field, *structs), name in FIELDS.items():
         for struct in structs:
             fields = components[struct]["properties"]
-            kept = {
+            known_fields = {
                 key: fields[field].pop(key)
                 for key in ("description", "default")
                 if key in fields[field]
             }
             components.setdefault(name, fields[field])
-            fields[field] = {"$ref": REFERENCE + name, **kept}
-    one = {"$ref": f"{REFERENCE}InputType"}
+            fields[field] = {"$ref": REFERENCE + name, **known_fields}
+    schema = {"$ref": f"{REFERENCE}InputType"}
     components["InputType"] = msgspec.json.schema(InputType)
-    components["Input"] = {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
+    components["Input"] = {"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1}]}
 
 
 def _errors(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:

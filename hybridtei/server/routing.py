@@ -331,10 +331,10 @@ MAX_ALLOWED_HEADERS_BYTES = 2_000
 
 def preflight_headers(scope: Any, *, as_tei: bool) -> Headers:
     """The fields that allow a page's request: all that it asks for, or TEI's."""
-    asked = first_fields(scope).get(b"access-control-request-headers", b"")
-    if as_tei or not asked or len(asked) > MAX_ALLOWED_HEADERS_BYTES:
-        asked = b"content-type"
-    return [PREFLIGHT_METHODS, (b"access-control-allow-headers", asked)]
+    names = first_fields(scope).get(b"access-control-request-headers", b"")
+    if as_tei or not names or len(names) > MAX_ALLOWED_HEADERS_BYTES:
+        names = b"content-type"
+    return [PREFLIGHT_METHODS, (b"access-control-allow-headers", names)]
 
 
 def allow_header(methods: Iterable[str]) -> bytes:
@@ -429,10 +429,10 @@ def _unknown_path(request: AnyRequest) -> str:
     if names[:1] == ["m"]:
         below = "/".join(path.split("/")[:3])
         names = names[2:]
-    known = {path for route in ROUTES for path in route.paths}
+    paths = {path for route in ROUTES for path in route.paths}
     for begin in range(len(names)):
         meant = "/" + "/".join(names[begin:])
-        if meant in known and below + meant != path:
+        if meant in paths and below + meant != path:
             return f"there is no path {path}; {below}{meant} exists"
     return f"there is no path {path}; /docs lists the paths"
 

@@ -144,8 +144,8 @@ def _engine_process(
     By default it exists if a GPU may be used. Python launches a GPU pass by some hundred calls;
     each releases the GIL, and then waits for it while the event loop is busy.
     """
-    wanted = server.engine_process
-    if not (any(map(may_use_gpu, models)) if wanted is None else wanted):
+    setting = server.engine_process
+    if not (any(map(may_use_gpu, models)) if setting is None else setting):
         yield None
         return
     from hybridtei.server.engine_process import EngineProcess
@@ -177,8 +177,10 @@ def serve(
     chose `max_concurrent_requests`, so the hardware does not change it. Raises LoadError if no
     model loads; UsageError, StoreError, OSError.
     """
-    made: Future[Litestar] = Future()
-    threading.Thread(target=_make_app, args=(server, made), name="imports", daemon=True).start()
+    application: Future[Litestar] = Future()
+    threading.Thread(
+        target=_make_app, args=(server, application), name="imports", daemon=True
+    ).start()
     with (
         _checked(server, store) as (schemas, sockets),
         _engine_process(server, engine, configs) as process,
@@ -217,7 +219,7 @@ def serve(
             alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()
         }
         app = create_models_app(
-            models, server, on_stop=[loader.stop], schemas=schemas, app=made.result()
+            models, server, on_stop=[loader.stop], schemas=schemas, app=application.result()
         )
         run_server(app, server, sockets)
 
@@ -236,8 +238,8 @@ async def in_process(
 
     loader, server = ModelLoader(engine, fixed_permits=False), ServerConfig()
     contexts = {
-        default_alias(one.model_id): loader.context(*loader.load(one), server, one)
-        for one in configs
+        default_alias(config.model_id): loader.context(*loader.load(config), server, config)
+        for config in configs
     }
     app = create_models_app(
         Models(contexts), server, on_stop=[loader.stop], schemas=_schemas(store, server)

@@ -53,11 +53,13 @@ def smaller_vectors(
         Head.DENSE: spec.dense_width,
         Head.MULTIVECTOR: 0 if spec.multivector is None else spec.multivector.width,
     }
-    made = heads & context.heads & (widths.keys() - ({Head.MULTIVECTOR} if is_small else set()))
+    small_heads = (
+        heads & context.heads & (widths.keys() - ({Head.MULTIVECTOR} if is_small else set()))
+    )
     with context.counting_failures():
         makers = {
             head: quantiser(context, precision, head, min(dimensions or width, width))
-            if head in made
+            if head in small_heads
             else as_given
             for head, width in widths.items()
         }
@@ -84,10 +86,10 @@ def _ranges(context: Context, precision: str, head: Head, width: int) -> Floats:
     path = context.model.quantization_ranges
     if path is None and context.model.model_id == EMBEDDED_MODEL:
         path = EMBEDDED_RANGES
-    known = {} if path is None else ranges_in(path)
+    ranges = {} if path is None else ranges_in(path)
     for name in (f"{head.value}_{width}", head.value):
-        if name in known and known[name].shape[1] == width:
-            return known[name]
+        if name in ranges and ranges[name].shape[1] == width:
+            return ranges[name]
     raise InvalidInput(
         f"`{precision}` needs the range of each of {width} {head.value} dimensions, which this "
         "server lacks (quantization-ranges); without ranges there are float, float16, binary and "

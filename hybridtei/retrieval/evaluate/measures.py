@@ -89,12 +89,12 @@ def judgements_file(folder: Path, split: str) -> Path:
     if (folder / FLAT).is_file():
         return folder / FLAT
     splits = sorted(path.stem for path in (folder / FOLDER).glob("*.tsv"))
-    there = (
+    files = (
         f"it has the splits {', '.join(splits)}"
         if splits
         else f"it has neither {FOLDER}/{split}.tsv nor {FLAT}"
     )
-    raise InvalidInput(f"{folder}: no judgements for {split!r}: {there}")
+    raise InvalidInput(f"{folder}: no judgements for {split!r}: {files}")
 
 
 def _judgement(line: str) -> tuple[tuple[str, str], int]:
@@ -298,12 +298,12 @@ async def _run(
     run: Run = {}
     times = []
     for done, (identity, text) in enumerate(judged.queries.items(), 1):
-        found = await search(text)
-        embedding, *stages = found.stages
+        hits = await search(text)
+        embedding, *stages = hits.stages
         embed_ms.append(embedding.milliseconds)
         times.append(sum(stage.milliseconds for stage in stages))
         run[identity] = scores_by_rank(
-            [str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in found.hits]
+            [str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in hits.hits]
         )
         advance(name, done)
     return run, times
@@ -328,12 +328,12 @@ def measures_of(run: Run, judged: Judgements) -> dict[str, Floats64]:
     complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}
     relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
     names = dict(zip((nDCG @ 10, RR @ 10, R @ 100), MEASURES, strict=True))
-    found = {
-        (names[one.measure], one.query_id): one.value
-        for one in ir_measures.iter_calc([*names], relevance, complete)
+    ranks = {
+        (names[metric.measure], metric.query_id): metric.value
+        for metric in ir_measures.iter_calc([*names], relevance, complete)
     }
     return {
-        name: np.array([found[name, query] for query in judged.queries], np.float64)
+        name: np.array([ranks[name, query] for query in judged.queries], np.float64)
         for name in MEASURES
     }
 

@@ -255,8 +255,8 @@ class Chunker:
         has at least one."""
         texts = [document.indexed_text for document in documents]
         # A longer text is never one chunk: its sections are counted.
-        most = None if self.settings.whole else SECTION_CHARACTERS + 1
-        counts = self._counts([text[:most] for text in texts])
+        counted = None if self.settings.whole else SECTION_CHARACTERS + 1
+        counts = self._counts([text[:counted] for text in texts])
         plans = list(map(self._planned, documents, texts, counts))
         pieces = self._threads.map(self._pieces, chain.from_iterable(parts for _, parts in plans))
         chunks: list[list[Chunk]] = []
@@ -320,11 +320,11 @@ class Chunker:
         """(text, start, tokens) of a section's chunks."""
         if section.count is not None:
             return [(section.text, section.start, section.count)]
-        most = section.room * CHARACTERS_PER_TOKEN
+        longest = section.room * CHARACTERS_PER_TOKEN
         cuts = [
-            (at + cut, section.text[at + cut : at + min(cut + most, len(piece))])
+            (at + cut, section.text[at + cut : at + min(cut + longest, len(piece))])
             for at, piece in self._splitter(section.room).chunk_indices(section.masked)
-            for cut in range(0, len(piece), most)
+            for cut in range(0, len(piece), longest)
         ]
         lengths = self._counts([piece for _, piece in cuts])
         return [

@@ -154,8 +154,8 @@ class _Rows:
 def _is_header(cells: Sequence[str], options: ReadOptions) -> bool:
     """Whether a first row has names: a known one, or neither numbers nor sentences."""
     names = {cell.strip().lower() for cell in cells}
-    known = {*FIELDS, options.text_field, options.id_field}
-    if names & {name.lower() for name in known if name}:
+    field_names = {*FIELDS, options.text_field, options.id_field}
+    if names & {name.lower() for name in field_names if name}:
         return True
     return not any(value_of(cell) != cell or len(cell) > 60 or not cell.strip() for cell in cells)
 

@@ -137,24 +137,26 @@ class Source:
         """The source of this path. `chosen`: the user's name for it. Raises InvalidInput if another
         path has its name."""
         place = Path(printable(str(source.resolve())))
-        found = existing.metadata.get(SOURCES) if existing is not None else None
-        known = (
-            {Path(str(path)): str(name) for name, path in found.items()}
-            if isinstance(found, Mapping)
+        record = existing.metadata.get(SOURCES) if existing is not None else None
+        sources = (
+            {Path(str(path)): str(name) for name, path in record.items()}
+            if isinstance(record, Mapping)
             else {}
         )
         for above in (place, *place.parents):
-            if above in known and chosen in (None, known[above]):
-                return cls(place, "/".join((known[above], *place.relative_to(above).parts)), known)
+            if above in sources and chosen in (None, sources[above]):
+                return cls(
+                    place, "/".join((sources[above], *place.relative_to(above).parts)), sources
+                )
         name = chosen or place.name or "root"
-        other = next((path for path, taken in known.items() if taken == name), None)
+        other = next((path for path, taken in sources.items() if taken == name), None)
         if chosen is None and other is not None:
             raise InvalidInput(
                 f"{place}: the collection has a source {name!r}, which is {other}. Name this "
                 "source with --source-name NAME; if it is the same source at a new path, use "
                 f"--source-name {name}"
             )
-        return cls(place, name, known, is_new=True)
+        return cls(place, name, sources, is_new=True)
 
     @property
     def labels(self) -> list[str]:

@@ -195,23 +195,23 @@ class Preparation:
         seen: dict[str, bool] = {}
         group: list[Document] = []
         characters = read_bytes = nameless = 0
-        for found, read_bytes in documents_of(file, self.options):
-            if isinstance(found, Rejection):
-                self.quarantine.add(found)
-                nameless += found.document_id is None
-                if found.document_id is not None:
-                    seen.setdefault(found.document_id, False)
+        for document, read_bytes in documents_of(file, self.options):
+            if isinstance(document, Rejection):
+                self.quarantine.add(document)
+                nameless += document.document_id is None
+                if document.document_id is not None:
+                    seen.setdefault(document.document_id, False)
                 continue
-            if seen.get(found.document_id):
+            if seen.get(document.document_id):
                 self._reject(
-                    found,
-                    f"the id {found.document_id!r} was there before: the first of that name is "
+                    document,
+                    f"the id {document.document_id!r} was there before: the first of that name is "
                     "kept",
                 )
                 continue
-            seen[found.document_id] = True
-            group.append(found)
-            characters += len(found.text)
+            seen[document.document_id] = True
+            group.append(document)
+            characters += len(document.text)
             if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
                 yield self._changed(group, file), read_bytes
                 group, characters = [], 0
@@ -270,7 +270,7 @@ class Preparation:
 
     def _cut(self, group: Sequence[PendingDocument]) -> Iterator[list[PendingChunk]]:
         for pending, chunks in zip(
-            group, self.chunker.chunks_of([one.document for one in group]), strict=True
+            group, self.chunker.chunks_of([entry.document for entry in group]), strict=True
         ):
             pending.chunks, pending.tokens = len(chunks), sum(chunk.tokens for chunk in chunks)
             if all(chunk.tokens <= self.chunker.around for chunk in chunks):

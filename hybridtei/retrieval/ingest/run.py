@@ -140,21 +140,21 @@ class _Ingest:
             check(options.ray_workers)
         self.options, self.engine, self.config, self.tell = options, engine, config, tell
         model = embedder if isinstance(embedder, ModelConfig) else ModelConfig()
-        given = None if embedder is model else embedder
-        self.is_owned = given is None
-        if given is None and options.url is not None:
+        encoder = None if embedder is model else embedder
+        self.is_owned = encoder is None
+        if encoder is None and options.url is not None:
             limits = {"timeout_s": REQUEST_TIMEOUT_S, "patience_s": config.qdrant_patience}
-            given = Client(options.url, api_key=options.url_api_key, **limits)
-        self.given = given
+            encoder = Client(options.url, api_key=options.url_api_key, **limits)
+        self.given = encoder
         self.store = open_store(config)
         tell(f"store     {place_of(config)}")
-        served = _served(given) if isinstance(given, Client) else None
+        served = _served(encoder) if isinstance(encoder, Client) else None
         # The default: the user named no model
-        if given is not None and model.model_id == EMBEDDED_MODEL:
-            model_id = given.model_id if served is None else str(served["model_id"])
+        if encoder is not None and model.model_id == EMBEDDED_MODEL:
+            model_id = encoder.model_id if served is None else str(served["model_id"])
             model = msgspec.structs.replace(model, model_id=model_id)
         self.model = model
-        self.spec = getattr(given, "spec", None) or _spec(model, served)
+        self.spec = getattr(encoder, "spec", None) or _spec(model, served)
         self.heads = vector_heads(self.spec.heads, options.outputs)
         self.text = text_model(self.spec, engine)
         self.chunks = settings_for(
@@ -348,11 +348,11 @@ def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> fro
     has = available & frozenset(VECTORS)
     if names is None:
         return has
-    known = {head.value: head for head in VECTORS}
+    heads = {head.value: head for head in VECTORS}
     for name in names:
-        if known.get(name) not in has:
+        if heads.get(name) not in has:
             raise InvalidInput(f"--outputs names {name!r}; the model has {', '.join(sorted(has))}")
-    return frozenset(known[name] for name in names)
+    return frozenset(heads[name] for name in names)
 
 
 def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:

@@ -243,12 +243,12 @@ def normalised(text: str, compounds: frozenset[str] | None = None) -> str:
         text = FOREIGN.sub(lambda run: unicodedata.normalize("NFKC", run[0]), text)
     if LINE_HYPHEN.search(text) is None:
         return text
-    known = compounds_of([text]) if compounds is None else compounds
+    words = compounds_of([text]) if compounds is None else compounds
 
     def join(cut: re.Match[str]) -> str:
         before, behind = cut.groups()
         is_compound = text[cut.start() - 1 : cut.start()] == "-" or before.isupper()
-        if is_compound or not behind.islower() or f"{before}-{behind}".lower() in known:
+        if is_compound or not behind.islower() or f"{before}-{behind}".lower() in words:
             return f"{before}-"
         return str(before)
 

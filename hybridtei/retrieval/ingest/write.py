@@ -156,7 +156,7 @@ class Writer:
             self._recent.append(reason is not None)
             failed = sum(self._recent)
             if len(self._recent) == RECENT_TEXTS and failed > RECENT_TEXTS // 2:
-                last = next(one for one in reversed(reasons) if one is not None)
+                last = next(cause for cause in reversed(reasons) if cause is not None)
                 raise BackendError(
                     f"{failed} of the last {RECENT_TEXTS} texts failed, so the ingest stops: {last}"
                 )

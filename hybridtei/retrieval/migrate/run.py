@@ -89,8 +89,8 @@ def run_migration(
     check_name(options.collection)
 
     async def run() -> None:
-        async with opened(store) as there:
-            await MigrationRun(there, options, model, engine, tell).run()
+        async with opened(store) as opened_store:
+            await MigrationRun(opened_store, options, model, engine, tell).run()
 
     asyncio.run(run())
 
@@ -158,13 +158,13 @@ class MigrationRun:
 
     async def _with(self, key: str, value: str) -> list[CollectionSchema]:
         """The schemas of collections with these metadata."""
-        found = [
+        described = [
             (name, await self._store.describe(name)) for name in await self._store.collections()
         ]
         return [
-            replace(one, stored_as=name)
-            for name, one in found
-            if one is not None and one.metadata.get(key) == value
+            replace(schema, stored_as=name)
+            for name, schema in described
+            if schema is not None and schema.metadata.get(key) == value
         ]
 
     async def _status(self) -> str:
@@ -173,8 +173,8 @@ class MigrationRun:
         previous = None if answering is None else answering.metadata.get(PREVIOUS)
         lines = [f"{self._name}: {await self._counted(target)} answers"]
         lines += [
-            f"  {await self._counted(str(one.stored_as))} is a copy"
-            for one in await self._with(MIGRATION_OF, target)
+            f"  {await self._counted(str(copy.stored_as))} is a copy"
+            for copy in await self._with(MIGRATION_OF, target)
         ]
         if previous is not None:
             lines.append(
@@ -207,11 +207,11 @@ class MigrationRun:
             )
         for record in (await self._store.scroll(source, limit=10))[0]:
             text_of(record)
-        wanted = await self._planned(old)
-        if _has_vectors_of(old, wanted):
+        plan = await self._planned(old)
+        if _has_vectors_of(old, plan):
             self._tell(f"{self._name} has these vectors already")
             return
-        new = await self._copy_of(old, wanted, 1)
+        new = await self._copy_of(old, plan, 1)
         copy = str(new.stored_as)
         with tqdm(
             total=await self._store.count(source),
@@ -309,13 +309,13 @@ class MigrationRun:
     ) -> CollectionSchema:
         """The copy that an earlier run made with the same vectors, or a new one. Numbers start at
         `first`."""
-        for there in await self._with(MIGRATION_OF, str(old.stored_as)):
-            if _has_vectors_of(there, wanted):
-                check_fits(there, wanted, str(there.stored_as))
-                return there
-            if not _has_vectors_of(there, old):
+        for copy in await self._with(MIGRATION_OF, str(old.stored_as)):
+            if _has_vectors_of(copy, wanted):
+                check_fits(copy, wanted, str(copy.stored_as))
+                return copy
+            if not _has_vectors_of(copy, old):
                 self._tell(
-                    f"{there.stored_as} is a copy by another model or plan: `hybridtei collections "
+                    f"{copy.stored_as} is a copy by another model or plan: `hybridtei collections "
                     "delete` deletes it"
                 )
         taken = await self._store.collections()
@@ -324,11 +324,11 @@ class MigrationRun:
             for name in (f"{self._name}.{first + i}" for i in range(len(taken) + 1))
             if name not in taken
         )
-        made = replace(
+        schema = replace(
             wanted, metadata={**wanted.metadata, MIGRATION_OF: old.stored_as}, stored_as=name
         )
-        await self._store.create(name, replace(made, stored_as=None))
-        return made
+        await self._store.create(name, replace(schema, stored_as=None))
+        return schema
 
     async def _planned(self, old: CollectionSchema) -> CollectionSchema:
         """The schema of the copy. Raises InvalidInput if the model lacks outputs that
@@ -364,11 +364,11 @@ class MigrationRun:
         planned = await asyncio.to_thread(
             signed, schema_for(spec, model_id, plan, heads=heads), spec
         )
-        kept = {
+        vectors = {
             key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS
         }
         noted = {DROPPED: lacking} if lacking else {}
-        return replace(planned, metadata={**kept, **planned.metadata, **noted})
+        return replace(planned, metadata={**vectors, **planned.metadata, **noted})
 
     def _embedding(self, schema: CollectionSchema) -> Convert:
         """Make points with the same ids and payloads, and the vectors of the model that `schema`
@@ -436,8 +436,8 @@ async def fill(
     changed, offset = 0, None
     while True:
         records, offset = await store.scroll(source, limit=PAGE_POINTS, offset=offset)
-        there = await store.retrieve(copy, [one.id for one in records]) if records else []
-        payloads = {one.id: without_packed(one.payload) for one in there}
+        stored = await store.retrieve(copy, [one.id for one in records]) if records else []
+        payloads = {one.id: without_packed(one.payload) for one in stored}
         stale = [one for one in records if payloads.get(one.id) != without_packed(one.payload)]
         if stale and convert is None:
             await store.upsert(
@@ -457,7 +457,7 @@ async def _delete_gone(store: Store, source: str, copy: str) -> int:
         records, offset = await store.scroll(
             copy, limit=PAGE_POINTS, offset=offset, with_payload=False
         )
-        ids = [one.id for one in records]
+        ids = [record.id for record in records]
         here = (
             {one.id for one in await store.retrieve(source, ids, with_payload=False)}
             if ids

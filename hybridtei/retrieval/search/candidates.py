@@ -133,22 +133,22 @@ class Candidates:
 
     async def best(self, count: int) -> list[Candidate]:
         """The best `count` candidates, or all of them. Raises the errors of `Store.query`."""
-        found: dict[PointId, Candidate] = {}
+        candidates: dict[PointId, Candidate] = {}
         depth, spent = self.options.prefetch_limit, 0
-        while len(found) < count and self.legs.finders:
+        while len(candidates) < count and self.legs.finders:
             query_filter = self.options.query_filter
-            if self.key is not None and found:
-                query_filter = _without(self.key, list(found.values()), query_filter)
-            tier, is_last = await self._tier(depth, query_filter, found, key=self.key)
+            if self.key is not None and candidates:
+                query_filter = _without(self.key, list(candidates.values()), query_filter)
+            tier, is_last = await self._tier(depth, query_filter, candidates, key=self.key)
             for candidate in tier if self.key is None else _one_a_group(tier):
-                found[candidate.id] = candidate
+                candidates[candidate.id] = candidate
             # legs may find the same points: go deeper
             is_last = is_last or (not tier and depth == MAX_LIMIT)
             spent += depth
             depth = min(2 * depth, MAX_LIMIT)
             if is_last or (self.key is not None and spent + depth > self.max_points):
                 break
-        return list(found.values())[:count]
+        return list(candidates.values())[:count]
 
     async def _tier(
         self,
@@ -161,25 +161,29 @@ class Candidates:
         """(each leg's points that are not in `before`, the best first; True if the store has no
         others)."""
         lists = await self._found(depth, query_filter, key)
-        found = _gathered(lists, before, key)
+        candidates = _gathered(lists, before, key)
         is_last = max(map(len, lists.values())) < depth
-        if not found:
+        if not candidates:
             return [], is_last
-        known, totals = (
-            await self._known(found, depth, query_filter),
-            await self._totals(found, lists, depth),
+        scores, totals = (
+            await self._known(candidates, depth, query_filter),
+            await self._totals(candidates, lists, depth),
         )
         mode = self.options.mode or ""
         if mode not in NAMES and not self.options.rescore:
             totals = totals.round(DIGITS.get(mode, DIGITS_OF_FLOATS))
-        for one, total in zip(found, totals.tolist(), strict=True):
-            one.score = known[one.id].score if one.id in known else total
-        found.sort(
-            key=lambda one: (one.id not in known, -one.score, isinstance(one.id, str), one.id)
+        for candidate, total in zip(candidates, totals.tolist(), strict=True):
+            candidate.score = scores[candidate.id].score if candidate.id in scores else total
+        candidates.sort(
+            key=lambda one: (one.id not in scores, -one.score, isinstance(one.id, str), one.id)
         )
         threshold = self.options.score_threshold
-        kept = found if threshold is None else [one for one in found if one.score >= threshold]
-        return kept, is_last or len(kept) < len(found)
+        page = (
+            candidates
+            if threshold is None
+            else [one for one in candidates if one.score >= threshold]
+        )
+        return page, is_last or len(page) < len(candidates)
 
     async def _found(
         self, depth: int, query_filter: Filter | None, key: str | None
@@ -218,7 +222,7 @@ class Candidates:
         ):
             return {}
         plain, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
-        return {one.id: one for one in plain} if self._scale else {}
+        return {point.id: point for point in plain} if self._scale else {}
 
     async def _totals(
         self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
@@ -291,21 +295,21 @@ class Candidates:
         sparse vector, 0."""
         if not some:
             return
-        ids, vector = [one.id for one in some], self.legs.vectors[leg]
+        ids, vector = [candidate.id for candidate in some], self.legs.vectors[leg]
         began = perf_counter_ns()
         if leg == MULTIVECTOR and self.packed is not None:
-            known = await self._packed_scores(some, ids, vector, self.packed)
-            self._note(leg, began, len(known))
+            scores = await self._packed_scores(some, ids, vector, self.packed)
+            self._note(leg, began, len(scores))
         else:
             query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
             points = await self.store.query(self.collection, query)
             self._note(leg, began, len(points))
-            known = dict.fromkeys(ids, 0.0) if leg == SPARSE else {}
-            known |= {point.id: point.score for point in points}
+            scores = dict.fromkeys(ids, 0.0) if leg == SPARSE else {}
+            scores |= {point.id: point.score for point in points}
         for one in some:
-            if one.id in known:
+            if one.id in scores:
                 one.legs[leg] = StageScore(
-                    known[one.id], one.legs[leg].rank if leg in one.legs else None
+                    scores[one.id], one.legs[leg].rank if leg in one.legs else None
                 )
 
     async def _packed_scores(
@@ -345,28 +349,30 @@ def _gathered(
     lists: Mapping[str, Sequence[Stored]], before: Mapping[PointId, Candidate], key: str | None
 ) -> list[Candidate]:
     """One candidate for each point, with its score and place in each list."""
-    found: dict[PointId, Candidate] = {}
+    candidates: dict[PointId, Candidate] = {}
     for leg, points in lists.items():
         for place, point in enumerate(points, 1):
             if point.id in before:
                 continue
-            if point.id not in found:
-                found[point.id] = Candidate(
+            if point.id not in candidates:
+                candidates[point.id] = Candidate(
                     point.id, group=None if key is None else group_of(point.payload, key)
                 )
-            found[point.id].legs[leg] = StageScore(point.score, place)
-    return list(found.values())
+            candidates[point.id].legs[leg] = StageScore(point.score, place)
+    return list(candidates.values())
 
 
 def _scores(found: Sequence[Candidate], leg: str) -> Column:
     return np.array(
-        [one.legs[leg].score if leg in one.legs else np.nan for one in found], np.float64
+        [candidate.legs[leg].score if leg in candidate.legs else np.nan for candidate in found],
+        np.float64,
     )
 
 
 def _places(found: Sequence[Candidate], leg: str) -> Column:
     return np.array(
-        [one.legs[leg].rank if leg in one.legs else np.nan for one in found], np.float64
+        [candidate.legs[leg].rank if leg in candidate.legs else np.nan for candidate in found],
+        np.float64,
     )
 
 
@@ -405,7 +411,9 @@ def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
 
 def _without(key: str, found: Sequence[Candidate], query_filter: Filter | None) -> Filter:
     """The filter, excluding found groups and found points without a group."""
-    texts: list[int | str] = [one.group for one in found if isinstance(one.group, str)]
+    texts: list[int | str] = [
+        candidate.group for candidate in found if isinstance(candidate.group, str)
+    ]
     numbers: list[int | str] = [one.group for one in found if isinstance(one.group, int)]
     # A match also finds values in lists of several values, but such points have no group.
     is_one = Filter(key=key, values_count=ValuesCount(lt=2))

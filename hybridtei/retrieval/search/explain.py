@@ -48,7 +48,7 @@ def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = Fa
             lines.append(
                 "     "
                 + "   ".join(
-                    _score(stage, one.score, one.rank) for stage, one in hit.scores.items()
+                    _score(stage, score.score, score.rank) for stage, score in hit.scores.items()
                 )
             )
     if not result.hits:
@@ -151,16 +151,18 @@ def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int
         return 0, len(text)
     if not marks:
         return 0, _word_end(text, width)
-    best, last, most = marks[0].start, marks[0].end, -1.0
-    for one in marks:
+    best, last, best_weight = marks[0].start, marks[0].end, -1.0
+    for mark in marks:
         within = [
-            other for other in marks if one.start <= other.start and other.end <= one.start + width
+            other
+            for other in marks
+            if mark.start <= other.start and other.end <= mark.start + width
         ]
         weight = sum(other.weight for other in within)
-        if weight > most:
-            best, last, most = (
-                one.start,
-                max((other.end for other in within), default=one.end),
+        if weight > best_weight:
+            best, last, best_weight = (
+                mark.start,
+                max((other.end for other in within), default=mark.end),
                 weight,
             )
     # Include some words before, if the last term still fits

@@ -186,8 +186,8 @@ def normalised(column: Column, mean: float, deviation: float, weight: float) -> 
 
 def complete(column: Column) -> Column:
     """The scores. A candidate without one gets the lowest score."""
-    known = ~np.isnan(column)
-    return np.where(known, column, float(column[known].min()) if known.any() else 0.0)
+    is_scored = ~np.isnan(column)
+    return np.where(is_scored, column, float(column[is_scored].min()) if is_scored.any() else 0.0)
 
 
 def shares_of_best(scores: Columns, weights: Mapping[str, float]) -> Column:

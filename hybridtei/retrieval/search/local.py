@@ -70,7 +70,7 @@ def rank_by(encoder: Encoder) -> Rank:
         async with lock:
             ranked = await asyncio.to_thread(encoder.rerank, query, documents)
         scores = np.zeros(len(documents), np.float32)
-        scores[[one.index for one in ranked]] = [one.score for one in ranked]
+        scores[[document.index for document in ranked]] = [document.score for document in ranked]
         return scores
 
     return rank

@@ -116,10 +116,10 @@ class SearchFields(Struct, frozen=True, kw_only=True):
             ("prefetch_limit", self.prefetch_limit, 1),
             ("offset", self.offset, 0),
         )
-        for field, value, least in pages:
-            if not least <= value <= MAX_LIMIT:
+        for field, value, lowest in pages:
+            if not lowest <= value <= MAX_LIMIT:
                 raise InvalidInput(
-                    f"`{field}` is {value}, should be between {least} and {MAX_LIMIT}"
+                    f"`{field}` is {value}, should be between {lowest} and {MAX_LIMIT}"
                 )
 
     def check_reranked(self) -> None:

@@ -269,7 +269,7 @@ class Searcher:
         self, page: Sequence[Candidate], embedded: Embeddings, row: int, options: CheckedOptions
     ) -> list[SearchHit]:
         def hits_of(some: Sequence[Candidate]) -> list[SearchHit]:
-            return [self._hit(one, embedded, row, options) for one in some]
+            return [self._hit(candidate, embedded, row, options) for candidate in some]
 
         if not options.highlights:
             return hits_of(page)
@@ -313,8 +313,8 @@ def since(began_ns: int) -> float:
 
 def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:
     """Record the deciding score as this stage's."""
-    for place, one in enumerate(candidates, before + 1):
-        one.legs[stage] = StageScore(one.score, place)
+    for place, candidate in enumerate(candidates, before + 1):
+        candidate.legs[stage] = StageScore(candidate.score, place)
 
 
 def _selectors(
@@ -338,7 +338,7 @@ async def _reranked(
 ) -> list[Candidate]:
     """Rank hits by `rank`. Hits without a text follow in their earlier order. Equal scores keep the
     search's order."""
-    texts = [str(one.payload.get(text_field) or "") for one in found]
+    texts = [str(hit.payload.get(text_field) or "") for hit in found]
     places = [place for place, text in enumerate(texts) if text]
     if not places:
         return found

@@ -80,7 +80,7 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
 
     assert config.qdrant_path is not None
     path = Path(config.qdrant_path).absolute()
-    there = next(place for place in (path, *path.parents) if place.exists())
-    if not config.qdrant_path or not there.is_dir():
+    folder = next(place for place in (path, *path.parents) if place.exists())
+    if not config.qdrant_path or not folder.is_dir():
         raise StoreError(f"`qdrant_path` {config.qdrant_path!r} should be a folder, or a new one")
     return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout)

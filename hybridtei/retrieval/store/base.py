@@ -229,21 +229,21 @@ async def best_points(
     Exceptions: more than `SPARES[-1]` equal scores after the last point, and queries beyond
     `MAX_LIMIT`. Raises the errors of `Store.query`, and PayloadsTooLarge with a `budget`.
     """
-    found: list[Stored] | None = None
+    best: list[Stored] | None = None
     # A few more points, to include the last one's equals
     for spare in SPARES:
         if query.limit + spare > MAX_LIMIT:
             break
         try:
-            found = await store.query(collection, replace(query, limit=query.limit + spare))
+            best = await store.query(collection, replace(query, limit=query.limit + spare))
         except StoreUnavailable:
             raise
         except StoreError:
             # A server may bound `limit`; an error in the query itself is raised again
             break
-        if len(found) < query.limit + spare or found[-1].score < found[query.limit - 1].score:
+        if len(best) < query.limit + spare or best[-1].score < best[query.limit - 1].score:
             break
-    points = sort_points(await store.query(collection, query) if found is None else found)[
+    points = sort_points(await store.query(collection, query) if best is None else best)[
         : query.limit
     ]
     if budget is not None:

@@ -88,15 +88,15 @@ def check_fits(
     `unlabelled`: accept a collection without a model's label, made by other software or by a server
     too old for labels.
     """
-    there, here = dict(_facts(existing)), dict(_facts(wanted))
+    facts, here = dict(_facts(existing)), dict(_facts(wanted))
     if unlabelled and not any(key in existing.metadata for key in wanted.metadata):
         here = {field: value for field, value in here.items() if not field.startswith("metadata ")}
     if FINGERPRINT not in existing.metadata:
         here.pop(f"metadata {FINGERPRINT}", None)
     lines = [
-        f"  {field}: there {there.get(field, 'nothing')}, wanted {value}"
+        f"  {field}: there {facts.get(field, 'nothing')}, wanted {value}"
         for field, value in here.items()
-        if there.get(field) != value
+        if facts.get(field) != value
     ]
     if lines:
         title = f"collection {name!r}" if name else "the collection"
@@ -203,20 +203,20 @@ class CollectionSchemas:
         check_name(name)
         began = time.monotonic()
         while True:
-            found = await self._read(name)
+            schema = await self._read(name)
             is_switching = (
-                _is_held(found)
-                if found is not None
+                _is_held(schema)
+                if schema is not None
                 else cached is not None and await self._has_copy(name)
             )
             # Unless the switch ended between the two calls
-            if found is None and not is_switching:
-                found = await self._read(name)
-            if found is not None and not (writing and is_switching):
-                if found == cached:
-                    found = cached
-                self._cache[name] = time.monotonic() + KEPT_S, found
-                return found
+            if schema is None and not is_switching:
+                schema = await self._read(name)
+            if schema is not None and not (writing and is_switching):
+                if schema == cached:
+                    schema = cached
+                self._cache[name] = time.monotonic() + KEPT_S, schema
+                return schema
             if not is_switching:
                 self._cache.pop(name, None)
                 self._fits.clear()
@@ -255,23 +255,26 @@ class CollectionSchemas:
     async def _others(self, name: str) -> str:
         """The end of an error's message: the store, the most similar name, and all names."""
         names = sorted({*await self.store.collections(), *await self.store.aliases()})
-        nearest = "".join(f"; did you mean `{one}`?" for one in get_close_matches(name, names, 1))
+        nearest = "".join(f"; did you mean `{near}`?" for near in get_close_matches(name, names, 1))
         listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
         return f" in {self.store.place}{nearest} ({listed or 'no collections'})"
 
     async def _read(self, name: str) -> CollectionSchema | None:
         target = (await self.store.aliases()).get(name, name)
-        found = await self.store.describe(target)
-        if found is None:
+        schema = await self.store.describe(target)
+        if schema is None:
             return None
         return replace(
-            found, stored_as=(found.metadata.get(STAND_IN) if _is_held(found) else None) or target
+            schema,
+            stored_as=(schema.metadata.get(STAND_IN) if _is_held(schema) else None) or target,
         )
 
     async def _has_copy(self, gone: str) -> bool:
         """True if a migration has just deleted a collection, and is about to give its name to the
         copy."""
-        described = [await self.store.describe(one) for one in await self.store.collections()]
+        described = [
+            await self.store.describe(collection) for collection in await self.store.collections()
+        ]
         return any(one is not None and one.metadata.get(MIGRATION_OF) == gone for one in described)
 
     async def create(self, name: str, schema: CollectionSchema) -> tuple[CollectionSchema, bool]:
@@ -284,8 +287,8 @@ class CollectionSchemas:
         try:
             await self.store.create(name, schema)
         except StoreError:
-            if made := await self._read(name):
-                return made, False
+            if current := await self._read(name):
+                return current, False
             raise
         return replace(schema, stored_as=name), True
 
@@ -316,9 +319,9 @@ class CollectionSchemas:
 
     async def is_current(self, name: str, schema: CollectionSchema) -> bool:
         """True if a name still means this collection, and no migration is about to switch it."""
-        found = await self._read(name)
+        current = await self._read(name)
         is_current = (
-            found is not None and not _is_held(found) and found.stored_as == schema.stored_as
+            current is not None and not _is_held(current) and current.stored_as == schema.stored_as
         )
         if not is_current:
             self._cache.pop(name, None)
@@ -359,9 +362,9 @@ def check_searchable(
     """
     heads = common_heads(schema, spec)
     if not heads:
-        there = ", ".join([*schema.vectors, *schema.sparse]) or "none"
+        fields = ", ".join([*schema.vectors, *schema.sparse]) or "none"
         raise CollectionMismatch(
-            f"collection {name!r} has the vectors {there}; {model_id} makes "
+            f"collection {name!r} has the vectors {fields}; {model_id} makes "
             f"{', '.join(sorted(spec.heads)) or 'none'}"
         )
     wanted = schema_for(spec, model_id, plan_of(schema), heads=heads, is_there=True)

@@ -368,7 +368,7 @@ class EmbeddedStore:
         reason."""
         # The process outlives its starter and serves other commands, so it gets no keys.
         everything = machine.child_environment()
-        kept = {
+        environment = {
             name: value
             for name, value in everything.items()
             if name in KEPT_VARIABLES or name.startswith("PYTHON")
@@ -381,7 +381,7 @@ class EmbeddedStore:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
                 cwd=machine.NEUTRAL,
-                env={**kept, "RUST_BACKTRACE": "0"},
+                env={**environment, "RUST_BACKTRACE": "0"},
             )
             line, _ = process.communicate(timeout=START_S)
             word, message = json.loads(line)

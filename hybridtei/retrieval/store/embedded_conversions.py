@@ -151,13 +151,13 @@ def filter_of(plain: Plain | None) -> Any:
     """The engine's filter; None stays None."""
     if plain is None:
         return None
-    least = plain.get("min_should")
+    min_should = plain.get("min_should")
     return edge.Filter(
         must=_conditions(plain.get("must")),
         should=_conditions(plain.get("should")),
         must_not=_conditions(plain.get("must_not")),
-        min_should=least
-        and edge.MinShould(_conditions(least["conditions"]) or [], least["min_count"]),
+        min_should=min_should
+        and edge.MinShould(_conditions(min_should["conditions"]) or [], min_should["min_count"]),
     )
 
 

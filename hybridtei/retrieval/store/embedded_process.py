@@ -109,8 +109,8 @@ def listening_at(folder: Path) -> Path | None:
 
 
 def _name(folder: Path) -> str:
-    found = folder.stat()
-    return hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).hexdigest()[:16] + ".sock"
+    status = folder.stat()
+    return hashlib.sha256(f"{status.st_dev}:{status.st_ino}".encode()).hexdigest()[:16] + ".sock"
 
 
 def release() -> str:

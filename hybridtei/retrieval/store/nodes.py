@@ -194,10 +194,10 @@ def address_of(url: str, rest_port: int | None = None) -> Address:
 def urls_of(urls: str) -> list[str]:
     """The addresses of a cluster's nodes, the preferred first. Raises StoreError if one is
     empty."""
-    found = [url.strip().rstrip("/") for url in urls.split(",")]
-    if not all(found):
+    addresses = [url.strip().rstrip("/") for url in urls.split(",")]
+    if not all(addresses):
         raise StoreError("`qdrant_url` should be addresses with commas between them")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(addresses))
 
 
 def client_of(url: str, address: Address, config: StoreConfig) -> AsyncQdrantClient:

@@ -97,13 +97,13 @@ def settled(
                 "only vectors"
             )
         return structs.replace(chosen, multivector_tokens=tokens, multivector_dtype=dtype)
-    there = plan_of(existing)
+    current = plan_of(existing)
     lines = [
-        f"  {field}: there {getattr(there, field) or 'nothing'}, asked for {asked or 'nothing'}"
-        for field, asked in structs.asdict(chosen).items()
-        if asked is not None
-        and asked is not False
-        and (getattr(there, field) or None) != (asked or None)
+        f"  {field}: there {getattr(current, field) or 'nothing'}, asked for {value or 'nothing'}"
+        for field, value in structs.asdict(chosen).items()
+        if value is not None
+        and value is not False
+        and (getattr(current, field) or None) != (value or None)
     ]
     if lines:
         title = (
@@ -111,7 +111,7 @@ def settled(
             "multi-vectors and widths; for other changes ingest into a new collection:"
         )
         raise CollectionMismatch("\n".join([title, *lines]))
-    return there
+    return current
 
 
 # Needed to survive the loss of a node
@@ -158,8 +158,8 @@ def _kind_of(config: dict[str, Any] | None) -> Quantization | None:
     return next(
         (
             kind
-            for kind, made in QUANTIZATIONS.items()
-            if config is not None and told(made) == told(config)
+            for kind, quantization in QUANTIZATIONS.items()
+            if config is not None and told(quantization) == told(config)
         ),
         None,
     )

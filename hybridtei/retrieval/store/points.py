@@ -191,11 +191,11 @@ def _dense(vector: Any, params: VectorParams, where: str) -> NDArray[np.float32]
     if dimensions == 2 and not len(array):
         raise InvalidPoint(f"{where}: is empty, a multi-vector needs one row at least")
     if dimensions == 2 and array.size >= MAX_MULTIVECTOR_FLOATS:
-        most = (MAX_MULTIVECTOR_FLOATS - 1) // params.size
+        max_rows = (MAX_MULTIVECTOR_FLOATS - 1) // params.size
         raise InvalidPoint(
             f"{where}: {len(array)} rows of {params.size} are {array.size} floats, allowed are "
-            f"{most} rows (fewer than {MAX_MULTIVECTOR_FLOATS} floats): cut the text into shorter "
-            "chunks"
+            f"{max_rows} rows (fewer than {MAX_MULTIVECTOR_FLOATS} floats): cut the text into "
+            "shorter chunks"
         )
     return array
 
@@ -209,9 +209,9 @@ def _check_packed(text: Any, packed: PackedFormat, where: str) -> None:
         )
     count = len(text) * 3 // 4 // packed.row_bytes
     if count * packed.width >= MAX_MULTIVECTOR_FLOATS:
-        most = (MAX_MULTIVECTOR_FLOATS - 1) // packed.width
+        max_rows = (MAX_MULTIVECTOR_FLOATS - 1) // packed.width
         raise InvalidPoint(
-            f"{where}: {count} rows of {packed.width} numbers, allowed are {most} rows"
+            f"{where}: {count} rows of {packed.width} numbers, allowed are {max_rows} rows"
         )
     try:
         size = len(base64.b64decode(text, validate=True))
@@ -323,8 +323,8 @@ def _text(text: str, path: str) -> str:
 def size_of(point: Stored, *, bytes_per_number: int = 4) -> int:
     """The approximate bytes of a point in a request: 4 a number by gRPC, about 20 as JSON."""
     numbers = sum(
-        2 * len(one["values"]) if isinstance(one, Mapping) else int(np.size(one))
-        for one in point.vector.values()
+        2 * len(vector["values"]) if isinstance(vector, Mapping) else int(np.size(vector))
+        for vector in point.vector.values()
     )
     return POINT_OVERHEAD + bytes_per_number * numbers + len(msgspec.json.encode(point.payload))
 

@@ -81,18 +81,18 @@ class Match(_Part, frozen=True):
     except_: Values = field(default=None, name="except")
 
     def __post_init__(self) -> None:
-        given = [
+        values = [
             getattr(self, name)
             for name in self.__struct_fields__
             if getattr(self, name) is not None
         ]
-        if len(given) != 1:
+        if len(values) != 1:
             raise ValueError(f"should have one of {', '.join(self.__struct_encode_fields__)}")
         if WITHOUT_BLANKS.search(self.text or self.text_any or self.phrase or ""):
             raise ValueError(
                 "finds whole words, and this script has no blanks between them: write `substring`"
             )
-        if isinstance(given[0], list) and len({type(one) for one in given[0]}) > 1:
+        if isinstance(values[0], list) and len({type(value) for value in values[0]}) > 1:
             raise ValueError("the values of a list should all be integers, or all be texts")
 
 
@@ -268,15 +268,15 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
     _check_bytes(plain, field)
     _check_size(plain, field)
     try:
-        found = msgspec.convert(plain, Filter)
+        parsed = msgspec.convert(plain, Filter)
     except msgspec.ValidationError as error:
         raise InvalidInput(_message(str(error), field)) from None
-    if not found.is_group:
+    if not parsed.is_group:
         raise InvalidInput(
             f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of "
             "these"
         )
-    return found
+    return parsed
 
 
 def _from_json(text: str | bytes | msgspec.Raw, field: str) -> Any:
@@ -352,19 +352,19 @@ def _check_size(plain: Mapping[str, Any], field: str) -> None:
 _NAMES = tuple({name for part in _Part.__subclasses__() for name in part.__struct_encode_fields__})
 
 
-def _message(said: str, field: str) -> str:
+def _message(message: str, field: str) -> str:
     """msgspec's message after the place, with a suggestion for an unknown name."""
-    said, _, place = said.partition(" - at `$")
+    message, _, place = message.partition(" - at `$")
     place = field + place.rstrip("`")
-    if unknown := re.search(r"unknown field `(.*)`$", said, re.DOTALL):
+    if unknown := re.search(r"unknown field `(.*)`$", message, re.DOTALL):
         near = get_close_matches(unknown[1], _NAMES, n=1)
         return f"`{place}.{unknown[1]}`: there is no such field" + (
             f"; `{near[0]}` was probably meant" if near else ""
         )
     for pattern, words in IN_WORDS.items():
-        if pattern in said or repr(pattern)[1:-1] in said:
+        if pattern in message or repr(pattern)[1:-1] in message:
             return f"`{place}`: {words}"
-    return f"`{place}`: {said}"
+    return f"`{place}`: {message}"
 
 
 Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]

@@ -301,7 +301,7 @@ def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
     plain = msgspec.to_builtins
     return {
         "vectors_config": {
-            name: models.VectorParams(**plain(one)) for name, one in schema.vectors.items()
+            name: models.VectorParams(**plain(params)) for name, params in schema.vectors.items()
         },
         "sparse_vectors_config": {
             name: models.SparseVectorParams(**plain(one)) for name, one in schema.sparse.items()
@@ -331,8 +331,8 @@ def stored_of(point: models.ScoredPoint | models.Record) -> Stored:
     vectors: Any = point.vector or {}
     named = vectors if isinstance(vectors, dict) else {"": vectors}
     plain = {
-        name: dict(one) if isinstance(one, models.SparseVector) else one
-        for name, one in named.items()
+        name: dict(vector) if isinstance(vector, models.SparseVector) else vector
+        for name, vector in named.items()
     }
     identity = point.id if isinstance(point.id, int) else str(point.id)
     return Stored(identity, point.payload or {}, plain, getattr(point, "score", 0.0))
@@ -359,8 +359,11 @@ def selectors(payload: Selector, vectors: Selector) -> dict[str, Any]:
         if isinstance(payload, Mapping)
         else payload
     )
-    given = {"with_payload": chosen, "with_vectors": vectors}
-    return {name: list(one) if isinstance(one, Sequence) else one for name, one in given.items()}
+    choices = {"with_payload": chosen, "with_vectors": vectors}
+    return {
+        name: list(choice) if isinstance(choice, Sequence) else choice
+        for name, choice in choices.items()
+    }
 
 
 def query_arguments(query: Query) -> dict[str, Any]:

@@ -144,7 +144,7 @@ async def _pages(
             name, limit=PAGE_POINTS, offset=offset, with_vectors=True
         )
         yield await asyncio.to_thread(
-            lambda page: [_written(one) for one in page if one.id != after], records
+            lambda page: [_written(record) for record in page if record.id != after], records
         )
         if offset is None:
             return
@@ -245,11 +245,11 @@ async def _store(
         lambda: [_point(line, schema, f"line {n}") for n, line in enumerate(lines, first)]
     )
     ids = [point.id for point in points]
-    found = (
+    stored = (
         await schemas.store.retrieve(str(schema.stored_as), ids, with_payload=False) if ids else []
     )
-    there = {one.id for one in found}
-    new = [point for point in points if point.id not in there]
+    stored_ids = {record.id for record in stored}
+    new = [point for point in points if point.id not in stored_ids]
     if new and not await schemas.upsert(name, schema, new):
         raise StoreUnavailable(f"collection {name!r} changes its model: import again when it has")
     return len(new)

@@ -210,19 +210,19 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     inputs, is_batch = parse_inputs(request.items)
     # The wire needs `embedding`
     heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)
-    width, most = request.width, request.truncate_prompt_tokens
+    width, max_tokens = request.width, request.truncate_prompt_tokens
     truncate = request.truncate if request.truncation is None else request.truncation
     task = Embed(
         inputs,
         heads,
-        context.truncate(truncate, most),
+        context.truncate(truncate, max_tokens),
         prompt_name=None if context.service.model.spec.adapters is None else request.task,
         normalize=request.normalized is not False,
         dimensions=width,
         input_type=request.side,
         # TEI has this route
         uses_default_prompt=False,
-        max_tokens=most,
+        max_tokens=max_tokens,
     )
     smaller = smaller_vectors(context, heads, request.precision, width)
     pieces = context.service.tokenizer.pieces
@@ -406,9 +406,7 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
         vectors = smaller(answer).dense
         assert vectors is not None
         rows = by_text(texts, map(written, vectors))
-        data = [
-            {"object": "list", "data": _listed(some), "index": i} for i, some in enumerate(rows)
-        ]
+        data = [{"object": "list", "data": _listed(row), "index": i} for i, row in enumerate(rows)]
         return {
             "object": "list",
             "data": data,

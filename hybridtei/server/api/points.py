@@ -160,7 +160,7 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
         if embedded is not None and usage is not None:
             usages.append(usage)
             ready = await asyncio.to_thread(_points, good, fit.fitted(embedded), fit.schema, failed)
-            bad = {one.index for one in failed}
+            bad = {failure.index for failure in failed}
             stored += [one.identity for one in good if one.index not in bad]
         if ready and not await stores.schemas.upsert(name, fit.schema, ready):
             return None
@@ -182,7 +182,7 @@ def _points(
     from hybridtei.retrieval.store.points import check_points, to_points
 
     ready: list[Stored] = []
-    points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
+    points = to_points(embedded, [item.identity for item in good], [item.payload for item in good])
     for one, point in zip(good, points, strict=True):
         try:
             ready.extend(check_points([point], schema))
@@ -227,19 +227,19 @@ def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], li
     failed: list[FailedPoint] = []
     for index, raw in enumerate(points):
         try:
-            one = _read(index, msgspec.convert(raw, Point))
+            point = _read(index, msgspec.convert(raw, Point))
             if is_packed:
-                check_key_is_free(one.payload)
-            new.append(one)
+                check_key_is_free(point.payload)
+            new.append(point)
         except (msgspec.ValidationError, InvalidPoint) as error:
             client_id = raw.get("id") if isinstance(raw, dict) else None
-            known = (
+            message = (
                 client_id
                 if isinstance(client_id, str)
                 or (type(client_id) is int and _is_writable(client_id))
                 else None
             )
-            failed.append(FailedPoint(index, known, f"points[{index}]: {error}"))
+            failed.append(FailedPoint(index, message, f"points[{index}]: {error}"))
     return new, failed
 
 
@@ -283,7 +283,7 @@ async def _embedded(
     alone."""
     if not points:
         return [], None, None
-    texts = [one.text for one in points]
+    texts = [point.text for point in points]
     try:
         load = Load(len(texts), sum(map(len, texts)), is_batch=True)
         return points, *await context.embed_in_chunks(replace(task, inputs=texts), load)
@@ -296,7 +296,7 @@ async def _embedded(
             )
             return [], None, None
     parts = [await _embedded(context, [one], task, failed) for one in points]
-    good = [(some[0], embedded, usage) for some, embedded, usage in parts if embedded is not None]
+    good = [(part[0], embedded, usage) for part, embedded, usage in parts if embedded is not None]
     if not good:
         return [], None, None
     return (

@@ -181,12 +181,12 @@ async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
 
 
 def _task_of(context: Context, request: ClassifyRequest) -> label.Classify:
-    most = request.truncate_prompt_tokens
+    max_tokens = request.truncate_prompt_tokens
     return label.Classify(
         texts_of(request.input, "input"),
-        context.truncate(None, most),
+        context.truncate(None, max_tokens),
         raw_scores=request.logits,
-        max_tokens=most,
+        max_tokens=max_tokens,
     )
 
 

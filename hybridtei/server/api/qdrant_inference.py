@@ -144,7 +144,7 @@ async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
     path of one model, inputs name only vectors. Errors name the input."""
     targets = _targets(models, models.alias, request)
     reads = [
-        (target.reading, one.data) for target, one in zip(targets, request.inputs, strict=True)
+        (target.reading, item.data) for target, item in zip(targets, request.inputs, strict=True)
     ]
     heads: dict[Read, frozenset[Head]] = {}
     for target, read in zip(targets, reads, strict=True):
@@ -177,15 +177,15 @@ async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
 
 
 def _targets(models: Models, alias: str | None, request: InferenceRequest) -> list[_Target]:
-    known: dict[tuple[str, InferenceOptions | None], _Target] = {}
+    targets_of: dict[tuple[str, InferenceOptions | None], _Target] = {}
     targets = []
-    for place, one in enumerate(request.inputs):
-        key = (one.model, one.options)
-        if key not in known:
-            known[key] = _target(
-                models, alias, f"inputs[{place}]", one, SIDES.get(request.inference)
+    for place, item in enumerate(request.inputs):
+        key = (item.model, item.options)
+        if key not in targets_of:
+            targets_of[key] = _target(
+                models, alias, f"inputs[{place}]", item, SIDES.get(request.inference)
             )
-        targets.append(known[key])
+        targets.append(targets_of[key])
     return targets
 
 
@@ -196,10 +196,10 @@ def _target(
     name, vector = split_model(one.model)
     context = _named(models, alias, name, where)
     spec = context.service.model.spec
-    given = [known for known in VECTORS if Head(known) in context.heads]
-    head = Head(options.vector or vector or next(iter(given), "dense"))
+    vectors = [known for known in VECTORS if Head(known) in context.heads]
+    head = Head(options.vector or vector or next(iter(vectors), "dense"))
     if spec.kind != "embedding" or head not in spec.heads:
-        has = ", ".join(given) or "no vectors"
+        has = ", ".join(vectors) or "no vectors"
         raise UnsupportedHead(
             f"`{where}.model`: {context.served_name} has no {head.value} output. It has: {has}"
         )

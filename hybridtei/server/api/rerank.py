@@ -258,9 +258,14 @@ async def rerank_documents(
         elif repeats:
             returned_bytes = sum(map(len, documents))
         truncate = request.truncation if request.truncate is None else request.truncate
-        most = request.max_tokens_per_doc or None
+        max_tokens = request.max_tokens_per_doc or None
         task = _task(
-            context, request.query, documents, request, truncate=truncate, max_document_tokens=most
+            context,
+            request.query,
+            documents,
+            request,
+            truncate=truncate,
+            max_document_tokens=max_tokens,
         )
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, documents)

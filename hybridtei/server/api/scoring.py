@@ -91,23 +91,23 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     with context.counting_failures():
         context.check_batch(len(pairs))
         check_instruction(request.instruction, len(pairs))
-    most = request.truncate_prompt_tokens
+    max_tokens = request.truncate_prompt_tokens
     questions = [
         rerank_task(
             context.service.model.spec,
             query,
-            [document for _, document in some],
-            truncate=context.truncate(None, most),
+            [document for _, document in group],
+            truncate=context.truncate(None, max_tokens),
             instruction=request.instruction,
-            max_tokens=most,
+            max_tokens=max_tokens,
         )
-        for query, some in groupby(pairs, key=lambda pair: pair[0])
+        for query, group in groupby(pairs, key=lambda pair: pair[0])
     ]
     if context.service.model.spec.kind == "embedding" and not isinstance(
         questions[0], RerankByVectors
     ):
         return await _cosines(context, request, pairs)
-    load = Load(len(pairs), sum(len(one) + len(other) for one, other in pairs), is_batch=True)
+    load = Load(len(pairs), sum(len(first) + len(other) for first, other in pairs), is_batch=True)
     task = RerankPairs(questions)
     bounds = context.bounds(load.inputs).in_chunks(MAX_CHUNK_DOCUMENTS)
     query, document = request.fields
@@ -135,8 +135,8 @@ async def _cosines(context: Context, request: ScoreRequest, pairs: Pairs) -> Rep
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         vectors = unit(pooled(answer))
-        one, other = (vectors[[texts[pair[side]] for pair in pairs]] for side in (0, 1))
-        return _object(context, np.einsum("nd,nd->n", one, other), usage)
+        left, other = (vectors[[texts[pair[side]] for pair in pairs]] for side in (0, 1))
+        return _object(context, np.einsum("nd,nd->n", left, other), usage)
 
     load = Load(len(texts), sum(map(len, texts)), is_batch=True)
 

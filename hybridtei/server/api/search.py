@@ -252,17 +252,17 @@ async def _spans(
 ) -> list[Spans]:
     """The best spans of each query's hits, from a second pass over their texts. Raises InvalidInput
     if no hit has a text."""
-    texts = [[str(hit.payload.get(TEXT) or "") for hit in one.hits] for one in found]
+    texts = [[str(hit.payload.get(TEXT) or "") for hit in result.hits] for result in found]
     count = sum(map(len, texts))
     if count and not any(map(any, texts)):
         raise InvalidInput(
             f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{TEXT}` in "
             "its payload"
         )
-    most = MAX_SPANNED_CHARACTERS // max(count, 1)
+    longest = MAX_SPANNED_CHARACTERS // max(count, 1)
 
     async def of_hits(query: str, texts: Sequence[str]) -> Spans:
-        documents = [text[:most] for text in texts if text]
+        documents = [text[:longest] for text in texts if text]
         if not documents:
             return [()] * len(texts)
         weights = RankWeights(0.0, 0.0, 1.0)

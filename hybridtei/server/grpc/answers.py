@@ -35,11 +35,11 @@ TOKEN_FIELDS = ("id", "text", "special", "start", "stop")
 MODEL_TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}
 
 
-def _request(kind: Any, message: Any, **given: Any) -> Any:
+def _request(kind: Any, message: Any, **values: Any) -> Any:
     """The HTTP route's request. A missing field gets the message's default, a missing optional
     field the route's default."""
-    given = {field.name: value for field, value in message.ListFields()} | given
-    return kind(**given | {"truncate": message.truncate, "truncation_direction": _side(message)})
+    values = {field.name: value for field, value in message.ListFields()} | values
+    return kind(**values | {"truncate": message.truncate, "truncation_direction": _side(message)})
 
 
 def _side(message: Any) -> Literal["left", "right"]:
@@ -104,10 +104,10 @@ async def _tokenize(context: Context, message: Any) -> Reply:
 
     def work() -> bytes:
         read = context.service.reader.tokens
-        found = read(
+        answer = read(
             message.inputs, add_special_tokens=message.add_special_tokens, prompt_name=prompt_name
         )
-        tokens = [{name: getattr(token, name) for name in TOKEN_FIELDS} for token in found]
+        tokens = [{name: getattr(token, name) for name in TOKEN_FIELDS} for token in answer]
         return bytes(messages.EncodeResponse(tokens=tokens).SerializeToString())
 
     with context.counting_failures():
@@ -136,9 +136,9 @@ async def _info(context: Context, _: Any) -> Reply:
         for field in messages.InfoResponse.DESCRIPTOR.fields
         if field.name != "model_type"
     ]
-    known = {name: facts[name] for name in names if facts[name] is not None}
+    values = {name: facts[name] for name in names if facts[name] is not None}
     model_type = MODEL_TYPES[next(iter(facts["model_type"]))]
-    return Reply(messages.InfoResponse(model_type=model_type, **known).SerializeToString())
+    return Reply(messages.InfoResponse(model_type=model_type, **values).SerializeToString())
 
 
 async def _rerank(context: Context, message: Any) -> Reply:
@@ -162,7 +162,7 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
     with context.counting_failures():
         _check_ranker(context)
         with context.service.gathering.inside(1):
-            given = await _read_all(context, requests)
+            received = await _read_all(context, requests)
     task = RerankPairs(
         [
             rerank_task(
@@ -171,17 +171,19 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
                 [message.text for message in group],
                 truncate=truncate,
                 direction=side,
-                raw_scores=given[0].raw_scores,
+                raw_scores=received[0].raw_scores,
             )
             for (query, truncate, side), group in groupby(
-                given, lambda one: (one.query, one.truncate, _side(one))
+                received, lambda one: (one.query, one.truncate, _side(one))
             )
         ]
     )
-    load = Load(len(given), sum(len(one.query) + len(one.text) for one in given), is_batch=True)
+    load = Load(
+        len(received), sum(len(item.query) + len(item.text) for item in received), is_batch=True
+    )
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
     scored, usage = await context.run(task, load, bounds, scope="predict")
-    texts = [message.text if given[0].return_text else None for message in given]
+    texts = [message.text if received[0].return_text else None for message in received]
     ranks = [{"index": i, "text": texts[i], "score": scored.scores[i]} for i in scored.order]
     return _answer(messages.RerankResponse(ranks=ranks), usage)
 
@@ -202,20 +204,20 @@ async def _read_all(context: Context, requests: AsyncIterator[Any]) -> list[Any]
     bytes."""
     max_texts = context.server.max_rerank_documents
     max_bytes = STREAM_PAYLOADS * context.server.payload_limit
-    given: list[Any] = []
+    messages: list[Any] = []
     size = 0
     async for message in requests:
-        given.append(message)
+        messages.append(message)
         size += message.ByteSize()
-        if len(given) > max_texts:
+        if len(messages) > max_texts:
             raise RequestRefused(f"a stream of more than {max_texts} texts (max-rerank-documents)")
         if size > max_bytes:
             raise RequestRefused(
                 f"a stream of more than {max_bytes} bytes ({STREAM_PAYLOADS} times payload-limit)"
             )
-    if not given:
+    if not messages:
         raise NoInputs("`texts` cannot be empty")
-    return given
+    return messages
 
 
 def _vectors_of_tokens(context: Context, message: Any) -> int:

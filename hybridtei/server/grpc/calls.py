@@ -132,10 +132,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         method, has_key = details.method, details.method.startswith(f"/{messages.PACKAGE}.")
         calls = self._keyed if has_key else self._keyless
         if method not in self._handlers:
-            if (found := await continuation(details)) is None:
+            if (handler := await continuation(details)) is None:
                 return None
             self._handlers[method] = _bounded(
-                found, calls, self._message_seconds, inf if has_key else IDLE_SECONDS
+                handler, calls, self._message_seconds, inf if has_key else IDLE_SECONDS
             )
         try:
             if has_key:
@@ -169,16 +169,16 @@ def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: 
             yield message
 
     async def answer(call: Any) -> Any:
-        given = (
+        model = (
             read(call)
             if found.request_streaming
             else await calls.within(message_seconds, call.read())
         )
-        if given is grpc.aio.EOF:
+        if model is grpc.aio.EOF:
             raise Ended(STATUS.INTERNAL, "the call ended without a message")
         if not isasyncgenfunction(behaviour):
-            return await behaviour(given, call)
-        async for reply in behaviour(given, call):
+            return await behaviour(model, call)
+        async for reply in behaviour(model, call):
             await call.write(reply)
 
     async def serve(_: Any, call: Any) -> Any:

@@ -221,8 +221,8 @@ def _check_coding(fields: Mapping[bytes, bytes]) -> None:
     coding = fields.get(b"content-encoding", b"")
     if coding not in (b"", b"identity"):
         # Decompression is a proxy's work
-        given = coding.decode("latin-1")
-        raise BodyError(f"Expected a body without `content-encoding`. Given: {given}", 415)
+        named = coding.decode("latin-1")
+        raise BodyError(f"Expected a body without `content-encoding`. Given: {named}", 415)
 
 
 async def _next_chunk(scope: Any, receive: Any) -> tuple[bytes, bool]:
@@ -446,7 +446,9 @@ def _shape(message: str, body: bytes, kind: Any) -> BodyError:
     )
     steps = STEP.findall(path)
     types = _types_at(_type_of(kind), steps)
-    is_enumeration = {inspect.LiteralType} == {type(one) for one in types} - {inspect.NoneType}
+    is_enumeration = {inspect.LiteralType} == {type(allowed) for allowed in types} - {
+        inspect.NoneType
+    }
     is_syntax = text.endswith("out of range")
     if text.startswith("unknown"):
         text += _one_of(
@@ -488,7 +490,7 @@ def _types_at(kind: inspect.Type, steps: Sequence[str]) -> list[inspect.Type]:
     if isinstance(kind, inspect.Metadata):
         return _types_at(kind.type, steps)
     if isinstance(kind, inspect.UnionType):
-        return [inner for one in kind.types for inner in _types_at(one, steps)]
+        return [inner for member in kind.types for inner in _types_at(member, steps)]
     if not steps:
         return [kind]
     if isinstance(kind, inspect.StructType):
@@ -510,9 +512,9 @@ def _fields(kind: Any) -> dict[str, list[type]]:
     """Field -> the structs that its value may be. Empty if `kind` is not a struct."""
     fields = [
         field
-        for one in _types_at(_type_of(kind), ())
-        if isinstance(one, inspect.StructType)
-        for field in one.fields
+        for inner in _types_at(_type_of(kind), ())
+        if isinstance(inner, inspect.StructType)
+        for field in inner.fields
     ]
     within = {field.encode_name: _types_at(field.type, ()) for field in fields}
     return {
@@ -536,12 +538,12 @@ def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
 def _longest_lists(kind: Any) -> dict[str, int]:
     """Field -> the most items that its list may have."""
     return {
-        field.encode_name: one.max_length
+        field.encode_name: inner.max_length
         for struct in _types_at(_type_of(kind), ())
         if isinstance(struct, inspect.StructType)
         for field in struct.fields
-        for one in _types_at(field.type, ())
-        if isinstance(one, inspect.ListType) and one.max_length is not None
+        for inner in _types_at(field.type, ())
+        if isinstance(inner, inspect.ListType) and inner.max_length is not None
     }
 
 

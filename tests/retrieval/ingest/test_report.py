@@ -32,7 +32,9 @@ def test_reasons_are_bounded():
     assert sum(entry.count for entry in entries) == 500
 
 
-def test_a_folder_says_what_it_lacks(tmp_path):
+def test_a_folder_says_what_it_lacks(tmp_path, monkeypatch):
+    # The quarantine is written to the working folder
+    monkeypatch.chdir(tmp_path)
     source = tmp_path / "docs"
     (source / "node_modules").mkdir(parents=True)
     (source / "program").write_bytes(b"\x7fELF" + bytes(1000))
