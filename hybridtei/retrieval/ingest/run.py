@@ -396,8 +396,10 @@ def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOp
 def earlier_hashes(
     heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions
 ) -> list[str]:
-    """The hashes that the first readings made of the same settings, which had no headings. `late`
+    """The hashes that the first readings made of the same settings. They had no headings. `late`
     was a setting of the first."""
+    if chunks.headings:
+        return []
     settings = asdict(chunks)
     del settings["headings"]
     last: list[Any] = [sorted(heads), settings, reading.as_dict()]

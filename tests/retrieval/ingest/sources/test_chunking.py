@@ -1,5 +1,6 @@
 """Chunks fit the model, cover the text, and are cut where sentences end."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -168,4 +169,5 @@ def test_the_first_hash_of_settings_is_that_of_points_that_are_stored():
     heads = frozenset({Head.DENSE, Head.SPARSE})
     settings = settings_hash(heads, chunks, ReadOptions())
     assert earlier_hashes(heads, chunks, ReadOptions()) == [SECOND_HASH, HASH]
+    assert earlier_hashes(heads, replace(chunks, headings=True), ReadOptions()) == []
     assert settings not in (HASH, SECOND_HASH)
