@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -50,10 +51,10 @@ def _plain(value: Any) -> Any:
 
 
 def piecewise(answer: Any) -> bytes:
-    """The same JSON, written item by item: for a thread, since a single call would hold the GIL
+    """The same JSON, written piece by piece: for a thread, since a single call would hold the GIL
     throughout.
 
-    All items go into one buffer, so a large answer is not copied.
+    All pieces go into one buffer, so a large answer is not copied.
     """
     if isinstance(answer, bytes):
         return answer
@@ -63,26 +64,80 @@ def piecewise(answer: Any) -> bytes:
     return buffer.getvalue()
 
 
+# The numbers of an array that are written as fast as one value
+ARRAY_SHARE = 10
+SCALARS = (int, float, type(None))
+PIECE_ITEMS, PIECE_VALUES, PIECE_CHARACTERS = 256, 10_000, 1_000_000
+
+
 def write_json(answer: Any, buffer: BytesIO) -> None:
-    """Write an answer, list items one at a time."""
-    if isinstance(answer, dict):
-        buffer.write(b"{")
-        for place, (key, value) in enumerate(answer.items()):
-            buffer.write(b"," if place else b"")
-            buffer.write(to_json(key))
-            buffer.write(b":")
-            write_json(value, buffer)
+    """Write an answer, at most about `PIECE_VALUES` values, or `PIECE_CHARACTERS` of a text, a
+    call."""
+    if _is_piece(answer):
+        buffer.write(to_json(answer))
+    elif isinstance(answer, str):
+        buffer.write(b'"')
+        for begin in range(0, len(answer), PIECE_CHARACTERS):
+            buffer.write(to_json(answer[begin : begin + PIECE_CHARACTERS])[1:-1])
+        buffer.write(b'"')
+    elif isinstance(answer, dict):
+        fields, start = iter(answer.items()), b"{"
+        while piece := dict(islice(fields, PIECE_ITEMS)):
+            if _is_piece(piece):
+                buffer.write(start + to_json(piece)[1:-1])
+                start = b","
+                continue
+            for key, value in piece.items():
+                buffer.write(start + to_json(key) + b":")
+                write_json(value, buffer)
+                start = b","
         buffer.write(b"}")
-    elif isinstance(answer, list | Iterator) or (
-        isinstance(answer, np.ndarray) and answer.ndim > 1
-    ):
+    elif isinstance(answer, list):
+        _write_list(answer, buffer)
+    elif isinstance(answer, Iterator) or (isinstance(answer, np.ndarray) and answer.ndim > 1):
         buffer.write(b"[")
         for place, item in enumerate(answer):
             buffer.write(b"," if place else b"")
-            buffer.write(to_json(item))
+            write_json(item, buffer)
         buffer.write(b"]")
     else:
         buffer.write(to_json(answer))
+
+
+def _write_list(answer: list[Any], buffer: BytesIO) -> None:
+    start = b"["
+    for begin in range(0, len(answer), PIECE_ITEMS):
+        part = answer[begin : begin + PIECE_ITEMS]
+        if _is_piece(part):
+            buffer.write(start + to_json(part)[1:-1])
+            start = b","
+            continue
+        for item in part:
+            buffer.write(start)
+            write_json(item, buffer)
+            start = b","
+    buffer.write(b"]")
+
+
+def _is_piece(value: Any) -> bool:
+    """True if a single call writes the value fast. It reads no more of the value than it allows."""
+    left, values = PIECE_VALUES, [value]
+    while values and left > 0:
+        value = values.pop()
+        left -= 1
+        if isinstance(value, SCALARS):
+            continue
+        if isinstance(value, (dict, list)):
+            left -= len(value)
+            if left > 0:
+                values += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, str):
+            left -= len(value) * PIECE_VALUES // PIECE_CHARACTERS
+        elif isinstance(value, np.ndarray):
+            left -= value.size // ARRAY_SHARE
+        elif isinstance(value, Iterator):
+            return False
+    return left > 0
 
 
 def as_base64(row: NDArray[np.generic]) -> str:

@@ -125,6 +125,35 @@ def test_a_large_answer_is_written_in_pieces_and_comes_out_the_same():
         assert encoding.piecewise(answer) == encoding.to_json(answer)
 
 
+def test_no_call_writes_much_of_a_large_answer(monkeypatch):
+    """A call keeps Python's lock: half a second for some payloads."""
+    vector = np.zeros(384, dtype=np.float32)
+    payloads = {
+        "objects": [{"b": 1, "c": [1, 2, {}]} for _ in range(20_000)],
+        "numbers": [0.5] * 200_000,
+        "text": 'é\n"\u2028' * 1_000_000,
+        "names": {f"k{i}": i for i in range(50_000)},
+        "deep": [[[[{"a": [[5] * 50_000]}]]]],
+    }
+    hits = [{"id": 1, "payload": payloads}, {"id": 2, "payload": {}}]
+    pieces = []
+    to_json = encoding.to_json
+
+    def noted(value):
+        pieces.append(to_json(value))
+        return pieces[-1]
+
+    monkeypatch.setattr(encoding, "to_json", noted)
+    for answer in ({"results": [{"hits": hits}]}, [vector] * 3_000, [np.zeros((500, 384))] * 2):
+        pieces.clear()
+        whole = to_json(answer)
+        assert encoding.piecewise(answer) == whole
+        assert max(map(len, pieces)) < 4_100_000 < len(whole) or len(whole) < 4_100_000
+        assert max(piece.count(b",") for piece in pieces) <= 110_000
+    lazy = {"data": iter([{"embedding": "x"}, {"embedding": "y"}])}
+    assert encoding.piecewise(lazy) == b'{"data":[{"embedding":"x"},{"embedding":"y"}]}'
+
+
 def test_a_long_list_is_not_copied_once_it_is_written():
     """Each copy of an answer of 100 MB takes 100 MB."""
     answer = encoding.piecewise([np.zeros(2, dtype=np.float32), [1, "a"], {"b": None}])
