@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 306_878, "modules": 179}
+SIZE = {"tokens": 306_882, "modules": 179}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,

@@ -143,6 +143,8 @@ def application(server: Any, hostname: str, key: str | None, origins: Sequence[s
         streamable_http_path=PATH,
         # The tools remember nothing, and a client could hold all sessions of a server
         stateless_http=True,
+        # A tool has one answer, so it needs no stream of events
+        json_response=True,
         transport_security=TransportSecuritySettings(
             enable_dns_rebinding_protection=local,
             allowed_hosts=[f"{name}:*" for name in names],
