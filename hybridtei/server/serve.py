@@ -33,6 +33,7 @@ from hybridtei.server.answers import (
 )
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import (
+    PART_BYTES,
     ClientDisconnected,
     HeldBytes,
     Keyless,
@@ -77,6 +78,9 @@ async def serve(request: HttpRequest) -> ASGIApp:
     held = shared.inside.hold(body)
     work: asyncio.Future[Reply] | None = None
     try:
+        if len(body) > PART_BYTES:
+            # Other requests get the event loop before a large body is decoded
+            await asyncio.sleep(0)
         # The two arguments of the route's function
         payload = decoded(request, route, body)
         source = choose(request, route, body, payload)

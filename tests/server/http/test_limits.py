@@ -286,7 +286,7 @@ def test_a_request_that_takes_too_long_is_503_and_its_place_is_free():
 
 def test_what_waiting_requests_hold_is_bounded_and_a_request_alone_is_let_in(monkeypatch, tmp_path):
     """JSON of two megabytes may become sixty of Python's objects."""
-    monkeypatch.setattr("hybridtei.server.app.MAX_INSIDE_BYTES", 1_500_000)
+    monkeypatch.setattr("hybridtei.server.app.MAX_INSIDE_BYTES", 2_500_000)
     hold = Hold()
     filler = ",".join(["[]"] * 10_000)
     large = f'{{"inputs":"one two","filler":[{filler}]}}'.encode()
