@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 306_871, "modules": 179}
+SIZE = {"tokens": 306_817, "modules": 179}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
@@ -24,7 +24,7 @@ LAWS = {
     "comments_behind": 35,
     "tokens_per_1000_code_lines": 8_345,
 }
-LONGEST_FILE_LINES = 577
+LONGEST_FILE_LINES = 565
 # What a change may leave between a count and its number, in thousandths of the number.
 SLACK = 5
 

@@ -123,7 +123,7 @@ def first_fields(scope: Any) -> Mapping[bytes, bytes]:
 
 MAX_ARRIVING_BYTES = 256_000_000
 MAX_INSIDE_BYTES = 1_000_000_000
-# About what Python's objects take beside the text of a body: 2 MB of JSON become 60 MB of lists
+# About what a value of a body takes as a Python object: 2 MB of JSON become 60 MB of lists
 VALUE_BYTES = 200
 
 
@@ -138,24 +138,12 @@ class HeldBytes:
     def add(self, count: int) -> None:
         """Count bytes. Raises BodyError if all requests together hold too many."""
         if self.bytes and self.bytes + count > self._limit:
-            raise self._refusal()
+            raise BodyError(
+                f"{BUFFER}other requests hold {self.bytes} bytes, {self._limit} are allowed: "
+                "try again later",
+                503,
+            )
         self.bytes += count
-
-    def hold(self, body: bytes) -> int:
-        """Count what a body takes once it is decoded, and return it. Raises BodyError."""
-        # A count of brackets too would take 20 ms of a body of 32 MB
-        count = 2 * len(body) + VALUE_BYTES * body.count(b",")
-        if self.bytes and self.bytes + count > self._limit:
-            raise self._refusal()
-        self.bytes += count
-        return count
-
-    def _refusal(self) -> BodyError:
-        return BodyError(
-            f"{BUFFER}other requests hold {self.bytes} bytes, {self._limit} are allowed: "
-            "try again later",
-            503,
-        )
 
 
 def check_type(fields: Mapping[bytes, bytes]) -> None:
