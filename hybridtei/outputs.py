@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -184,16 +185,15 @@ class HeadOutputs(Columns):
 
         Scores and tags may be infinite: their tasks check them.
         """
-        columns: list[Any] = [
+        columns: tuple[Any, ...] = (
             self.dense,
             self.token_weights,
             self.splade,
             self.multivector,
             self.tokens,
-        ]
+        )
         for column in columns:
-            values = getattr(column, "values", column)
-            if values is not None and not np.isfinite(values).all():
+            if column is not None and not np.isfinite(getattr(column, "values", column)).all():
                 raise NotANumber("the model's output is infinite or NaN")
 
 
@@ -278,8 +278,7 @@ def max_weights(
     return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True):
     """A request's times in nanoseconds. Queue and inference are means over its sequences."""
 
     tokenization_ns: int = 0
@@ -287,8 +286,7 @@ class Timings:
     inference_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """The size of a request: its inputs, their characters, and True if they came as a list."""
 
     inputs: int
@@ -296,8 +294,7 @@ class Load:
     is_batch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """The cost of a request: the sums of its inputs' characters and tokens, and its times."""
 
     load: Load

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 306_817, "modules": 179}
+SIZE = {"tokens": 306_828, "modules": 179}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
@@ -22,7 +22,7 @@ LAWS = {
     "literal_splats": 29,
     "no_nouns": 71,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_345,
+    "tokens_per_1000_code_lines": 8_346,
 }
 LONGEST_FILE_LINES = 565
 # What a change may leave between a count and its number, in thousandths of the number.

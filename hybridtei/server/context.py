@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any, Literal, Self, TypeVar, get_args
 
+from msgspec import Struct
+
 from hybridtei import errors
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
@@ -55,8 +57,7 @@ Check = Callable[[], object]
 NameOf = Callable[[int], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """What a route's function returns."""
 
     # For `answers.to_json`; bytes are sent as they are

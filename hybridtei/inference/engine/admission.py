@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from msgspec import Struct
+
 from hybridtei.errors import Overloaded, RequestError, RequestRefused, TimedOut
 from hybridtei.inference.engine.core import SHORT_TOKENS
 from hybridtei.inference.tasks.base import Task
@@ -95,8 +97,7 @@ class Bounds:
         return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
 
 
-@dataclass(frozen=True, slots=True)
-class Answered(Generic[T]):
+class Answered(Struct, Generic[T], frozen=True):
     """The answer of a task or a chunk, its number of inputs, each encoding's tokens, and its times:
     means over the inputs."""
 

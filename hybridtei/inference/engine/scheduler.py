@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from operator import eq
 from typing import TYPE_CHECKING
 
 from hybridtei.batch import Encoding, Head, Padding
@@ -80,7 +81,8 @@ class EngineRequest:
             places = [place for part, _ in self._parts for place in part]
             outputs = HeadOutputs.concat([outputs for _, outputs in self._parts])
         outputs.check_finite()
-        if places == list(range(len(places))):
+        # `places` is a list, or a range of another process
+        if all(map(eq, places, range(len(places)))):
             return outputs
         return outputs.take(sorted(range(len(places)), key=places.__getitem__))
 

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct, structs
 from tokenizers import Encoding as RawEncoding
 
 from hybridtei.batch import Encoding, LocatedEncoding, runs
@@ -35,8 +36,7 @@ CHARACTERS_PER_TOKEN = 250
 PORTION_CHARACTERS = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
+class _Ready(Struct, frozen=True):
     """A text to tokenise, True if it gets special tokens, and its adapter."""
 
     text: Text
@@ -83,7 +83,7 @@ class TextReader:
             raws = self.tokenizer.encode(texts, add_special_tokens=special_tokens and whole.pop())
             return self._all_fitted(zip(ready, raws, strict=True), truncate, side)
         if not special_tokens:
-            ready = [replace(item, special_tokens=False) for item in ready]
+            ready = [structs.replace(item, special_tokens=False) for item in ready]
         encodings = self._all_fitted(self._tokenised(ready), truncate, side)
         if refused is not None:
             raise refused

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.errors import NoInputs, UnsupportedHead
@@ -205,7 +205,7 @@ async def embed_sparse(
         task.check(context.service.model.spec)
 
     reply = await context.embed(task, write, is_batch=is_batch, check=check)
-    return reply if request.query_encoder == "model" else replace(reply, headers=BY_TABLE)
+    return reply if request.query_encoder == "model" else structs.replace(reply, headers=BY_TABLE)
 
 
 Vectors = list[list[float | Vector] | PackedVectors] | PackedVectors
