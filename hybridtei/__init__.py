@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hybridtei.outputs import SparseVectors as SparseVectors
     from hybridtei.retrieval.ingest.run import ingest as ingest
     from hybridtei.retrieval.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
+    from hybridtei.retrieval.search.index import Index as Index
     from hybridtei.retrieval.search.local import LocalSearch as LocalSearch
     from hybridtei.retrieval.search.local import query_model as query_model
     from hybridtei.retrieval.search.local import rank_by as rank_by
@@ -76,6 +77,7 @@ _NAMES_OF = {
     "hybridtei.retrieval.ingest.run": "ingest",
     "hybridtei.retrieval.langchain": "HybridSparseEmbeddings",
     "hybridtei.outputs": "Embeddings SparseVectors",
+    "hybridtei.retrieval.search.index": "Index",
     "hybridtei.retrieval.search.local": "LocalSearch query_model rank_by",
     "hybridtei.retrieval.search.options": "SearchHit SearchOptions SearchResult",
     "hybridtei.retrieval.search.searcher": "QueryModel Searcher",

@@ -41,8 +41,8 @@ GROUPS = {
     ),
     "A server": "Client AsyncClient Upserted",
     "Search": (
-        "LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model rank_by "
-        "filter_from"
+        "Index LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model "
+        "rank_by filter_from"
     ),
     "Ingest": "ingest",
     "Qdrant by its own client": (

@@ -16,6 +16,7 @@ import numpy as np
 from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.retrieval.store import memory
 from hybridtei.retrieval.store.base import CollectionSchema, SparseVectorParams, Store, VectorParams
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import vectors_of
@@ -27,7 +28,7 @@ T = TypeVar("T")
 WIDTH, ROW_WIDTH, VOCABULARY = 16, 8, 50
 STAND_INS = ("grpc", "rest")
 SERVER = os.environ.get("QDRANT_TEST_URL")
-KINDS = ("embedded", *STAND_INS, *(["server"] if SERVER else []))
+KINDS = ("embedded", "numpy", *STAND_INS, *(["server"] if SERVER else []))
 TOLERANCE = 1e-5  # engines add in float32, Python in float64
 
 
@@ -92,6 +93,8 @@ def new_name() -> str:
 def opened(kind: str, folder: Path) -> Store:
     if kind == "memory":
         return MemoryStore()
+    if kind == "numpy":
+        return memory.MemoryStore()
     if kind == "embedded":
         return EmbeddedStore(str(folder))
     from hybridtei.retrieval.store.server import ServerStore
