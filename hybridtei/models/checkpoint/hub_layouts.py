@@ -18,6 +18,9 @@ from hybridtei.models.checkpoint.weights import Weights
 
 Config = dict[str, Any]
 PPLX = "bidirectional_pplx_qwen3"
+GEMMA = "embedding_gemma2"
+# Families that transformers' own class computes under another name or other keys
+RENAMED = ("t5", "mt5", GEMMA)
 
 
 def translate(config: Mapping[str, Any], file: Path) -> JsonObject:
@@ -33,7 +36,8 @@ def translate(config: Mapping[str, Any], file: Path) -> JsonObject:
 def is_native(published: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """True if transformers' own class, not a publisher's code, computes the model of `config`, made
     by `translate`."""
-    return "auto_map" not in published and (config == published or published["model_type"] in T5)
+    renamed = published.get("model_type") in RENAMED
+    return "auto_map" not in published and (renamed or config == published)
 
 
 def _gte(config: Config, file: Path) -> Config:
@@ -257,6 +261,13 @@ def _llama_bidirec(config: Config, file: Path) -> Config:
     }
 
 
+def _embedding_gemma2(config: Config, file: Path) -> Config:
+    """`EmbeddingGemma2Config`. Only the text tower is served."""
+    text = JsonObject(config, file).object("text_config")
+    outer = {key: value for key, value in config.items() if key in ("architectures", "auto_map")}
+    return {**text, **outer, "model_type": "embedding_gemma2_text"}
+
+
 def _pplx(config: Config, file: Path) -> Config:
     """Perplexity's `PPLXQwen3Config`. `spec` handles the rounding of its vectors."""
     return {**config, "model_type": "qwen3", "is_causal": False, "pooling": "mean"}
@@ -424,6 +435,7 @@ TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
     "bert": _jina_bert,
     "dpr": _dpr,
     PPLX: _pplx,
+    GEMMA: _embedding_gemma2,
     "gte": _gte,
     "llama_bidirec": _llama_bidirec,
     "new": _gte,

@@ -40,6 +40,7 @@ SERVED = (
     "deberta-v2",
     "distilbert",
     "electra",
+    "embedding_gemma2_text",
     "eurobert",
     "gemma",
     "gemma3_text",
@@ -77,6 +78,8 @@ def with_whole_sizes(config: JsonObject) -> JsonObject:
 def read_hidden_size(config: JsonObject) -> int:
     """Return the width of hidden states. Raises UnsupportedArchitecture for a family with another
     key, or LoadError."""
+    if config.get("model_type") == "embedding_gemma2_text":
+        return config.count("embedding_dim", 768)
     if config.get("dim") and not config.get("hidden_size"):
         return config.count("dim")
     elsewhere = next((key for key in OTHER_WIDTHS if key in config), None)
@@ -198,7 +201,17 @@ def lengths(
 WITHOUT_TABLE = frozenset(
     {"eurobert", "gte", "jina_bert", "jina_embeddings_v3", "modernbert", "nomic_bert", "t5", "mt5"}
 )
-WITHOUT_TABLE |= {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
+WITHOUT_TABLE |= {
+    "embedding_gemma2_text",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "llama",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+}
 
 
 def looks_positions_up(config: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from hybridtei.models.families.bert import (
     mpnet,
     t5,
 )
+from hybridtei.models.families.embedding_gemma2 import embedding_gemma2
 from hybridtei.models.families.ops import Ops, Rows, adapted
 from hybridtei.models.families.rotary import (
     eurobert,
@@ -39,6 +40,7 @@ FAMILIES: Mapping[str, Family] = {
     "deberta-v2": deberta_v2,
     "distilbert": distilbert,
     "electra": electra,
+    "embedding_gemma2_text": embedding_gemma2,
     "eurobert": eurobert,
     "gemma": gemma,
     "gemma3_text": gemma3,

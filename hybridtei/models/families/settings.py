@@ -134,6 +134,10 @@ class Settings:
         value = self._config.get(key)
         return default if value is None else value
 
+    def nested(self, config: Mapping[str, Any], name: str) -> Settings:
+        """The settings of a part, called `name` in errors."""
+        return Settings(config, f"{self._file}: {name}")
+
     def has(self, key: str) -> bool:
         """True if the key exists, even with null."""
         return key in self._config

@@ -158,6 +158,9 @@ class OnnxOps:
     def scale(self, x: Rows, factor: float) -> Rows:
         return Rows(self._node("Mul", x.value, self._float(factor)), x.width)
 
+    def scaled_by(self, x: Rows, name: str) -> Rows:
+        return Rows(self._node("Mul", x.value, self._weight(name, (1,))), x.width)
+
     def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
         parts = self.writer.node("Split", x.value, self._list(*widths), outputs=len(widths), axis=1)
         return [Rows(part, width) for part, width in zip(parts, widths, strict=True)]
@@ -180,15 +183,17 @@ class OnnxOps:
         )
 
     def rms_norm(
-        self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0
+        self, x: Rows, name: str | None, eps: float, *, dim: int | None = None, offset: float = 0.0
     ) -> Rows:
-        weight = self._weight(f"{name}.weight", (dim or x.width,))
-        if offset:
-            weight = self._node("Add", weight, self._float(offset))
         value = x.value if dim is None else self._heads(x, dim)
         mean = self._node("ReduceMean", self._node("Mul", value, value), self._list(-1), keepdims=1)
         size = self._node("Sqrt", self._node("Add", mean, self._float(eps)))
-        normed = self._node("Mul", self._node("Div", value, size), weight)
+        normed = self._node("Div", value, size)
+        if name is not None:
+            weight = self._weight(f"{name}.weight", (dim or x.width,))
+            if offset:
+                weight = self._node("Add", weight, self._float(offset))
+            normed = self._node("Mul", normed, weight)
         return Rows(normed if dim is None else self._node("Flatten", normed, axis=1), x.width)
 
     def experts(

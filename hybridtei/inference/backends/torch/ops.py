@@ -125,6 +125,9 @@ class TorchOps:
     def scale(self, x: Rows, factor: float) -> Rows:
         return Rows(x.value * factor, x.width)
 
+    def scaled_by(self, x: Rows, name: str) -> Rows:
+        return Rows(x.value * self._root.parameter(name, 1), x.width)
+
     def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
         parts = x.value.split([*widths], 1)
         return [Rows(parts[place], width) for place, width in enumerate(widths)]
@@ -141,15 +144,13 @@ class TorchOps:
         return Rows(normed, x.width, x.is_parameter)
 
     def rms_norm(
-        self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0
+        self, x: Rows, name: str | None, eps: float, *, dim: int | None = None, offset: float = 0.0
     ) -> Rows:
         size = (dim or x.width,)
-        weight, value = (
-            self._root.parameter(f"{name}.weight", *size),
-            x.value if dim is None else self._heads(x, dim),
-        )
+        weight = None if name is None else self._root.parameter(f"{name}.weight", *size)
+        value = x.value if dim is None else self._heads(x, dim)
         # Near 1, half precision is too coarse for the sum
-        if offset:
+        if weight is not None and offset:
             normed = functional.rms_norm(value.float(), size, weight.float() + offset, eps).to(
                 weight.dtype
             )
