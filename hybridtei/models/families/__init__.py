@@ -16,20 +16,22 @@ from hybridtei.models.families.bert import (
     mpnet,
     t5,
 )
-from hybridtei.models.families.embedding_gemma2 import embedding_gemma2
-from hybridtei.models.families.ops import Ops, Rows, adapted
-from hybridtei.models.families.rotary import (
+from hybridtei.models.families.decoders import (
     eurobert,
     gemma,
     gemma3,
-    gte,
-    jina_v3,
     llama,
     mistral,
-    modernbert,
-    nomic_bert,
     qwen2,
     qwen3,
+)
+from hybridtei.models.families.embedding_gemma2 import embedding_gemma2
+from hybridtei.models.families.ops import Ops, Rows, adapted
+from hybridtei.models.families.rotary import (
+    gte,
+    jina_v3,
+    modernbert,
+    nomic_bert,
     xlm_roberta_flash,
 )
 from hybridtei.models.families.settings import Settings, declared_keys

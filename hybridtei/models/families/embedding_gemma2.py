@@ -4,8 +4,8 @@ that nothing scales."""
 
 from __future__ import annotations
 
+from hybridtei.models.families.decoders import GEMMA_THETAS, gated_mlp
 from hybridtei.models.families.ops import Heads, Ops, Rows, linears
-from hybridtei.models.families.rotary import GEMMA_THETAS, gated_mlp
 from hybridtei.models.families.settings import FULL, SLIDING, Settings, frequencies
 
 # The tensors' prefix beside those of the other towers; alone they have none
