@@ -43,6 +43,23 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"rope_parameters": YARN}),
     ("gemma", {"attention_bias": True, "hidden_act": "gelu"}),
     ("gemma3_text", {"use_bidirectional_attention": True}),
+    ("ministral3", {"max_position_embeddings": 2048}),
+    ("ministral3", {"is_causal": True, "sliding_window": 8}),
+    ("ministral3", {"rope_parameters": {**tiny.MINISTRAL_ROPE, "llama_4_scaling_beta": 0.0}}),
+    ("ultrabert", {"max_position_embeddings": 2048, "layer_types": None, "num_hidden_layers": 3}),
+    (
+        "ultrabert",
+        {"attention_bias": True, "mlp_bias": True, "layer_types": ["full_attention"] * 2},
+    ),
+    (
+        "ultrabert",
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+            }
+        },
+    ),
     ("embedding_gemma2_text", {"max_position_embeddings": 2048}),
     ("embedding_gemma2_text", {"attention_bias": True, "layer_types": ["full_attention"] * 2}),
     (

@@ -48,6 +48,7 @@ SERVED = (
     "jina_bert",
     "jina_embeddings_v3",
     "llama",
+    "ministral3",
     "mistral",
     "modernbert",
     "mpnet",
@@ -57,6 +58,7 @@ SERVED = (
     "qwen3",
     "roberta",
     "t5",
+    "ultrabert",
     "xlm-roberta",
     "xlm-roberta-flash",
 )
@@ -199,19 +201,28 @@ def lengths(
 
 # Model types that compute positions. Other families with rotary positions are known by their base.
 WITHOUT_TABLE = frozenset(
-    {"eurobert", "gte", "jina_bert", "jina_embeddings_v3", "modernbert", "nomic_bert", "t5", "mt5"}
+    {
+        "embedding_gemma2_text",
+        "eurobert",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gte",
+        "jina_bert",
+        "jina_embeddings_v3",
+        "llama",
+        "ministral3",
+        "mistral",
+        "modernbert",
+        "mt5",
+        "nomic_bert",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "t5",
+        "ultrabert",
+    }
 )
-WITHOUT_TABLE |= {
-    "embedding_gemma2_text",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "llama",
-    "mistral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-}
 
 
 def looks_positions_up(config: Mapping[str, Any]) -> bool:

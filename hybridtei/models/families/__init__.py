@@ -21,9 +21,11 @@ from hybridtei.models.families.decoders import (
     gemma,
     gemma3,
     llama,
+    ministral3,
     mistral,
     qwen2,
     qwen3,
+    ultrabert,
 )
 from hybridtei.models.families.embedding_gemma2 import embedding_gemma2
 from hybridtei.models.families.ops import Ops, Rows, adapted
@@ -50,6 +52,7 @@ FAMILIES: Mapping[str, Family] = {
     "jina_bert": jina_bert,
     "jina_embeddings_v3": jina_v3,
     "llama": llama,
+    "ministral3": ministral3,
     "mistral": mistral,
     "modernbert": modernbert,
     "mpnet": mpnet,
@@ -58,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "t5": t5,
+    "ultrabert": ultrabert,
     "xlm-roberta-flash": xlm_roberta_flash,
 }
 

@@ -1,7 +1,8 @@
 """Blocks of language models with rotary positions, causal or not, that embed or rank.
 
-Llama, Mistral, Qwen2, Qwen3, EuroBERT, Gemma; Gemma 3, with norms around each block, windows in
-most layers, and 1 added to the weights of norms.
+Llama, Mistral, Ministral 3, Qwen2, Qwen3, EuroBERT, Gemma; UltraBERT, with windows in two of three
+layers; Gemma 3, with norms around each block, windows in most layers, and 1 added to the weights of
+norms.
 
 Tensors have the publishers' names, which transformers uses too.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hybridtei.models.families.ops import Heads, Ops, Rows, linears
+from hybridtei.models.families.ops import Heads, Ops, Rotation, Rows, linears
 from hybridtei.models.families.settings import (
     FULL,
     SLIDING,
@@ -26,7 +27,16 @@ class _DecoderForm:
     """Differences between the families beyond their sizes."""
 
     theta: float = 10_000.0
+    # The base of layers with a window, if it is another one
+    local_theta: float | None = None
+    # Without `layer_types` every n-th layer has no window
+    every: int = 0
+    # Without their keys: numbers of a head, by default the width's share, and heads of keys
+    dim: int | None = None
+    key_count: int | None = None
     eps: float = 1e-6
+    # Queries grow with their position, by `llama_4_scaling_beta`
+    grows: bool = False
     # Only q, k and v have a bias
     query_bias: bool = False
     head_norms: bool = False
@@ -45,6 +55,18 @@ def mistral(o: Ops, s: Settings) -> Rows:
     return _decoder(o, s, _DecoderForm(), window=_window(s))
 
 
+MINISTRAL = _DecoderForm(theta=1_000_000.0, dim=128, key_count=8, eps=1e-5, grows=True)
+
+
+def ministral3(o: Ops, s: Settings) -> Rows:
+    """transformers' `Ministral3Model`."""
+    # Its class has yarn as the default, which transformers writes out
+    if not s.get("rope_parameters"):
+        raise s.unsupported("rope_parameters", None, ("an object that names `rope_type`",))
+    window = s.count("sliding_window") if s.get("sliding_window") is not None else None
+    return _decoder(o, s, MINISTRAL, window=window)
+
+
 def qwen2(o: Ops, s: Settings) -> Rows:
     """transformers' `Qwen2Model`."""
     return _decoder(o, s, _DecoderForm(query_bias=True), *_qwen_window(s))
@@ -60,13 +82,21 @@ def eurobert(o: Ops, s: Settings) -> Rows:
     return _decoder(o, s, _DecoderForm(theta=250_000.0, eps=1e-5, causal=False))
 
 
+ULTRABERT = _DecoderForm(theta=2_560_000.0, local_theta=10_000.0, every=3, causal=False)
+
+
+def ultrabert(o: Ops, s: Settings) -> Rows:
+    """transformers' `UltrabertModel`."""
+    return _decoder(o, s, ULTRABERT, window=s.count("sliding_window", 128))
+
+
 # Defaults of Mistral's and Qwen's classes
 WINDOW, FIRST_WINDOW = 4096, 28
 
 
 def gemma(o: Ops, s: Settings) -> Rows:
     """transformers' `GemmaModel`, where "gelu" is the tanh form."""
-    return _decoder(o, s, _DecoderForm(is_gemma=True))
+    return _decoder(o, s, _DecoderForm(dim=256, is_gemma=True))
 
 
 def _window(s: Settings) -> int | None:
@@ -94,17 +124,28 @@ def _decoder(
 ) -> Rows:
     hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", form.eps)
     count = s.count("num_attention_heads")
-    dim = s.count("head_dim", 256 if form.is_gemma else hidden // count)
+    # Null means the width's share, a missing key the family's default
+    dim, key_count = hidden // count, count
+    if form.dim is not None and not s.has("head_dim"):
+        dim = form.dim
+    if form.key_count is not None and not s.has("num_key_value_heads"):
+        key_count = form.key_count
+    dim = s.count("head_dim", dim)
     causal, bias, mlp_bias = is_causal(s, form.causal), s.flag("attention_bias"), s.flag("mlp_bias")
-    heads = Heads(count, s.count("num_key_value_heads", count), dim, causal=causal)
+    heads = Heads(count, s.count("num_key_value_heads", key_count), dim, causal=causal)
     if window is not None and not causal:
         # Transformers counts a bidirectional decoder's window inclusively
         window += 1
-    rotation = o.rotation(*frequencies(s, heads.dim, theta=form.theta))
+    layers = s.count("num_hidden_layers")
+
+    def usual(layer: int) -> str:
+        is_full = window is None or layer < first or (form.every and (layer + 1) % form.every == 0)
+        return FULL if is_full else SLIDING
+
+    kinds = s.layer_kinds(layers, usual)
+    rotations = _rotations(o, s, form, heads.dim, kinds)
     # Read for `check`: there is no table of positions
     s.get("max_position_embeddings")
-    layers = s.count("num_hidden_layers")
-    kinds = s.layer_kinds(layers, lambda layer: SLIDING if window and layer >= first else FULL)
     act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
     x = o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids")
     offset = 0.0
@@ -126,7 +167,8 @@ def _decoder(
                 o.rms_norm(rows, f"{attn}{name}_norm", eps, dim=heads.dim)
                 for rows, name in ((q, "q"), (k, "k"))
             )
-        q, k = (o.rotate(rows, rotation, heads.dim) for rows in (q, k))
+        of_queries, of_keys = rotations[kinds[i]]
+        q, k = o.rotate(q, of_queries, heads.dim), o.rotate(k, of_keys, heads.dim)
         attended = o.attention(
             q, k, v, replace(heads, window=window if kinds[i] == SLIDING else None)
         )
@@ -134,6 +176,38 @@ def _decoder(
         y = o.rms_norm(x, f"{layer}post_attention_layernorm", eps, offset=offset)
         x = o.add(x, gated_mlp(o, y, f"{layer}mlp.", wide, act, bias=mlp_bias))
     return o.rms_norm(x, "norm", eps, offset=offset)
+
+
+def _rotations(
+    o: Ops, s: Settings, form: _DecoderForm, dim: int, kinds: list[str]
+) -> dict[str, tuple[Rotation, Rotation]]:
+    """The rotations of queries and of keys, for each kind of layer."""
+    if form.local_theta is not None:
+        thetas = {FULL: form.theta, SLIDING: form.local_theta}
+        rotations = {
+            kind: o.rotation(*frequencies(s, dim, theta=thetas[kind], kind=kind))
+            for kind in sorted(set(kinds))
+        }
+        return {kind: (rotation, rotation) for kind, rotation in rotations.items()}
+    own = GROWTH if form.grows else ()
+    angles = frequencies(s, dim, theta=form.theta, ignored=own)
+    of_keys = of_queries = o.rotation(*angles)
+    growth = _growth(s) if form.grows else None
+    if growth is not None:
+        of_queries = o.rotation(*angles, growth)
+    return dict.fromkeys(kinds, (of_queries, of_keys))
+
+
+# Ministral's parameters of rotary positions beside those of all families
+GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
+
+
+def _growth(s: Settings) -> tuple[float, int] | None:
+    parameters = s.nested(s.get("rope_parameters"), "rope_parameters")
+    if not parameters.get("llama_4_scaling_beta"):
+        return None
+    length = parameters.count("original_max_position_embeddings")
+    return parameters.number("llama_4_scaling_beta"), length
 
 
 def gated_mlp(o: Ops, x: Rows, name: str, wide: int, act: str, *, bias: bool = False) -> Rows:

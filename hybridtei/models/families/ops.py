@@ -118,9 +118,15 @@ class Ops(Protocol):
         """
         ...
 
-    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+    def rotation(
+        self,
+        frequencies: NDArray[np.float32],
+        factor: float,
+        growth: tuple[float, int] | None = None,
+    ) -> Rotation:
         """The rotation for the batch's positions. `frequencies` float32[dim / 2]; `factor`
-        multiplies cosines and sines."""
+        multiplies cosines and sines, and so does `1 + beta log(1 + floor(position / length))` with
+        a `growth` (beta, length)."""
         ...
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:

@@ -284,6 +284,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"per_layer_config": {"1": {"hidden_size": 8}}},
         "per_layer_config.1: `hidden_size` is 8",
     ),
+    ("ministral3", {"rope_parameters": ...}, "`rope_parameters` is None"),
+    (
+        "llama",
+        {"rope_parameters": tiny.MINISTRAL_ROPE},
+        "`rope_parameters` is '(llama_4_scaling_beta|max_position_embeddings)'",
+    ),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0"),
 ]
 

@@ -215,7 +215,12 @@ class OnnxOps:
         )
         return Rows(self._node("Gemm", self._node("Flatten", shared, axis=1), w2, bias), x.width)
 
-    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+    def rotation(
+        self,
+        frequencies: NDArray[np.float32],
+        factor: float,
+        growth: tuple[float, int] | None = None,
+    ) -> Rotation:
         places = self._node(
             "Unsqueeze", self._node("Cast", self._ids["position_ids"], to=FLOAT), self._list(1)
         )
@@ -224,6 +229,15 @@ class OnnxOps:
         cos, sin = self._node("Cos", both), self._node("Sin", both)
         if factor != 1:
             cos, sin = (self._node("Mul", value, self._float(factor)) for value in (cos, sin))
+        if growth is not None:
+            beta, length = growth
+            steps = self._node("Floor", self._node("Div", places, self._float(length)))
+            logarithm = self._node("Log", self._node("Add", steps, self._float(1)))
+            grown = self._node(
+                "Add", self._node("Mul", logarithm, self._float(beta)), self._float(1)
+            )
+            grown = self._node("Unsqueeze", grown, self._list(1))
+            cos, sin = (self._node("Mul", value, grown) for value in (cos, sin))
         return Rotation(cos, sin)
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:

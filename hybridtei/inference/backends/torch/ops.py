@@ -176,13 +176,21 @@ class TorchOps:
             functional.linear(shared, w2.T, self._root.parameter(f"{name}.bias", x.width)), x.width
         )
 
-    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+    def rotation(
+        self,
+        frequencies: NDArray[np.float32],
+        factor: float,
+        growth: tuple[float, int] | None = None,
+    ) -> Rotation:
         inverse = torch.as_tensor(frequencies, device=self._options.device)
-        angles = self._ids["position_ids"][:, None].float() * inverse
+        places = self._ids["position_ids"][:, None].float()
+        angles = places * inverse
         both = torch.cat((angles, angles), 1)[:, None]
-        cos, sin = (
-            (values * factor).to(self._options.dtype) for values in (both.cos(), both.sin())
-        )
+        scale: Any = factor
+        if growth is not None:
+            beta, length = growth
+            scale = factor * (1 + beta * (places / length).floor().log1p())[:, None]
+        cos, sin = ((values * scale).to(self._options.dtype) for values in (both.cos(), both.sin()))
         return Rotation(cos, sin)
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
