@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from hybridtei.outputs import Floats
@@ -107,18 +107,42 @@ def as_nomic(folder: Path, **changes: Any) -> Path:
 
 
 def as_llama_bidirec(folder: Path, **changes: Any) -> Path:
-    """Rewrite a llama that sees both ways as NVIDIA publishes its embedders."""
+    """Rewrite a llama or ministral3 that sees both ways as NVIDIA publishes its embedders."""
+    config = json.loads((folder / "config.json").read_text())
     nvidia = {
-        "model_type": "llama_bidirec",
+        "model_type": f"{config['model_type']}_bidirec",
         "pooling": "avg",
         "temperature": 0.02,
         "is_causal": ...,
     }
-    config = json.loads((folder / "config.json").read_text())
     architectures = [
-        name.replace("Llama", "LlamaBidirectional") for name in config["architectures"]
+        name.replace("Model", "BidirectionalModel") for name in config["architectures"]
     ]
     tiny.edit_json(folder / "config.json", **{**nvidia, "architectures": architectures, **changes})
+    return folder
+
+
+def as_ultrabert(folder: Path, **changes: Any) -> Path:
+    """Rewrite an ultrabert with a window and a base for each layer, under the prefix of DMIS Lab's own code."""
+    config = json.loads((folder / "config.json").read_text())
+    kinds, rotary = config["layer_types"], config["rope_parameters"]
+    published = {
+        "architectures": ["UltraBERTModel"],
+        "auto_map": {"AutoModel": "modeling_ultrabert.UltraBERTModel"},
+        "attention_windows": [
+            config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds
+        ],
+        "rope_theta": [rotary[kind]["rope_theta"] for kind in kinds],
+        "layer_types": ...,
+        "rope_parameters": ...,
+        "sliding_window": ...,
+    }
+    tiny.edit_json(folder / "config.json", **{**published, **changes})
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {f"ultrabert.{name}": tensor for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+    )
     return folder
 
 
@@ -174,7 +198,14 @@ def _flash_name(name: str) -> str:
     return name
 
 
-REWRITES = {"gte": as_new, "nomic_bert": as_nomic, "llama": as_llama_bidirec, "qwen3": as_pplx}
+REWRITES = {
+    "gte": as_new,
+    "nomic_bert": as_nomic,
+    "llama": as_llama_bidirec,
+    "ministral3": as_llama_bidirec,
+    "qwen3": as_pplx,
+    "ultrabert": as_ultrabert,
+}
 
 
 def write_jina(folder: Path, *, code: bool = False, **settings: Any) -> Path:

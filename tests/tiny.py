@@ -69,6 +69,30 @@ GEMMA = {
     "query_pre_attn_scalar": 8,
     "layer_types": LOCAL_AND_GLOBAL,
 }
+GEMMA2 = {
+    **ENCODER,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": WINDOW,
+    "layer_types": LOCAL_AND_GLOBAL,
+    "hidden_size_per_layer_input": 12,
+    "embedding_dim": 40,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+}
+# Queries grow within the texts of the tests
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "max_position_embeddings": 128,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 FAMILIES: Mapping[str, Family] = {
     "bert": Family("Bert", "wordpiece", ENCODER),
     "xlm-roberta": Family("XLMRoberta", "unigram", ROBERTA),
@@ -90,6 +114,17 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma": Family("Gemma", "bytes", {**DECODER, "head_dim": 8}),
     "gemma3_text": Family("Gemma3Text", "bytes", GEMMA),
+    "ministral3": Family(
+        "Ministral3",
+        "bytes",
+        {**DECODER, "head_dim": 8, "rope_parameters": MINISTRAL_ROPE, "is_causal": False},
+    ),
+    "ultrabert": Family(
+        "Ultrabert",
+        "bytes",
+        {**DECODER, "sliding_window": WINDOW, "layer_types": LOCAL_AND_GLOBAL},
+    ),
+    "embedding_gemma2_text": Family("EmbeddingGemma2Text", "bytes", GEMMA2),
     "distilbert": Family(
         "DistilBert",
         "wordpiece",
@@ -245,6 +280,9 @@ def randomise(model: Any, seed: int) -> None:
             else:
                 table = "embed" in name or len(parameter) == model.config.vocab_size
                 parameter.copy_((0.5 if table else 0.2) * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.add_(0.1 * torch.randn(buffer.shape, generator=draw))
 
 
 def write_bert(

@@ -25,6 +25,8 @@ ENGINES_OF = {"float32": ENGINES, "bfloat16": ("openvino", "torch"), "int8": ("o
 INT8_GROUP = 16
 # Tokens; beyond the windows and the buckets of the tiny families
 LENGTHS = (1, 3, 40, 17, 100)
+# Of a further text, if the model takes as many positions
+LONG = 1500
 # Of float32 hidden states, relative to the largest
 HIDDEN_TOLERANCE = 3e-6
 # Of the elements of unit vectors
@@ -74,10 +76,12 @@ class Difference:
 
 
 def texts_of(spec: ModelSpec) -> list[Encoding]:
-    """Seeded ids of LENGTHS."""
+    """Seeded ids of LENGTHS, and of LONG if the model takes it."""
     random = np.random.default_rng(0)
     lowest = max(spec.positions.offset, 3)
-    return [Encoding(random.integers(lowest, spec.vocab_size, length)) for length in LENGTHS]
+    takes_long = (spec.config.get("max_position_embeddings") or 0) >= LONG
+    lengths = (*LENGTHS, LONG) if takes_long else LENGTHS
+    return [Encoding(random.integers(lowest, spec.vocab_size, length)) for length in lengths]
 
 
 def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:

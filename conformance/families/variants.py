@@ -43,6 +43,37 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"rope_parameters": YARN}),
     ("gemma", {"attention_bias": True, "hidden_act": "gelu"}),
     ("gemma3_text", {"use_bidirectional_attention": True}),
+    ("ministral3", {"max_position_embeddings": 2048}),
+    ("ministral3", {"is_causal": True, "sliding_window": 8}),
+    ("ministral3", {"rope_parameters": {**tiny.MINISTRAL_ROPE, "llama_4_scaling_beta": 0.0}}),
+    ("ultrabert", {"max_position_embeddings": 2048, "layer_types": None, "num_hidden_layers": 3}),
+    (
+        "ultrabert",
+        {"attention_bias": True, "mlp_bias": True, "layer_types": ["full_attention"] * 2},
+    ),
+    (
+        "ultrabert",
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+            }
+        },
+    ),
+    ("embedding_gemma2_text", {"max_position_embeddings": 2048}),
+    ("embedding_gemma2_text", {"attention_bias": True, "layer_types": ["full_attention"] * 2}),
+    (
+        "embedding_gemma2_text",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "per_layer_config": {
+                "0": {"head_dim": 12},
+                "1": {"head_dim": 12},
+                "2": {"num_key_value_heads": 4},
+            },
+        },
+    ),
     ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 12}),
     ("t5", {"feed_forward_proj": "gated-silu", "relative_attention_num_buckets": 32}),
     ("mt5", {"feed_forward_proj": "relu"}),

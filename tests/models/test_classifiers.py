@@ -39,8 +39,8 @@ FAMILIES = [
         "deberta-v2",
         "mpnet",
     ),
-    *("gte", "nomic_bert", "jina_embeddings_v3", "eurobert"),
-    *("qwen2", "qwen3", "llama", "mistral", "gemma3_text"),
+    *("gte", "nomic_bert", "jina_embeddings_v3", "eurobert", "ultrabert"),
+    *("qwen2", "qwen3", "llama", "mistral", "ministral3", "gemma3_text"),
 ]
 # Those that transformers' own modules run, but for the ones that are refused.
 OTHERS = [
@@ -138,6 +138,7 @@ def test_a_longformer_that_classifies_is_refused(tmp_path: Path) -> None:
         ("eurobert", "bos"),
         ("eurobert", "mean"),
         ("eurobert", "late"),
+        ("ultrabert", "mean"),
     ],
 )
 def test_the_pooling_that_config_names(tmp_path: Path, model_type: str, pooling: str) -> None:

@@ -246,6 +246,47 @@ CHAT = (
 )
 
 
+# Qwen3-Reranker's prompt as a chat template: of roles, or with its instruction written out.
+BY_ROLES = (
+    QWEN3.prefix
+    + "<Instruct>: {{ messages[0].content if messages[0].role == 'system' else '"
+    + QWEN3.instruction
+    + "' }}\n<Query>: {{ messages[-2].content }}\n<Document>: {{ messages[-1].content }}"
+    + QWEN3.suffix
+)
+WRITTEN_OUT = (
+    QWEN3.prefix
+    + f"<Instruct>: {QWEN3.instruction}\n"
+    + "<Query>: {{ messages[-2].content }}\n<Document>: {{ messages[-1].content }}"
+    + QWEN3.suffix
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "is_ranker"),
+    [
+        (BY_ROLES, True),
+        (WRITTEN_OUT, True),
+        (WRITTEN_OUT.replace("Judge whether", "Say whether"), False),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", False),
+    ],
+)
+def test_a_qwen3_of_any_name_ranks_if_its_chat_template_is_qwen3_rerankers(
+    tmp_path: Path, template: str, is_ranker: bool
+) -> None:
+    """Such as R3-rerank. jinja keeps no line end at a template's end, so one is put there."""
+    folder = causal(tmp_path / "R3-rerank")
+    (folder / OWN_FILE).unlink()
+    (folder / "chat_template.jinja").write_text(template.replace("</think>\n\n", "</think>\n\n\n"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    first = len(tokenizer["model"]["vocab"])
+    tokenizer["model"]["vocab"] |= {"yes": first, "no": first + 1}
+    tiny.write_json(folder / "tokenizer.json", tokenizer)
+    spec = read_spec(folder, pooling="lasttoken")
+    assert (spec.template == QWEN3) is is_ranker
+    assert (spec.kind == "reranker") is is_ranker
+
+
 def test_the_template_of_a_known_family_is_found_by_its_name(tmp_path: Path) -> None:
     folder = tiny.write_family(
         tmp_path / "models--Qwen--Qwen3-Reranker-0.6B" / "snapshots" / "abc",

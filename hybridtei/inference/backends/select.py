@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hybridtei.config import ModelConfig
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.base import Backend, Routed
 from hybridtei.inference.backends.graph.onnx_files import check_graphs, find_own_graph
 from hybridtei.inference.backends.graph.ops import family_graph
@@ -43,6 +43,8 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "torch": ("torch", "transformers"),
 }
+# Families whose states exceed the largest float16, 65,504
+OVERFLOWS = frozenset({"embedding_gemma2_text"})
 # Arguments of pip install
 INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}
 DTYPES = {
@@ -96,13 +98,22 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
 def choices(config: ModelConfig, spec: ModelSpec) -> list[BackendChoice]:
     """The possible choices for the model, the best first. Raises LoadError with all reasons if
     there is none."""
+    if config.dtype == "float16" and spec.model_type in OVERFLOWS:
+        raise UnsupportedArchitecture(
+            f"{spec.folder / 'config.json'}: `model_type` is {spec.model_type!r}, whose states "
+            "overflow float16: use --dtype bfloat16 or float32"
+        )
     if config.backend != "auto":
         reason = why_not(config.backend, config.dtype, spec)
         if reason is not None:
             raise LoadError(f"{spec.folder}: cannot run on {config.backend}: {reason}")
-        return [BackendChoice(config.backend, _dtype(config.dtype, config.backend), "asked for")]
+        return [
+            BackendChoice(config.backend, _dtype(config.dtype, config.backend, spec), "asked for")
+        ]
     if no_gpu() is None:
-        return [BackendChoice("torch", _dtype(config.dtype, "torch"), "torch finds a CUDA device")]
+        return [
+            BackendChoice("torch", _dtype(config.dtype, "torch", spec), "torch finds a CUDA device")
+        ]
     dtype = config.dtype or "float32"
     refused = {name: why_not(name, config.dtype, spec) for name in _order(dtype)}
     able = [name for name, reason in refused.items() if reason is None]
@@ -191,8 +202,12 @@ def no_gpu() -> str | None:
     )
 
 
-def _dtype(dtype: str | None, backend: str) -> str:
-    return dtype or ("float16" if backend == "torch" and no_gpu() is None else "float32")
+def _dtype(dtype: str | None, backend: str, spec: ModelSpec) -> str:
+    if dtype:
+        return dtype
+    if backend != "torch" or no_gpu() is not None:
+        return "float32"
+    return "bfloat16" if spec.model_type in OVERFLOWS else "float16"
 
 
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:

@@ -21,12 +21,12 @@ from hybridtei.models.checkpoint.weights import Weights, check_shape, old_name
 from hybridtei.outputs import Floats
 
 Shapes = Mapping[str, tuple[int, ...]]
-# Name patterns of the trunk's weights: layers and tables. Poolers, heads and buffers may stay
-# unused.
+# Name patterns of the trunk's weights: layers and tables. Poolers, heads, buffers and
+# towers for other inputs than text may stay unused.
 OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
 UNUSED = re.compile(
     r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|"
-    r"^decoder\.|^encoder\.embed_tokens\."
+    r"^decoder\.|^encoder\.embed_tokens\.|(^|\.)(vision|audio)_tower\."
 )
 
 

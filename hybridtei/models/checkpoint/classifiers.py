@@ -155,6 +155,10 @@ def _eurobert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
     )
 
 
+def _ultrabert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
+    return _one_of(config, {"cls": "cls", "mean": "mean"}, "cls"), (LAST,)
+
+
 def _decoder(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
     poolings: Mapping[str, ScorePooling] = {"mean": "mean", "cls": "cls", "lasttoken": "lasttoken"}
     return _one_of(config, poolings, "lasttoken", key="pooling"), (LinearStep("score", bias=False),)
@@ -185,6 +189,7 @@ DECODERS = frozenset(
         "helium",
         "llama",
         "ministral",
+        "ministral3",
         "mistral",
         "mixtral",
         "nemotron",
@@ -218,6 +223,7 @@ PADDING: Mapping[str, int] = {
     **dict.fromkeys(("glm", "glm4"), 151_329),
     **dict.fromkeys(("olmo", "olmo2", "olmo3", "seed_oss"), 1),
     "helium": 3,
+    "ministral3": 11,
     "phi3": 32_000,
     "smollm3": 128_004,
 }
@@ -248,6 +254,7 @@ SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
         ("deberta", _two_layers("pooler.dense", "gelu", key="pooler_hidden_act")),
     ),
     "eurobert": ("model", _eurobert),
+    "ultrabert": ("model", _ultrabert),
     **dict.fromkeys(DECODERS, ("model", _decoder)),
 }
 

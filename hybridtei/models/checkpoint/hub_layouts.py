@@ -18,6 +18,9 @@ from hybridtei.models.checkpoint.weights import Weights
 
 Config = dict[str, Any]
 PPLX = "bidirectional_pplx_qwen3"
+GEMMA = "embedding_gemma2"
+# Families that transformers' own class computes under another name or other keys
+RENAMED = ("t5", "mt5", GEMMA)
 
 
 def translate(config: Mapping[str, Any], file: Path) -> JsonObject:
@@ -33,7 +36,8 @@ def translate(config: Mapping[str, Any], file: Path) -> JsonObject:
 def is_native(published: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """True if transformers' own class, not a publisher's code, computes the model of `config`, made
     by `translate`."""
-    return "auto_map" not in published and (config == published or published["model_type"] in T5)
+    renamed = published.get("model_type") in RENAMED
+    return "auto_map" not in published and (renamed or config == published)
 
 
 def _gte(config: Config, file: Path) -> Config:
@@ -244,17 +248,27 @@ POOLINGS: Mapping[str, str] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
 
 def _llama_bidirec(config: Config, file: Path) -> Config:
-    """NVIDIA's `LlamaBidirectionalConfig`. `temperature` divides a ranker's logits; other models
+    """NVIDIA's `LlamaBidirectionalConfig` and `Ministral3BidirectionalConfig`. `temperature` divides a ranker's logits; other models
     use it only in training."""
     if any(name.endswith("Classification") for name in _architectures(config)):
         _take(config, file, {"temperature": (1.0,)})
     pooling = config.get("pooling", "avg")
+    model_type, is_causal = "llama", False
+    if config["model_type"] == "ministral3_bidirec":
+        model_type, is_causal = "ministral3", config.get("is_causal", False)
     return {
         **config,
-        "model_type": "llama",
-        "is_causal": False,
+        "model_type": model_type,
+        "is_causal": is_causal,
         "pooling": POOLINGS.get(str(pooling), pooling),
     }
+
+
+def _embedding_gemma2(config: Config, file: Path) -> Config:
+    """`EmbeddingGemma2Config`. Only the text tower is served."""
+    text = JsonObject(config, file).object("text_config")
+    outer = {key: value for key, value in config.items() if key in ("architectures", "auto_map")}
+    return {**text, **outer, "model_type": "embedding_gemma2_text"}
 
 
 def _pplx(config: Config, file: Path) -> Config:
@@ -268,6 +282,38 @@ def _decoder(config: Config, file: Path) -> Config:
     is_told = config.keys() & {"is_causal", "use_bidirectional_attention"}
     both_ways = any("Bidirectional" in name for name in _architectures(config))
     return {**config, "is_causal": False} if both_ways and not is_told else config
+
+
+def _ultrabert(config: Config, file: Path) -> Config:
+    """DMIS Lab's `UltraBERTConfig`, which has a window (null or 0: none) and a rotary base for each
+    layer."""
+    windows = config.pop("attention_windows", None)
+    if windows is None:
+        return config
+    bases = config.pop("rope_theta", None)
+    layers = JsonObject(config, file).count("num_hidden_layers")
+    for key, values in (("attention_windows", windows), ("rope_theta", bases)):
+        if not isinstance(values, list) or len(values) != layers:
+            raise LoadError(
+                f"{file}: `{key}` is {values!r}, should be a list with a number for each of "
+                f"{layers} layers"
+            )
+    forms: dict[str, tuple[Any, Any]] = {}
+    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    for kind, window, base in zip(kinds, windows, bases, strict=True):
+        form = forms.setdefault(kind, (window or None, base))
+        if form != (window or None, base):
+            raise UnsupportedArchitecture(
+                f"{file}: `attention_windows` and `rope_theta` are {window!r} and {base!r} in one "
+                f"layer of {kind}, {form[0]!r} and {form[1]!r} in another; supported: the same in "
+                "all layers of a kind"
+            )
+    if "sliding_attention" in forms:
+        config["sliding_window"] = forms["sliding_attention"][0]
+    rotary = {
+        kind: {"rope_type": "default", "rope_theta": base} for kind, (_, base) in forms.items()
+    }
+    return {**config, "layer_types": kinds, "rope_parameters": rotary}
 
 
 def _dpr(config: Config, file: Path) -> Config:
@@ -349,6 +395,7 @@ CODE: Mapping[str, str] = {
     "Gte": "gte",
     "JinaBert": "jina_bert",
     "LlamaBidirectional": "llama",
+    "Ministral3Bidirectional": "ministral3",
     "New": "gte",
     "NomicBert": "nomic_bert",
     "PPLXQwen3": "qwen3",
@@ -420,15 +467,17 @@ def check_head_code(config: Mapping[str, Any], file: Path, *, has_head: bool) ->
 
 
 TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _decoder),
+    **dict.fromkeys(("llama", "ministral3", "mistral", "qwen2", "qwen3"), _decoder),
     "bert": _jina_bert,
     "dpr": _dpr,
     PPLX: _pplx,
+    GEMMA: _embedding_gemma2,
     "gte": _gte,
-    "llama_bidirec": _llama_bidirec,
+    **dict.fromkeys(("llama_bidirec", "ministral3_bidirec"), _llama_bidirec),
     "new": _gte,
     "nomic_bert": _nomic,
     **dict.fromkeys(T5, _t5),
+    "ultrabert": _ultrabert,
     "xlm-roberta": _jina_v3,
     "xlm-roberta-flash": _jina_v3,
 }

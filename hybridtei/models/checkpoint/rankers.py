@@ -139,7 +139,24 @@ def _template(
     template = None
     if scores and not modalities:
         template = _of_pairs(home, instruction)
-    return template or _known_template(home, config)
+    template = template or _known_template(home, config)
+    if template is None and not modalities and _renders_qwen3(home, config):
+        return QWEN3
+    return template
+
+
+def _renders_qwen3(home: Path, config: JsonObject) -> bool:
+    """True for a Qwen3 of any name whose chat template gives Qwen3-Reranker's prompt, with its
+    instruction written out or in the place of the system's message."""
+    if config["model_type"] != "qwen3":
+        return False
+    prompts = [
+        template.prefix + "".join(template.parts) + template.suffix
+        for template in (QWEN3, _of_pairs(home, QWEN3.instruction))
+        if template is not None
+    ]
+    written = {prompt.replace("{instruction}", QWEN3.instruction) for prompt in prompts}
+    return len(prompts) == 2 and len(written) == 1
 
 
 def _of_pairs(home: Path, instruction: str | None) -> PairTemplate | None:

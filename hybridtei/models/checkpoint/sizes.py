@@ -40,6 +40,7 @@ SERVED = (
     "deberta-v2",
     "distilbert",
     "electra",
+    "embedding_gemma2_text",
     "eurobert",
     "gemma",
     "gemma3_text",
@@ -47,6 +48,7 @@ SERVED = (
     "jina_bert",
     "jina_embeddings_v3",
     "llama",
+    "ministral3",
     "mistral",
     "modernbert",
     "mpnet",
@@ -56,6 +58,7 @@ SERVED = (
     "qwen3",
     "roberta",
     "t5",
+    "ultrabert",
     "xlm-roberta",
     "xlm-roberta-flash",
 )
@@ -77,6 +80,8 @@ def with_whole_sizes(config: JsonObject) -> JsonObject:
 def read_hidden_size(config: JsonObject) -> int:
     """Return the width of hidden states. Raises UnsupportedArchitecture for a family with another
     key, or LoadError."""
+    if config.get("model_type") == "embedding_gemma2_text":
+        return config.count("embedding_dim", 768)
     if config.get("dim") and not config.get("hidden_size"):
         return config.count("dim")
     elsewhere = next((key for key in OTHER_WIDTHS if key in config), None)
@@ -196,9 +201,28 @@ def lengths(
 
 # Model types that compute positions. Other families with rotary positions are known by their base.
 WITHOUT_TABLE = frozenset(
-    {"eurobert", "gte", "jina_bert", "jina_embeddings_v3", "modernbert", "nomic_bert", "t5", "mt5"}
+    {
+        "embedding_gemma2_text",
+        "eurobert",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gte",
+        "jina_bert",
+        "jina_embeddings_v3",
+        "llama",
+        "ministral3",
+        "mistral",
+        "modernbert",
+        "mt5",
+        "nomic_bert",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "t5",
+        "ultrabert",
+    }
 )
-WITHOUT_TABLE |= {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
 
 
 def looks_positions_up(config: Mapping[str, Any]) -> bool:

@@ -16,72 +16,22 @@ import mmap
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from safetensors import safe_open
 
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.models.checkpoint.files import inside, read_object, require
+from hybridtei.models.checkpoint.tensors import Tensor, stacked
 
 # The largest public models have some 200
 SHARD, MAX_SHARDS = (re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000)
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
-# safetensors' names of dtypes, always little-endian.
-DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
 # Sampled blocks that identify a file
 BLOCKS, BLOCK_BYTES = 64, 4096
-# Dtypes of index tables, which are not weights
-INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor's place in the mapping of its file."""
-
-    file: Path
-    name: str
-    mapping: mmap.mmap
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-    # In elements; None: contiguous rows
-    strides: tuple[int, ...] | None = None
-    # The shape of `strides`, if it differs
-    walked: tuple[int, ...] | None = None
-
-    def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
-        if self.dtype in INTEGERS:
-            raise LoadError(
-                f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}"
-            )
-        values = self.stored()
-        # After a header of odd length the values are misaligned and some kernels cannot read them:
-        # "A" makes a copy.
-        return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
-
-    def stored(self) -> NDArray[Any]:
-        if self.dtype not in DTYPES and self.dtype not in INTEGERS:
-            raise LoadError(
-                f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}"
-            )
-        if self.dtype == "BF16":
-            # Registers the dtype in numpy; most checkpoints save these 10 ms
-            import ml_dtypes  # noqa: F401
-        stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])
-        values = np.frombuffer(
-            self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start
-        )
-        if self.strides is None:
-            return values.reshape(self.shape)
-        steps = [stride * stored.itemsize for stride in self.strides]
-        return np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(
-            self.shape
-        )
 
 
 def old_name(name: str) -> str:
@@ -367,61 +317,3 @@ def check_finite(values: NDArray[Any], file: Path, name: str) -> None:
 def not_finite(file: Path, name: str, wrong: int, size: int) -> LoadError:
     """Return the error of a tensor with NaN or infinity at `wrong` of `size` places."""
     return LoadError(f"{file}: `{name}` holds NaN or infinity, at {wrong} of {size} places")
-
-
-ORIGINAL = re.compile(r"(.+)\.parametrizations\.weight\.original")
-
-
-def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors, with adapters as two linear maps beside each adapted
-    `NAME.weight`.
-
-    `families.ops.adapted` describes their names and shapes. Raises LoadError.
-    """
-    weights = dict(tensors)
-    for original in [name for name in tensors if ORIGINAL.fullmatch(name)]:
-        name = original.removesuffix(".parametrizations.weight.original")
-        keys = [f"{name}.parametrizations.weight.0.lora_{letter}" for letter in "AB"]
-        weight = weights[f"{name}.weight"] = weights.pop(original)
-        if not all(key in weights for key in keys):
-            raise LoadError(
-                f"{weight.file}: `{original}` lacks "
-                f"{' and '.join(f'`{key}`' for key in keys if key not in weights)}"
-            )
-        pair = _pair(weight, weights.pop(keys[0]), weights.pop(keys[1]))
-        weights |= {
-            f"{name}.lora_{letter}.weight": factor
-            for letter, factor in zip("AB", pair, strict=True)
-        }
-    return weights
-
-
-def _pair(weight: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(A, B) of all adapters, stacked. A linear map adds B A to its weights, a table adds A B."""
-    if len(weight.shape) == 2 and len(a.shape) == len(b.shape) == 3:
-        count, rank, columns = a.shape
-        if (columns, b.shape) == (weight.shape[1], (count, weight.shape[0], rank)):
-            return _laid_out(a, (0, 1, 2), (count * rank, columns)), _laid_out(
-                b, (1, 0, 2), (weight.shape[0], count * rank)
-            )
-        count, rows, rank = a.shape
-        if (rows, b.shape) == (weight.shape[0], (count, rank, weight.shape[1])):
-            return _laid_out(a, (1, 0, 2), (rows, count * rank)), _laid_out(
-                b, (2, 0, 1), (weight.shape[1], count * rank)
-            )
-    raise LoadError(
-        f"{a.file}: `{a.name}` and `{b.name}` have shapes {list(a.shape)} and {list(b.shape)}, "
-        f"which fit no weights of shape {list(weight.shape)}"
-    )
-
-
-def _laid_out(tensor: Tensor, axes: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-    strides = tensor.strides or [*_row_after_row(tensor.shape)]
-    walked = tuple(tensor.shape[axis] for axis in axes)
-    return replace(
-        tensor, shape=shape, walked=walked, strides=tuple(strides[axis] for axis in axes)
-    )
-
-
-def _row_after_row(shape: Sequence[int]) -> Sequence[int]:
-    return shape[1] * shape[2], shape[2], 1

@@ -16,19 +16,24 @@ from hybridtei.models.families.bert import (
     mpnet,
     t5,
 )
-from hybridtei.models.families.ops import Ops, Rows, adapted
-from hybridtei.models.families.rotary import (
+from hybridtei.models.families.decoders import (
     eurobert,
     gemma,
     gemma3,
-    gte,
-    jina_v3,
     llama,
+    ministral3,
     mistral,
-    modernbert,
-    nomic_bert,
     qwen2,
     qwen3,
+    ultrabert,
+)
+from hybridtei.models.families.embedding_gemma2 import embedding_gemma2
+from hybridtei.models.families.ops import Ops, Rows, adapted
+from hybridtei.models.families.rotary import (
+    gte,
+    jina_v3,
+    modernbert,
+    nomic_bert,
     xlm_roberta_flash,
 )
 from hybridtei.models.families.settings import Settings, declared_keys
@@ -39,6 +44,7 @@ FAMILIES: Mapping[str, Family] = {
     "deberta-v2": deberta_v2,
     "distilbert": distilbert,
     "electra": electra,
+    "embedding_gemma2_text": embedding_gemma2,
     "eurobert": eurobert,
     "gemma": gemma,
     "gemma3_text": gemma3,
@@ -46,6 +52,7 @@ FAMILIES: Mapping[str, Family] = {
     "jina_bert": jina_bert,
     "jina_embeddings_v3": jina_v3,
     "llama": llama,
+    "ministral3": ministral3,
     "mistral": mistral,
     "modernbert": modernbert,
     "mpnet": mpnet,
@@ -54,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "t5": t5,
+    "ultrabert": ultrabert,
     "xlm-roberta-flash": xlm_roberta_flash,
 }
 

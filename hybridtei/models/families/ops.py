@@ -86,6 +86,10 @@ class Ops(Protocol):
     def multiply(self, x: Rows, y: Rows) -> Rows: ...
     def scale(self, x: Rows, factor: float) -> Rows: ...
 
+    def scaled_by(self, x: Rows, name: str) -> Rows:
+        """Multiply by the one number of the tensor `name` float[1]."""
+        ...
+
     def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
         """Split the rows into parts of these widths."""
         ...
@@ -97,10 +101,10 @@ class Ops(Protocol):
     def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows: ...
 
     def rms_norm(
-        self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0
+        self, x: Rows, name: str | None, eps: float, *, dim: int | None = None, offset: float = 0.0
     ) -> Rows:
         """Normalise each `dim` numbers of a row, or the whole row, and multiply by `NAME.weight +
-        offset`."""
+        offset`, or by nothing without a name."""
         ...
 
     def experts(
@@ -114,9 +118,15 @@ class Ops(Protocol):
         """
         ...
 
-    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+    def rotation(
+        self,
+        frequencies: NDArray[np.float32],
+        factor: float,
+        growth: tuple[float, int] | None = None,
+    ) -> Rotation:
         """The rotation for the batch's positions. `frequencies` float32[dim / 2]; `factor`
-        multiplies cosines and sines."""
+        multiplies cosines and sines, and so does `1 + beta log(1 + floor(position / length))` with
+        a `growth` (beta, length)."""
         ...
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:

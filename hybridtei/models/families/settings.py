@@ -84,6 +84,7 @@ IRRELEVANT = frozenset(
         "pooler_hidden_act",
         "pooler_hidden_size",
         "pooling",
+        "prediction_head_size",
         "pretraining_tp",
         "problem_type",
         "return_dict",
@@ -133,6 +134,10 @@ class Settings:
         self._read.add(key)
         value = self._config.get(key)
         return default if value is None else value
+
+    def nested(self, config: Mapping[str, Any], name: str) -> Settings:
+        """The settings of a part, called `name` in errors."""
+        return Settings(config, f"{self._file}: {name}")
 
     def has(self, key: str) -> bool:
         """True if the key exists, even with null."""
@@ -265,9 +270,15 @@ READ = frozenset(
 
 
 def frequencies(
-    settings: Settings, head_dim: int, *, theta: float, kind: str | None = None
+    settings: Settings,
+    head_dim: int,
+    *,
+    theta: float,
+    kind: str | None = None,
+    ignored: Collection[str] = (),
 ) -> Frequencies:
     """The frequencies of the model, or of its layers of one `kind`. `theta`: the family's default.
+    `ignored`: parameters that the family reads itself.
 
     Raises UnsupportedArchitecture for an unsupported kind of scaling, such as one that depends on
     the text's length.
@@ -285,7 +296,7 @@ def frequencies(
     how = parameters.get("rope_type") or parameters.get("type") or "default"
     if how not in SERVED:
         raise settings.unsupported("rope_type", how, SERVED)
-    for key in parameters.keys() - READ:
+    for key in parameters.keys() - READ - {*ignored}:
         raise settings.unsupported("rope_parameters", key, tuple(sorted(READ)))
     share = parameters.get("partial_rotary_factor") or settings.get("partial_rotary_factor", 1.0)
     if share != 1 and how != "default":

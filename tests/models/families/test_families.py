@@ -279,6 +279,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "`partial_rotary_factor` is 0.5; supported: 1.0",
     ),
     ("mpnet", {"relative_attention_num_buckets": 8}, "`relative_attention_num_buckets` is 8"),
+    (
+        "embedding_gemma2_text",
+        {"per_layer_config": {"1": {"hidden_size": 8}}},
+        "per_layer_config.1: `hidden_size` is 8",
+    ),
+    ("ministral3", {"rope_parameters": ...}, "`rope_parameters` is None"),
+    (
+        "llama",
+        {"rope_parameters": tiny.MINISTRAL_ROPE},
+        "`rope_parameters` is '(llama_4_scaling_beta|max_position_embeddings)'",
+    ),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0"),
 ]
 
@@ -323,7 +334,7 @@ def test_a_setting_of_another_type_is_refused_by_name(
 def test_nested_settings_of_another_form_are_refused(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    for family in ("qwen3", "modernbert", "gemma3_text"):
+    for family in ("qwen3", "modernbert", "gemma3_text", "embedding_gemma2_text"):
         folder = tiny.write_family(tmp_path / family, family)
         tiny.edit_json(folder / "config.json", **changes)
         with pytest.raises(LoadError, match=str(folder / "config.json")):

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from conformance.families.oracle import ENGINES, reference, texts_of
 from hybridtei.batch import Head, pack
-from hybridtei.errors import UnsupportedArchitecture
+from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
@@ -46,6 +46,9 @@ PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"model_type": "llama", "pooling": ..., "temperature": ...},
     ),  # the class's name says it
     ("qwen3", {"is_causal": False}, {}),
+    ("ministral3", {}, {}),
+    ("ultrabert", {}, {}),
+    ("ultrabert", {"layer_types": ["full_attention"] * 2}, {"attention_windows": [0, 0]}),
 ]
 
 
@@ -181,6 +184,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "`rope_scaling` is .*mixed_b",
     ),
     ("gte", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "`rope_type` is 'dynamic'"),
+    (
+        "ultrabert",
+        {"attention_windows": [8, 16], "rope_theta": [1e4, 1e4]},
+        "`attention_windows` and `rope_theta` are 16 and 10000.0 in one layer of sliding_attention",
+    ),
+    ("ultrabert", {"an_option_nobody_knows_yet": 1}, "`an_option_nobody_knows_yet` is 1"),
 ]
 
 
@@ -191,3 +200,12 @@ def test_a_setting_that_is_not_known_is_refused_by_name(
     folder = published.REWRITES[family](tiny.write_family(tmp_path, family), **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
         family_graph(read_spec(folder, pooling="mean"))
+
+
+@pytest.mark.parametrize("changes", [{"attention_windows": [8]}, {"rope_theta": 1e4}], ids=str)
+def test_ultraberts_lists_have_a_number_for_each_layer(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    folder = published.as_ultrabert(tiny.write_family(tmp_path, "ultrabert"), **changes)
+    with pytest.raises(LoadError, match=f"`{next(iter(changes))}` is .*a number for each of 2"):
+        read_spec(folder, pooling="mean")

@@ -158,6 +158,9 @@ class OnnxOps:
     def scale(self, x: Rows, factor: float) -> Rows:
         return Rows(self._node("Mul", x.value, self._float(factor)), x.width)
 
+    def scaled_by(self, x: Rows, name: str) -> Rows:
+        return Rows(self._node("Mul", x.value, self._weight(name, (1,))), x.width)
+
     def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
         parts = self.writer.node("Split", x.value, self._list(*widths), outputs=len(widths), axis=1)
         return [Rows(part, width) for part, width in zip(parts, widths, strict=True)]
@@ -180,15 +183,17 @@ class OnnxOps:
         )
 
     def rms_norm(
-        self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0
+        self, x: Rows, name: str | None, eps: float, *, dim: int | None = None, offset: float = 0.0
     ) -> Rows:
-        weight = self._weight(f"{name}.weight", (dim or x.width,))
-        if offset:
-            weight = self._node("Add", weight, self._float(offset))
         value = x.value if dim is None else self._heads(x, dim)
         mean = self._node("ReduceMean", self._node("Mul", value, value), self._list(-1), keepdims=1)
         size = self._node("Sqrt", self._node("Add", mean, self._float(eps)))
-        normed = self._node("Mul", self._node("Div", value, size), weight)
+        normed = self._node("Div", value, size)
+        if name is not None:
+            weight = self._weight(f"{name}.weight", (dim or x.width,))
+            if offset:
+                weight = self._node("Add", weight, self._float(offset))
+            normed = self._node("Mul", normed, weight)
         return Rows(normed if dim is None else self._node("Flatten", normed, axis=1), x.width)
 
     def experts(
@@ -210,7 +215,12 @@ class OnnxOps:
         )
         return Rows(self._node("Gemm", self._node("Flatten", shared, axis=1), w2, bias), x.width)
 
-    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+    def rotation(
+        self,
+        frequencies: NDArray[np.float32],
+        factor: float,
+        growth: tuple[float, int] | None = None,
+    ) -> Rotation:
         places = self._node(
             "Unsqueeze", self._node("Cast", self._ids["position_ids"], to=FLOAT), self._list(1)
         )
@@ -219,6 +229,15 @@ class OnnxOps:
         cos, sin = self._node("Cos", both), self._node("Sin", both)
         if factor != 1:
             cos, sin = (self._node("Mul", value, self._float(factor)) for value in (cos, sin))
+        if growth is not None:
+            beta, length = growth
+            steps = self._node("Floor", self._node("Div", places, self._float(length)))
+            logarithm = self._node("Log", self._node("Add", steps, self._float(1)))
+            grown = self._node(
+                "Add", self._node("Mul", logarithm, self._float(beta)), self._float(1)
+            )
+            grown = self._node("Unsqueeze", grown, self._list(1))
+            cos, sin = (self._node("Mul", value, grown) for value in (cos, sin))
         return Rotation(cos, sin)
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:

@@ -125,6 +125,9 @@ class TorchOps:
     def scale(self, x: Rows, factor: float) -> Rows:
         return Rows(x.value * factor, x.width)
 
+    def scaled_by(self, x: Rows, name: str) -> Rows:
+        return Rows(x.value * self._root.parameter(name, 1), x.width)
+
     def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
         parts = x.value.split([*widths], 1)
         return [Rows(parts[place], width) for place, width in enumerate(widths)]
@@ -141,15 +144,13 @@ class TorchOps:
         return Rows(normed, x.width, x.is_parameter)
 
     def rms_norm(
-        self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0
+        self, x: Rows, name: str | None, eps: float, *, dim: int | None = None, offset: float = 0.0
     ) -> Rows:
         size = (dim or x.width,)
-        weight, value = (
-            self._root.parameter(f"{name}.weight", *size),
-            x.value if dim is None else self._heads(x, dim),
-        )
+        weight = None if name is None else self._root.parameter(f"{name}.weight", *size)
+        value = x.value if dim is None else self._heads(x, dim)
         # Near 1, half precision is too coarse for the sum
-        if offset:
+        if weight is not None and offset:
             normed = functional.rms_norm(value.float(), size, weight.float() + offset, eps).to(
                 weight.dtype
             )
@@ -175,13 +176,21 @@ class TorchOps:
             functional.linear(shared, w2.T, self._root.parameter(f"{name}.bias", x.width)), x.width
         )
 
-    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+    def rotation(
+        self,
+        frequencies: NDArray[np.float32],
+        factor: float,
+        growth: tuple[float, int] | None = None,
+    ) -> Rotation:
         inverse = torch.as_tensor(frequencies, device=self._options.device)
-        angles = self._ids["position_ids"][:, None].float() * inverse
+        places = self._ids["position_ids"][:, None].float()
+        angles = places * inverse
         both = torch.cat((angles, angles), 1)[:, None]
-        cos, sin = (
-            (values * factor).to(self._options.dtype) for values in (both.cos(), both.sin())
-        )
+        scale: Any = factor
+        if growth is not None:
+            beta, length = growth
+            scale = factor * (1 + beta * (places / length).floor().log1p())[:, None]
+        cos, sin = ((values * scale).to(self._options.dtype) for values in (both.cos(), both.sin()))
         return Rotation(cos, sin)
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:

@@ -1,0 +1,104 @@
+"""EmbeddingGemma 2 as Google publishes it: settings nested under `text_config`, and towers for images beside the text tower."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from conformance.families.oracle import ENGINES, texts_of
+from hybridtei import Encoder, ModelConfig
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.inference.backends.select import choices
+from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.families.settings import Settings
+from tests import tiny
+from tests.models.families.test_families import equals_transformers
+from tests.vocabulary import tokenizer
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "position_embedding_size": 16,
+}
+
+
+def write(folder: Path, prompts: dict[str, str] | None = None) -> Path:
+    """A model with a vision tower, mean pooling and Normalize."""
+    words = tokenizer("bytes")
+    words.save_pretrained(folder)
+    text = {"vocab_size": len(words), **tiny.GEMMA2}
+    config = transformers.EmbeddingGemma2Config(
+        text_config=text, vision_config=transformers.Gemma4VisionConfig(**VISION)
+    )
+    config.vocab_size = len(words)
+    model = transformers.EmbeddingGemma2Model(config)
+    tiny.randomise(model, 0)
+    model.eval().save_pretrained(folder)
+    return tiny.write_modules(folder, normalize=True, prompts=prompts)
+
+
+def expected(folder: Path) -> np.ndarray:
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        states = [
+            model(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].numpy()
+            for text in texts_of(read_spec(folder))
+        ]
+    return np.concatenate(states)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_text_tower_computes_what_the_whole_model_does(tmp_path: Path, engine: str) -> None:
+    folder = write(tmp_path)
+    assert any("vision_tower.encoder.layers.0" in name for name in names(folder))
+    equals_transformers(folder, engine, expected(folder))
+
+
+def names(folder: Path) -> list[str]:
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", framework="numpy") as file:
+        return list(file.keys())
+
+
+def test_vectors_can_be_cut_and_prompts_are_read(tmp_path: Path) -> None:
+    prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
+    encoder = Encoder.load(str(write(tmp_path, prompts)), backend="ort")
+    try:
+        whole = encoder.encode(["a text"], prompt_name="query").dense
+        cut = encoder.encode(["a text"], prompt_name="query", dimensions=8).dense
+        written = encoder.encode([prompts["query"] + "a text"]).dense
+    finally:
+        encoder.close()
+    assert whole.shape == (1, 40)
+    np.testing.assert_allclose(whole, written, atol=1e-6)
+    np.testing.assert_allclose(cut, whole[:, :8] / np.linalg.norm(whole[:, :8]), atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_float16_is_refused_before_weights_are_read(tmp_path: Path, backend: str) -> None:
+    spec = read_spec(write(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    why = "`model_type` is 'embedding_gemma2_text', whose states overflow float16: use --dtype"
+    with pytest.raises(UnsupportedArchitecture, match=why):
+        choices(ModelConfig(backend=backend, dtype="float16"), spec)
+
+
+def test_a_text_config_of_another_form_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    tiny.edit_json(folder / "config.json", text_config="gemma")
+    with pytest.raises(LoadError, match=r"config.json: `text_config` is 'gemma', should be an obj"):
+        read_spec(folder)
+
+
+def test_settings_of_a_part_are_named_with_it() -> None:
+    part = Settings({}, "config.json").nested({"head_dim": 0}, "per_layer_config.5")
+    with pytest.raises(LoadError, match=r"config.json: per_layer_config.5: `head_dim` is 0"):
+        part.count("head_dim")
