@@ -4,6 +4,7 @@ engine through it."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -26,7 +27,7 @@ from hybridtei.errors import (
 from hybridtei.inference.engine.admission import Bounds, too_many_numbers
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Task
-from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.embed import SIDES, Embed, InputType, prompt_of
 from hybridtei.inference.tasks.rerank import Ranking, Scored
 from hybridtei.models.fingerprint import Fingerprint, begin
 from hybridtei.models.text.reader import Input
@@ -47,6 +48,8 @@ NUMBERS_A_RANK = 40
 MAX_INSTRUCTION_CHARACTERS = 8_000_000
 # An answer of more numbers is written outside the event loop
 OFFLOAD_NUMBERS = 200_000
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Write = Callable[[T, Usage], Any]
@@ -86,8 +89,26 @@ class Context:
     metrics: RequestMetrics
     # True: for routes of other servers than TEI, which take more texts, a part at a time
     for_peers: bool = False
+    # How texts are read if their request does not say: the side that the model's name ends with
+    side: InputType | None = None
+    # True if the model has prompts that differ for queries and documents
+    has_sides: bool = field(init=False)
     _fingerprint_header: tuple[bytes, bytes] | None = field(default=None, init=False)
     _peers: Context | None = field(default=None, init=False)
+    _sides: dict[InputType, Context] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        table = self.service.reader.prompts.table or {}
+        prompts = [table.get(prompt_of(side, table) or "", "") for side in SIDES]
+        self.has_sides = prompts[0] != prompts[1]
+
+    def on_side(self, side: InputType | None) -> Context:
+        """This model, which reads a request's texts as queries or as documents."""
+        if side is None:
+            return self
+        if side not in self._sides:
+            self._sides[side] = replace(self, side=side)
+        return self._sides[side]
 
     @property
     def peers(self) -> Context:
@@ -100,8 +121,10 @@ class Context:
     def served_name(self) -> str:
         if isinstance(self.model, NamedModel):
             # `served_model_name` would name all models of the process
-            return self.model.alias
-        return self.server.served_model_name or self.model.model_id
+            name = self.model.alias
+        else:
+            name = self.server.served_model_name or self.model.model_id
+        return name if self.side is None else f"{name}:{self.side}"
 
     @property
     def is_splade(self) -> bool:
@@ -217,6 +240,8 @@ class Context:
             bounds = bounds or self.bounds(load.inputs)
             if bounds.max_numbers is not None and numbers > bounds.max_numbers:
                 raise too_many_numbers(bounds.max_numbers)
+            if self.has_sides and task.embeds and task.lacks_side(self.service.reader.prompts):
+                self.metrics.lacked_side(self.served_name)
             if task.checks_first:
                 task.check(self.service.model.spec)
                 check = checked
@@ -304,6 +329,7 @@ def usage_of(usage: Usage) -> dict[str, int]:
 
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
+HOUR_S = 3600.0
 # A bound of its histogram
 MAX_HISTOGRAM_LENGTH = 2**19
 
@@ -367,6 +393,8 @@ class RequestMetrics:
         )
         self._failure = registry.counter("te_request_failure")
         self.disconnected = registry.counter("hybridtei_departed_requests_total")
+        self._without_side = registry.counter("hybridtei_requests_without_side_total")
+        self._next_warning = 0.0
         lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         of_request = _stages(registry, "request")
@@ -403,6 +431,20 @@ class RequestMetrics:
             times.inference_ns / SECOND_NS,
         )
         observe_pairs(seconds, of_scope.stages, inputs)
+
+    def lacked_side(self, model: str) -> None:
+        """Count a request to a model with sides that names none, and log one an hour."""
+        self._without_side.add()
+        if time.monotonic() < self._next_warning:
+            return
+        self._next_warning = time.monotonic() + HOUR_S
+        log.warning(
+            "%s has prompts for queries and documents, and a request named neither: send "
+            "`input_type` or `prompt_name`, or the model's name as %s:query or %s:document",
+            model,
+            model,
+            model,
+        )
 
     def dropped(self) -> None:
         """Count a request whose client disconnected before its answer."""

@@ -32,6 +32,9 @@ HELP = {
     "hybridtei_lane_tokens_total": "Tokens that lanes of a kind took.",
     "hybridtei_queue_tokens": "Tokens that wait for a forward pass.",
     "hybridtei_refusals_total": "Requests refused, by the limit that refused them.",
+    "hybridtei_requests_without_side_total": (
+        "Requests that name no side of a model with prompts for queries and documents."
+    ),
     "hybridtei_running_batches": "Batches in a forward pass now.",
     "hybridtei_shared_inputs_total": "Inputs identical to a waiting input, computed once.",
     "hybridtei_store_errors_total": (

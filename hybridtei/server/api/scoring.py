@@ -130,6 +130,7 @@ async def _cosines(context: Context, request: ScoreRequest, pairs: Pairs) -> Rep
         frozenset({pooled_head(context)}),
         context.truncate(None, max_tokens),
         normalize=False,
+        input_type=context.side,
         max_tokens=max_tokens,
     )
 
