@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from typing import Any, Literal, Self, TypeVar, get_args
 
 from hybridtei import errors
-from hybridtei.batch import Head
+from hybridtei.batch import UNKNOWN, Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import (
     HybridTeiError,
@@ -24,14 +24,14 @@ from hybridtei.errors import (
     TooManyInputs,
     TooManyTexts,
 )
-from hybridtei.inference.engine.admission import Bounds, too_many_numbers
+from hybridtei.inference.engine.admission import Answered, Bounds, too_many_numbers
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Task
 from hybridtei.inference.tasks.embed import SIDES, Embed, InputType, prompt_of
 from hybridtei.inference.tasks.rerank import Ranking, Scored
 from hybridtei.models.fingerprint import Fingerprint, begin
 from hybridtei.models.text.reader import Input
-from hybridtei.outputs import Embeddings, Load, Timings, Usage
+from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.system.metrics import (
     Histogram,
     Registry,
@@ -258,7 +258,7 @@ class Context:
                 if not load.is_batch:
                     error.place = None
                 raise error.named(field) from None
-        return result.answer, counted.succeeded(result.lengths, result.timings)
+        return result.answer, counted.succeeded(result)
 
     async def look_up(
         self, queries: Sequence[Input], *, is_batch: bool
@@ -323,9 +323,16 @@ def envelope(context: Context, kind: str, prefix: str) -> dict[str, Any]:
     }
 
 
-def usage_of(usage: Usage) -> dict[str, int]:
-    """`{"prompt_tokens", "total_tokens"}`."""
-    return {"prompt_tokens": usage.tokens, "total_tokens": usage.tokens}
+def usage_of(context: Context, usage: Usage) -> dict[str, Any]:
+    """`{"prompt_tokens", "total_tokens"}`; and `truncated` if an input was cut, which TEI does not
+    tell."""
+    counts: dict[str, Any] = {"prompt_tokens": usage.tokens, "total_tokens": usage.tokens}
+    if usage.cuts and not context.server.as_tei:
+        counts["truncated"] = [
+            {"index": cut.index, "kept": None if cut.kept == UNKNOWN else cut.kept}
+            for cut in usage.cuts
+        ]
+    return counts
 
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
@@ -337,10 +344,10 @@ Scope = Literal["embed", "predict"]
 
 
 def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
-    """TEI's `x-compute-*` and timing headers. TEI reports `gpu+optimized` on every device."""
+    """TEI's `x-compute-*` and timing headers, and the number of inputs that were cut. TEI reports `gpu+optimized` on every device."""
     elapsed = b"%d" % ((perf_counter_ns() - usage.began_ns) // MILLISECOND_NS)
     times = usage.timings
-    return [
+    headers = [
         (b"x-compute-type", b"gpu+optimized"),
         (b"x-compute-time", elapsed),
         (b"x-compute-characters", b"%d" % usage.load.characters),
@@ -350,6 +357,9 @@ def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
         (b"x-queue-time", b"%d" % (times.queue_ns // MILLISECOND_NS)),
         (b"x-inference-time", b"%d" % (times.inference_ns // MILLISECOND_NS)),
     ]
+    if usage.cuts:
+        headers.append((b"x-hybridtei-truncated", b"%d" % len(usage.cuts)))
+    return headers
 
 
 class Counted:
@@ -375,10 +385,10 @@ class Counted:
         elif isinstance(error, asyncio.CancelledError) and self._load is not None:
             self._metrics.dropped()
 
-    def succeeded(self, lengths: list[int], timings: Timings) -> Usage:
+    def succeeded(self, result: Answered[Any]) -> Usage:
         """Count the answer, and return the cost of the request."""
         assert self._load is not None
-        usage = Usage(self._load, lengths, timings, self.began_ns)
+        usage = Usage(self._load, result.lengths, result.timings, self.began_ns, result.cuts)
         self._metrics.succeeded(usage, self._scope)
         return usage
 
@@ -395,6 +405,7 @@ class RequestMetrics:
         self.disconnected = registry.counter("hybridtei_departed_requests_total")
         self._without_side = registry.counter("hybridtei_requests_without_side_total")
         self._next_warning = 0.0
+        self._truncated = registry.counter("hybridtei_truncated_inputs_total")
         lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         of_request = _stages(registry, "request")
@@ -418,6 +429,8 @@ class RequestMetrics:
         inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
         self._succeeded[usage.load.is_batch]()
         of_scope.success(inputs)
+        if usage.cuts:
+            self._truncated.add(len(usage.cuts))
         for length in usage.lengths:
             self._input_length.observe(length)
         total_ns = perf_counter_ns() - usage.began_ns

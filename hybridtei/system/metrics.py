@@ -40,6 +40,7 @@ HELP = {
     "hybridtei_store_errors_total": (
         "Requests that failed or were refused at the vector store, by kind."
     ),
+    "hybridtei_truncated_inputs_total": "Inputs that were cut to the model's length.",
     "hybridtei_unsent_bytes": "Bytes of answers that clients have not read yet.",
 }
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tokenizers import Encoding as RawEncoding
 
-from hybridtei.batch import Encoding, LocatedEncoding, runs
+from hybridtei.batch import UNKNOWN, Characters, Encoding, LocatedEncoding, runs
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.rankers import SLOT, PairTemplate
@@ -37,11 +37,18 @@ PORTION_CHARACTERS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A text to tokenise, True if it gets special tokens, and its adapter."""
+    """A text to tokenise, True if it gets special tokens, and its adapter.
+
+    `begin`: the place in the input of its first character, or of that of a pair's second text;
+    below 0: of the prompt; None: the input is a list of ids. `is_cut`: it lacks characters of the
+    input.
+    """
 
     text: Text
     special_tokens: bool = True
     adapter: int = 0
+    begin: int | None = 0
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +167,9 @@ class TextReader:
             raise InvalidInput(
                 f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}"
             )
-        return self._finished(
-            Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64))
-        )
+        input_ids = np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)
+        kept = UNKNOWN if total > self.max_input_length else None
+        return self._finished(Encoding(input_ids, kept=kept))
 
     def locate(
         self,
@@ -237,8 +244,13 @@ class TextReader:
         prompt, adapter = prompts.default, prompts.default_adapter
         if prompt_name is not None:
             prompt, adapter = prompts.named(prompt_name), prompts.adapter(prompt_name)
-        if len(item) > self.max_input_length * CHARACTERS_PER_TOKEN:
+        begin: int | None = -len(prompt or "")
+        size = len(item)
+        if size > self.max_input_length * CHARACTERS_PER_TOKEN:
             item = self._bounded(item, truncate, direction)
+        is_cut = len(item) < size
+        if is_cut and direction == "left":
+            begin = size - len(item) - len(prompt or "")
         # With a prompt, special tokens around the whole text replace the special tokens in the ids.
         whole = isinstance(item, str) or prompt is not None
         # A single id may decode to a long text
@@ -246,8 +258,9 @@ class TextReader:
             item = self._bounded(
                 self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction
             )
+            begin = None
         text = (prompt or "") + item
-        return _Ready(text, special_tokens=whole, adapter=adapter)
+        return _Ready(text, whole, adapter, begin, is_cut)
 
     def _prepare_text(self, item: Text, truncate: bool, direction: Direction) -> _Ready:
         if isinstance(item, str):
@@ -262,7 +275,10 @@ class TextReader:
                 raise InvalidInput(
                     f"`inputs` must have less than {limit} characters. Given: {total}"
                 )
+            size = len(item[1])
             item = (_cut(item[0], limit // 2, direction), _cut(item[1], limit // 2, direction))
+            begin = size - len(item[1]) if direction == "left" else 0
+            return _Ready(item, begin=begin, is_cut=True)
         return _Ready(item)
 
     @property
@@ -324,9 +340,22 @@ class TextReader:
     ) -> Encoding:
         if not truncate:
             self._check_length(raw)
-        return self._finished(
-            self.tokenizer.cut(raw, self.max_input_length, direction), item.adapter
+        encoding = self.tokenizer.cut(raw, self.max_input_length, direction)
+        if item.is_cut or len(raw) > self.max_input_length:
+            encoding = replace(encoding, kept=self._kept(raw, item, direction))
+        return self._finished(encoding, item.adapter)
+
+    def _kept(self, raw: RawEncoding, item: _Ready, direction: Direction) -> Characters:
+        """The characters that a cut left of an input."""
+        if item.begin is None:
+            return UNKNOWN
+        first, end = self.tokenizer.kept(
+            item.text,
+            self.max_input_length,
+            direction,
+            add_special_tokens=1 in raw.special_tokens_mask,
         )
+        return (max(first + item.begin, 0), max(end + item.begin, 0))
 
     def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
         input_ids = encoding.input_ids

@@ -234,7 +234,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
             "object": "list",
             "data": data,
             "model": context.served_name,
-            "usage": usage_of(usage),
+            "usage": usage_of(context, usage),
         }
 
     def check() -> None:

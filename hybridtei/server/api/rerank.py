@@ -368,7 +368,7 @@ def _object(
         answer["scores"] = [
             {"document": _returned(text, plain=True), "score": score} for text, score in pairs
         ]
-    answer["usage"] = usage_of(usage)
+    answer["usage"] = usage_of(context, usage)
     answer["meta"] = {
         "api_version": {"version": "2"},
         "billed_units": {"search_units": -(-len(scores) // DOCUMENTS_PER_UNIT)},
