@@ -112,6 +112,15 @@ class LocatedEncoding(Encoding):
     special: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class WindowEncoding(Encoding):
+    """One of the windows in which a document is read: the document's place in its chunk, and the
+    characters of this window."""
+
+    document: int
+    characters: Characters
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
     """`n` sequences of `t` tokens in total: int64[t] arrays, `cu_seqlens` int64[n+1], and the

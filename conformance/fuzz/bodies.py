@@ -163,6 +163,7 @@ RANK_DOCUMENTS = body(
     return_documents=BOOL,
     rank_fields=(["text"], ["title", "n"], []),
     max_tokens_per_doc=(0, 1, 5, 4096),
+    max_chunks_per_doc=(0, 1, 3, 10),
     truncate_prompt_tokens=(-1, 0, 1, 5, None),
     raw_scores=True,
     truncation=BOOL,

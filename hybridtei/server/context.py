@@ -292,6 +292,13 @@ class Context:
         return Reply(write(answer, usage), usage, numbers)
 
 
+def windows_of(context: Context, documents: int, most: int | None = None) -> int:
+    """The number of windows of a document, by the request or the server: all documents of a
+    request have at most --max-rerank-documents in all."""
+    windows = most or context.server.rerank_windows
+    return min(windows, max(context.server.max_rerank_documents // max(documents, 1), 1))
+
+
 def checked() -> None:
     """The `check` of a task that has been checked."""
 

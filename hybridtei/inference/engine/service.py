@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from hybridtei.batch import Encoding, Head
+from hybridtei.batch import Encoding, Head, WindowEncoding
 from hybridtei.config import EngineConfig
 from hybridtei.errors import (
     AnswerTooLarge,
@@ -244,8 +244,10 @@ def cuts_of(encodings: Sequence[Encoding], size: int) -> list[Cut]:
     """The inputs of a chunk that were cut. Encodings before those of the inputs are the query's."""
     before = max(len(encodings) - size, 0)
     cuts: list[Cut] = []
-    for place, encoding in enumerate(encodings[before:]):
-        if encoding.kept is not None:
+    for place, encoding in enumerate(encodings, -before):
+        if encoding.kept is not None and isinstance(encoding, WindowEncoding):
+            cuts.append(Cut(encoding.document, encoding.kept))
+        elif encoding.kept is not None and place >= 0:
             cuts.append(Cut(place, encoding.kept))
     return cuts
 

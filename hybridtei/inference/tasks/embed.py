@@ -181,6 +181,13 @@ class Embed(Task[Embeddings]):
             times=times,
         )
 
+    def longest(self, model: Model) -> int:
+        """The most tokens of an input."""
+        side = self.side(model.spec)
+        if side is None or side.length is None:
+            return model.reader.max_input_length
+        return min(side.length, model.reader.max_input_length)
+
     def _reader(self, model: Model) -> tuple[TextReader, str | None]:
         """Return the reader of the inputs, and the name of their prompt."""
         side = self.side(model.spec)

@@ -215,6 +215,21 @@ class TextReader:
             cut += [_beginning(text, raw, tokens) for text, raw in zip(portion, raws, strict=True)]
         return cut
 
+    def windows(
+        self, texts: Sequence[str], room: int, most: int, *, truncate: bool
+    ) -> list[list[Characters]]:
+        """The characters of the windows in which each text is read: at most `most`, of `room`
+        tokens, each with the last eighth of the one before. Without `truncate` the last one ends
+        with the text, whatever its length."""
+        limit = most * room * CHARACTERS_PER_TOKEN
+        rest = iter(texts)
+        windows: list[list[Characters]] = []
+        for portion in _portions([text[:limit] for text in texts]):
+            raws = self.tokenizer.encode(portion, add_special_tokens=False, offsets=True)
+            for raw, text in zip(raws, rest, strict=False):
+                windows.append(_windows_of(text, raw, room, most, truncate))
+        return windows
+
     def tokens(
         self, text: str, *, add_special_tokens: bool, prompt_name: str | None
     ) -> Iterator[Token]:
@@ -466,6 +481,24 @@ def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
     # `offsets` would make a list for all tokens
     span = raw.token_to_chars(tokens - 1)
     return text if span is None else text[: span[1]]
+
+
+def _windows_of(
+    text: str, raw: RawEncoding, room: int, most: int, truncate: bool
+) -> list[Characters]:
+    if len(raw) <= room:
+        return [(0, len(text))]
+    windows: list[Characters] = []
+    begin = end = 0
+    while end < len(raw) and len(windows) < most:
+        end = min(begin + room, len(raw))
+        first, _ = raw.token_to_chars(begin) or (0, 0)
+        _, last = raw.token_to_chars(end - 1) or (0, 0)
+        windows.append((first, last))
+        begin = end - room // 8
+    if end == len(raw) or not truncate:
+        windows[-1] = (windows[-1][0], len(text))
+    return windows
 
 
 def _filled(slot: str, instruction: str, pair: Text) -> str:

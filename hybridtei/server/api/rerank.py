@@ -43,6 +43,7 @@ from hybridtei.server.context import (
     envelope,
     load_of_pairs,
     usage_of,
+    windows_of,
 )
 from hybridtei.server.http.body import decode, decode_peers, kind_of
 from hybridtei.server.models import RANK
@@ -112,6 +113,15 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     max_tokens_per_doc: Annotated[
         Size | None, Meta(description="Cut each document to this many tokens; 0: do not cut.")
     ] = None
+    max_chunks_per_doc: Annotated[
+        Size | None,
+        Meta(
+            description=(
+                "Read a document that is longer than the model in at most this many windows; the "
+                "best one counts [default, and 0: --rerank-windows]."
+            )
+        ),
+    ] = None
     raw_scores: Annotated[
         bool | UnsetType | None,
         Meta(
@@ -152,6 +162,10 @@ class RankedDocument(Struct, frozen=True, omit_defaults=True):
     relevance_score: float
     document: dict[str, Any] | str | None = None
     relevant_spans: list[RelevantSpan] | None = None
+    window: Annotated[
+        tuple[int, int] | None,
+        Meta(description="The characters of the best window, if it was read in several."),
+    ] = None
 
 
 class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
@@ -285,6 +299,9 @@ async def rerank_documents(
         for item in items if scored.spans else ():
             if spans := scored.spans[item["index"]]:
                 item["relevant_spans"] = spans
+        for item in items if scored.windows else ():
+            if window := scored.windows[item["index"]]:
+                item["window"] = window
         return _object(context, request, items, scores, usage)
 
     numbers = (
@@ -386,14 +403,18 @@ def _task(
     truncate: bool | None,
     max_document_tokens: int | None = None,
 ) -> Ranking:
-    check_instruction(request.instruction, len(documents))
-    spans, max_tokens = None, None
+    spans, max_tokens, most = None, None, None
     if isinstance(request, DocumentsRequest):
         max_tokens = request.truncate_prompt_tokens
+        most = request.max_chunks_per_doc
         if request.relevant_spans is not None:
             spans = request.relevant_spans.if_enabled
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput("`relevant_spans` needs a model that ranks by multi-vectors")
+    windows = 1
+    if most or context.server.rerank_windows > 1:
+        windows = windows_of(context, len(documents), most)
+    check_instruction(request.instruction, len(documents) * windows)
     return rerank_task(
         context.service.model.spec,
         query,
@@ -406,4 +427,5 @@ def _task(
         max_document_tokens=max_document_tokens,
         max_tokens=max_tokens,
         spans=spans,
+        windows=windows,
     )

@@ -28,7 +28,13 @@ from hybridtei.retrieval.search.options import (
     SearchResult,
     Stage,
 )
-from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
+from hybridtei.server.context import (
+    NUMBERS_A_RANK,
+    Context,
+    Reply,
+    load_of_pairs,
+    windows_of,
+)
 from hybridtei.server.models import Models, StoreContext
 from hybridtei.server.routing import post
 
@@ -339,7 +345,10 @@ def ranker(models: Models, name: bool | str) -> Rank | None:
         raise InvalidInput("`rerank`: no reranker is loaded; `rescore` ranks by multi-vectors")
 
     async def rank(query: str, documents: Sequence[str]) -> Floats:
-        task = rerank_task(context.service.model.spec, query, documents, truncate=True)
+        windows = windows_of(context, len(documents))
+        task = rerank_task(
+            context.service.model.spec, query, documents, truncate=True, windows=windows
+        )
         task.check(context.service.model.spec)
         scored, _ = await context.rank(task, load_of_pairs(query, documents))
         return scored.scores
