@@ -271,7 +271,12 @@ class Context:
             return await self.run(task, load)
 
     async def rank(
-        self, task: Ranking, load: Load, check: Check | None = None, *, field: str | None = None
+        self,
+        task: Ranking,
+        load: Load,
+        check: Check | None = None,
+        *,
+        field: str | NameOf | None = None,
     ) -> tuple[Scored, Usage]:
         """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`. `field`: as for `run`."""
         bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)

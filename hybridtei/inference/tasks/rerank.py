@@ -62,6 +62,8 @@ class Scored:
     logits: Floats | None = None
     # The characters of each document's best window; None: it was read as a whole
     windows: Sequence[Characters | None] = ()
+    # The number of the last documents that no pass has scored
+    unscored: int = 0
 
     @property
     def order(self) -> list[int]:
@@ -69,8 +71,8 @@ class Scored:
         values = self.scores
         if self.logits is not None:
             values = self.logits
-        numbers: list[int] = best_first(values).tolist()
-        return numbers
+        scored = len(values) - self.unscored
+        return [*best_first(values[:scored]).tolist(), *range(scored, len(values))]
 
     @staticmethod
     def concat(parts: Sequence[Scored]) -> Scored:

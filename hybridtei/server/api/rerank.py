@@ -22,6 +22,7 @@ from hybridtei.inference.tasks.rerank import (
     rerank_task,
 )
 from hybridtei.outputs import Floats, Usage
+from hybridtei.retrieval.search.options import Budget
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,
@@ -47,6 +48,7 @@ from hybridtei.server.context import (
 )
 from hybridtei.server.http.body import decode, decode_peers, kind_of
 from hybridtei.server.models import RANK
+from hybridtei.server.ranking import BudgetMs, deadline_of, rank_within
 from hybridtei.server.routing import LISTED, post
 
 # The event loop looks up each field in each of thousands of documents
@@ -145,6 +147,7 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
             )
         ),
     ] = None
+    budget_ms: BudgetMs = None
     by_property: Annotated[
         Any, Meta(description="Weaviate's; adds `scores` in the order of `documents`.")
     ] = field(default=UNSET, name="property")
@@ -178,6 +181,7 @@ class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
     meta: dict[str, Any]
     query: str | None = None
     scores: list[dict[str, Any]] | None = None
+    budget: Budget | None = None
 
 
 def as_relevance(task: RerankByVectors, scored: Scored) -> Floats:
@@ -252,6 +256,9 @@ async def rerank_documents(
     context: Context, request: DocumentsRequest, *, plain: bool = False, repeats: bool = True
 ) -> Reply:
     """Reranking of `documents`. The answer repeats them unless `return_documents` is false."""
+    deadline_ns: int | None = None
+    if request.budget_ms is not None:
+        deadline_ns = deadline_of(request.budget_ms)
     if request.return_documents is not None:
         repeats = request.return_documents
     raw = request.documents
@@ -283,7 +290,11 @@ async def rerank_documents(
         )
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, documents)
-    scored, usage = await context.rank(task, load, checked, field="documents")
+    budget: Budget | None = None
+    if deadline_ns is None:
+        scored, usage = await context.rank(task, load, checked, field="documents")
+    else:
+        scored, usage, budget = await rank_within(context, task, deadline_ns, "documents")
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         if isinstance(task, RerankByVectors) and request.raw_scores is not True:
@@ -302,7 +313,10 @@ async def rerank_documents(
         for item in items if scored.windows else ():
             if window := scored.windows[item["index"]]:
                 item["window"] = window
-        return _object(context, request, items, scores, usage)
+        answer = _object(context, request, items, scores, usage)
+        if budget is not None:
+            answer["budget"] = budget
+        return answer
 
     numbers = (
         NUMBERS_A_RANK * load.inputs
