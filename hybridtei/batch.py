@@ -46,10 +46,17 @@ class Padding(StrEnum):
 EMBEDDINGS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})
 
 
+# The first character of a text's part, and the last + 1
+Characters = tuple[int, int]
+UNKNOWN: Characters = (-1, -1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
     """One tokenised input, special tokens included.
 
+    `kept`: the first and the last character + 1 that a cut left of the text, or of a pair's second
+    text; `UNKNOWN` for ids and templates; None: nothing was cut.
     `unseen`: the number of last tokens that attend to all others, but no token attends to them
     (ColBERT's query expansion).
     `adapter`: the number of the model's adapter, 0 for none (`checkpoint.sizes.Adapters`).
@@ -64,6 +71,7 @@ class Encoding:
     adapter: int = 0
     shared: int = 0
     route: int = 0
+    kept: Characters | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -102,6 +110,15 @@ class LocatedEncoding(Encoding):
     text: str
     offsets: Ids
     special: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class WindowEncoding(Encoding):
+    """One of the windows in which a document is read: the document's place in its chunk, and the
+    characters of this window."""
+
+    document: int
+    characters: Characters
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -304,6 +304,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_rerank_documents: Annotated[
         Positive, flag("Most `documents` in one request to rank them.", "limits")
     ] = 10_000
+    rerank_windows: Annotated[
+        Positive,
+        flag(
+            "Windows in which rerankers read a document that is longer than the model, whose best "
+            "one counts; 1: cut it.",
+            "limits",
+        ),
+    ] = 1
     # Of 32 queries, 100 each
     max_search_points: Annotated[
         int,

@@ -14,7 +14,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head, Ids, Indices, Offsets, Ragged, gather_index, offsets_of
+from hybridtei.batch import (
+    Characters,
+    Head,
+    Ids,
+    Indices,
+    Offsets,
+    Ragged,
+    gather_index,
+    offsets_of,
+)
 from hybridtei.errors import NotANumber
 
 if TYPE_CHECKING:
@@ -294,13 +303,22 @@ class Load(msgspec.Struct, frozen=True):
     is_batch: bool
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """An input that was cut: its place, and the characters that the model read."""
+
+    index: int
+    kept: Characters
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """The cost of a request: the sums of its inputs' characters and tokens, and its times."""
+    """The cost of a request: the sums of its inputs' characters and tokens, its times, and the
+    inputs that were cut."""
 
     load: Load
     lengths: list[int]
     timings: Timings
     began_ns: int
+    cuts: Sequence[Cut] = ()
 
     @property
     def tokens(self) -> int:
@@ -321,4 +339,5 @@ class Usage(msgspec.Struct, frozen=True):
                 sum(usage.timings.inference_ns * usage.load.inputs for usage in usages) // inputs,
             ),
             usages[0].began_ns,
+            [cut for usage in usages for cut in usage.cuts],
         )

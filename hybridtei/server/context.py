@@ -4,6 +4,7 @@ engine through it."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 from msgspec import Struct
 
 from hybridtei import errors
-from hybridtei.batch import Head
+from hybridtei.batch import UNKNOWN, Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import (
     HybridTeiError,
@@ -25,14 +26,14 @@ from hybridtei.errors import (
     TooManyInputs,
     TooManyTexts,
 )
-from hybridtei.inference.engine.admission import Bounds, too_many_numbers
+from hybridtei.inference.engine.admission import Answered, Bounds, too_many_numbers
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Task
-from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.embed import SIDES, Embed, InputType, prompt_of
 from hybridtei.inference.tasks.rerank import Ranking, Scored
 from hybridtei.models.fingerprint import Fingerprint, begin
 from hybridtei.models.text.reader import Input
-from hybridtei.outputs import Embeddings, Load, Timings, Usage
+from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.system.metrics import (
     Histogram,
     Registry,
@@ -49,6 +50,8 @@ NUMBERS_A_RANK = 40
 MAX_INSTRUCTION_CHARACTERS = 8_000_000
 # An answer of more numbers is written outside the event loop
 OFFLOAD_NUMBERS = 200_000
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Write = Callable[[T, Usage], Any]
@@ -87,8 +90,26 @@ class Context:
     metrics: RequestMetrics
     # True: for routes of other servers than TEI, which take more texts, a part at a time
     for_peers: bool = False
+    # How texts are read if their request does not say: the side that the model's name ends with
+    side: InputType | None = None
+    # True if the model has prompts that differ for queries and documents
+    has_sides: bool = field(init=False)
     _fingerprint_header: tuple[bytes, bytes] | None = field(default=None, init=False)
     _peers: Context | None = field(default=None, init=False)
+    _sides: dict[InputType, Context] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        table = self.service.reader.prompts.table or {}
+        prompts = [table.get(prompt_of(side, table) or "", "") for side in SIDES]
+        self.has_sides = prompts[0] != prompts[1]
+
+    def on_side(self, side: InputType | None) -> Context:
+        """This model, which reads a request's texts as queries or as documents."""
+        if side is None:
+            return self
+        if side not in self._sides:
+            self._sides[side] = replace(self, side=side)
+        return self._sides[side]
 
     @property
     def peers(self) -> Context:
@@ -101,8 +122,10 @@ class Context:
     def served_name(self) -> str:
         if isinstance(self.model, NamedModel):
             # `served_model_name` would name all models of the process
-            return self.model.alias
-        return self.server.served_model_name or self.model.model_id
+            name = self.model.alias
+        else:
+            name = self.server.served_model_name or self.model.model_id
+        return name if self.side is None else f"{name}:{self.side}"
 
     @property
     def is_splade(self) -> bool:
@@ -218,6 +241,8 @@ class Context:
             bounds = bounds or self.bounds(load.inputs)
             if bounds.max_numbers is not None and numbers > bounds.max_numbers:
                 raise too_many_numbers(bounds.max_numbers)
+            if self.has_sides and task.embeds and task.lacks_side(self.service.reader.prompts):
+                self.metrics.lacked_side(self.served_name)
             if task.checks_first:
                 task.check(self.service.model.spec)
                 check = checked
@@ -234,7 +259,7 @@ class Context:
                 if not load.is_batch:
                     error.place = None
                 raise error.named(field) from None
-        return result.answer, counted.succeeded(result.lengths, result.timings)
+        return result.answer, counted.succeeded(result)
 
     async def look_up(
         self, queries: Sequence[Input], *, is_batch: bool
@@ -247,7 +272,12 @@ class Context:
             return await self.run(task, load)
 
     async def rank(
-        self, task: Ranking, load: Load, check: Check | None = None, *, field: str | None = None
+        self,
+        task: Ranking,
+        load: Load,
+        check: Check | None = None,
+        *,
+        field: str | NameOf | None = None,
     ) -> tuple[Scored, Usage]:
         """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`. `field`: as for `run`."""
         bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
@@ -266,6 +296,13 @@ class Context:
         if numbers > OFFLOAD_NUMBERS:
             return Reply(await asyncio.to_thread(write, answer, usage), usage, numbers)
         return Reply(write(answer, usage), usage, numbers)
+
+
+def windows_of(context: Context, documents: int, most: int | None = None) -> int:
+    """The number of windows of a document, by the request or the server: all documents of a
+    request have at most --max-rerank-documents in all."""
+    windows = most or context.server.rerank_windows
+    return min(windows, max(context.server.max_rerank_documents // max(documents, 1), 1))
 
 
 def checked() -> None:
@@ -299,12 +336,20 @@ def envelope(context: Context, kind: str, prefix: str) -> dict[str, Any]:
     }
 
 
-def usage_of(usage: Usage) -> dict[str, int]:
-    """`{"prompt_tokens", "total_tokens"}`."""
-    return {"prompt_tokens": usage.tokens, "total_tokens": usage.tokens}
+def usage_of(context: Context, usage: Usage) -> dict[str, Any]:
+    """`{"prompt_tokens", "total_tokens"}`; and `truncated` if an input was cut, which TEI does not
+    tell."""
+    counts: dict[str, Any] = {"prompt_tokens": usage.tokens, "total_tokens": usage.tokens}
+    if usage.cuts and not context.server.as_tei:
+        counts["truncated"] = [
+            {"index": cut.index, "kept": None if cut.kept == UNKNOWN else cut.kept}
+            for cut in usage.cuts
+        ]
+    return counts
 
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
+HOUR_S = 3600.0
 # A bound of its histogram
 MAX_HISTOGRAM_LENGTH = 2**19
 
@@ -312,10 +357,11 @@ Scope = Literal["embed", "predict"]
 
 
 def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
-    """TEI's `x-compute-*` and timing headers. TEI reports `gpu+optimized` on every device."""
+    """TEI's `x-compute-*` and timing headers, and the number of inputs that were cut. TEI reports
+    `gpu+optimized` on every device."""
     elapsed = b"%d" % ((perf_counter_ns() - usage.began_ns) // MILLISECOND_NS)
     times = usage.timings
-    return [
+    headers = [
         (b"x-compute-type", b"gpu+optimized"),
         (b"x-compute-time", elapsed),
         (b"x-compute-characters", b"%d" % usage.load.characters),
@@ -325,6 +371,9 @@ def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
         (b"x-queue-time", b"%d" % (times.queue_ns // MILLISECOND_NS)),
         (b"x-inference-time", b"%d" % (times.inference_ns // MILLISECOND_NS)),
     ]
+    if usage.cuts:
+        headers.append((b"x-hybridtei-truncated", b"%d" % len(usage.cuts)))
+    return headers
 
 
 class Counted:
@@ -350,10 +399,10 @@ class Counted:
         elif isinstance(error, asyncio.CancelledError) and self._load is not None:
             self._metrics.dropped()
 
-    def succeeded(self, lengths: list[int], timings: Timings) -> Usage:
+    def succeeded(self, result: Answered[Any]) -> Usage:
         """Count the answer, and return the cost of the request."""
         assert self._load is not None
-        usage = Usage(self._load, lengths, timings, self.began_ns)
+        usage = Usage(self._load, result.lengths, result.timings, self.began_ns, result.cuts)
         self._metrics.succeeded(usage, self._scope)
         return usage
 
@@ -368,6 +417,9 @@ class RequestMetrics:
         )
         self._failure = registry.counter("te_request_failure")
         self.disconnected = registry.counter("hybridtei_departed_requests_total")
+        self._without_side = registry.counter("hybridtei_requests_without_side_total")
+        self._next_warning = 0.0
+        self._truncated = registry.counter("hybridtei_truncated_inputs_total")
         lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         of_request = _stages(registry, "request")
@@ -391,6 +443,8 @@ class RequestMetrics:
         inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
         self._succeeded[usage.load.is_batch]()
         of_scope.success(inputs)
+        if usage.cuts:
+            self._truncated.add(len(usage.cuts))
         for length in usage.lengths:
             self._input_length.observe(length)
         total_ns = perf_counter_ns() - usage.began_ns
@@ -404,6 +458,20 @@ class RequestMetrics:
             times.inference_ns / SECOND_NS,
         )
         observe_pairs(seconds, of_scope.stages, inputs)
+
+    def lacked_side(self, model: str) -> None:
+        """Count a request to a model with sides that names none, and log one an hour."""
+        self._without_side.add()
+        if time.monotonic() < self._next_warning:
+            return
+        self._next_warning = time.monotonic() + HOUR_S
+        log.warning(
+            "%s has prompts for queries and documents, and a request named neither: send "
+            "`input_type` or `prompt_name`, or the model's name as %s:query or %s:document",
+            model,
+            model,
+            model,
+        )
 
     def dropped(self) -> None:
         """Count a request whose client disconnected before its answer."""

@@ -94,12 +94,12 @@ def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[i
 def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> list[Encoding]:
     """Split the result of `joined` into encodings that are views."""
     ends = accumulate(length for length, *_ in numbers)
-    return [
-        Encoding(
-            ids[end - length : end], None if types is None else types[end - length : end], *others
-        )
-        for end, (length, *others) in zip(ends, numbers, strict=True)
-    ]
+    encodings: list[Encoding] = []
+    for end, (length, unseen, adapter, shared, route) in zip(ends, numbers, strict=True):
+        own = slice(end - length, end)
+        row = None if types is None else types[own]
+        encodings.append(Encoding(ids[own], row, unseen, adapter, shared, route))
+    return encodings
 
 
 @dataclass(frozen=True, slots=True)

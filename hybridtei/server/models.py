@@ -37,6 +37,7 @@ from hybridtei.errors import (
 )
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.device import STOP_SECONDS
+from hybridtei.inference.tasks.embed import SIDES, InputType
 from hybridtei.server.context import Context
 from hybridtei.system import memory
 from hybridtei.system.metrics import Counter, Registry, text_of
@@ -120,7 +121,9 @@ class Models:
         ready = self.ready
         # The name of a loading or failed model reaches no other
         if len(ready) == 1 and name not in self.entries:
-            return ready[0]
+            if name is None or name == ready[0].served_name:
+                return ready[0]
+            return ready[0].on_side(split_side(name)[1])
         if name is not None and name not in NO_NAMES:
             return self.named(name)
         # The best capability first
@@ -129,25 +132,35 @@ class Models:
         return next(fitting, ready[0])
 
     def named(self, name: str) -> Context:
-        """Find a model by alias, served name or model id. Raises UnknownModel, naming its state or
-        the served models."""
-        if name not in self.entries:
-            # Ollama's clients add the tag; a model has one version here
-            name = name.removesuffix(":latest")
-        entry = self.entries.get(name)
-        if entry is not None and entry.context is not None and entry.state == "ready":
-            return entry.context
-        if entry is not None:
-            why = f" ({entry.error})" if entry.error else ""
-            raise UnknownModel(f"the model `{name}` is {entry.state}{why}")
-        for context in self.ready:
-            if name in (context.served_name, context.model.model_id):
-                return context
+        """Find a model by alias, served name or model id; else by what stands before `:query` or
+        `:document`, on that side. Raises UnknownModel, naming its state or the served models."""
+        for front, side in ((name, None), split_side(name)):
+            entry = self.entries.get(front)
+            if entry is not None and entry.context is not None and entry.state == "ready":
+                return entry.context.on_side(side)
+            if entry is not None:
+                why = f" ({entry.error})" if entry.error else ""
+                raise UnknownModel(f"the model `{front}` is {entry.state}{why}")
+            for context in self.ready:
+                if front in (context.served_name, context.model.model_id):
+                    return context.on_side(side)
         shown = name if len(name) <= 200 else f"{name[:200]}…"
         served = ", ".join(
             f"`{alias}`" for alias, entry in self.entries.items() if entry.state == "ready"
         )
         raise UnknownModel(f"the model `{shown}` is not served here; served are {served}")
+
+    def listed(self) -> list[Context]:
+        """The ready models, each followed by its sides if it reads queries and documents
+        differently. Below an alias that one alone."""
+        if self.alias is not None:
+            return [self.named(self.alias)]
+        listed: list[Context] = []
+        for context in self.ready:
+            listed.append(context)
+            if context.has_sides:
+                listed += [context.on_side(side) for side in SIDES]
+        return listed
 
     def metrics(self) -> str:
         """The Prometheus text of all models together and of the process. Below `/m/ALIAS` each
@@ -221,6 +234,16 @@ class Models:
         )
 
 
+def split_side(name: str) -> tuple[str, InputType | None]:
+    """`ALIAS:query` -> ("ALIAS", "query"). Any other ending belongs to the name, except `:latest`:
+    Ollama's clients add this tag, and a model has one version here."""
+    name = name.removesuffix(":latest")
+    for side in SIDES:
+        if name.endswith(f":{side}"):
+            return name.removesuffix(f":{side}"), side
+    return name, None
+
+
 @dataclass(frozen=True, slots=True)
 class Able:
     """The required kind and outputs of a model, which with a configured role gets only requests for
@@ -285,7 +308,7 @@ def check_capacity(route: Route, alias: str | None, models: Models, store: Store
             raise Overloaded
         return
     if alias is not None:
-        entry = models.entries.get(alias)
+        entry = models.entries.get(alias) or models.entries.get(split_side(alias)[0])
         contexts = (
             [entry.context]
             if entry is not None and entry.context is not None and entry.state == "ready"

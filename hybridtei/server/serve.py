@@ -260,8 +260,13 @@ def choose(
     models = shared.models
     if route.source == "model":
         name = None
-        if body and alias is None and len(models.entries) > 1:
-            name = model_name(body, payload)
+        if body and alias is None:
+            # One model takes every name, and reads the side behind it, as TEI does not
+            is_named = getattr(payload, "model", body) is not None
+            if is_named and not hasattr(payload, "model"):
+                is_named = b":query" in body or b":document" in body
+            if len(models.entries) > 1 or (is_named and not shared.server.as_tei):
+                name = model_name(body, payload)
         chosen = models.choose(alias, name, route.capability)
         return chosen.peers if route.is_peer else chosen
     if route.source == "models":

@@ -32,11 +32,15 @@ HELP = {
     "hybridtei_lane_tokens_total": "Tokens that lanes of a kind took.",
     "hybridtei_queue_tokens": "Tokens that wait for a forward pass.",
     "hybridtei_refusals_total": "Requests refused, by the limit that refused them.",
+    "hybridtei_requests_without_side_total": (
+        "Requests that name no side of a model with prompts for queries and documents."
+    ),
     "hybridtei_running_batches": "Batches in a forward pass now.",
     "hybridtei_shared_inputs_total": "Inputs identical to a waiting input, computed once.",
     "hybridtei_store_errors_total": (
         "Requests that failed or were refused at the vector store, by kind."
     ),
+    "hybridtei_truncated_inputs_total": "Inputs that were cut to the model's length.",
     "hybridtei_unsent_bytes": "Bytes of answers that clients have not read yet.",
 }
 

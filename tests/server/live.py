@@ -139,6 +139,19 @@ def serving(
         assert not thread.is_alive()
 
 
+@contextmanager
+def serving_app(app: Litestar) -> Iterator[str]:
+    """The URL of an application in a thread of this process."""
+    server = uvicorn.Server(settings_of(app, ServerConfig(), app.state.limits, None))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(HANG)
+        assert not thread.is_alive()
+
+
 class Hold:
     """A gate that holds passes while told to."""
 

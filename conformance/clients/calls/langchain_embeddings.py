@@ -51,6 +51,21 @@ def openai_with_dimensions(server: Server) -> None:
 
 
 @call
+def openai_with_a_side_by_name(server: Server) -> None:
+    for side in ("query", "document"):
+        body = {"inputs": TEXTS, "outputs": ["dense"], "input_type": side}
+        rows = server.ask("/embed_hybrid", body, alias=server.embed)
+        found = OpenAIEmbeddings(
+            base_url=f"{server.url}/v1",
+            api_key="-",
+            model=f"{server.embed}:{side}",
+            max_retries=0,
+            check_embedding_ctx_length=False,
+        )
+        same(found.embed_documents(TEXTS), [row["dense"] for row in rows])
+
+
+@call
 def openais_ids_are_refused_with_advice(server: Server) -> None:
     if not os.environ.get("TIKTOKEN_CACHE_DIR"):
         raise Skipped("OpenAI's vocabulary is not at hand: it comes with LiteLLM's environment")

@@ -25,7 +25,7 @@ from msgspec import Struct
 from hybridtei.errors import Overloaded, RequestError, RequestRefused, TimedOut
 from hybridtei.inference.engine.core import SHORT_TOKENS
 from hybridtei.inference.tasks.base import Task
-from hybridtei.outputs import Timings
+from hybridtei.outputs import Cut, Timings
 
 if TYPE_CHECKING:
     from hybridtei.inference.backends.base import Backend
@@ -98,13 +98,14 @@ class Bounds:
 
 
 class Answered(Struct, Generic[T], frozen=True):
-    """The answer of a task or a chunk, its number of inputs, each encoding's tokens, and its times:
-    means over the inputs."""
+    """The answer of a task or a chunk, its number of inputs, each encoding's tokens, its times
+    (means over the inputs), and the inputs that were cut."""
 
     answer: T
     size: int
     lengths: list[int]
     timings: Timings
+    cuts: Sequence[Cut] = ()
 
 
 async def run_in_chunks(
@@ -182,9 +183,14 @@ def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
         sum(chunk.size * chunk.timings.inference_ns for chunk in done) // inputs,
     )
     answer = task.join([chunk.answer for chunk in done])
-    return Answered(
-        answer, task.size, [length for chunk in done for length in chunk.lengths], timings
-    )
+    lengths: list[int] = []
+    cuts: list[Cut] = []
+    begin = 0
+    for chunk in done:
+        lengths += chunk.lengths
+        cuts += [Cut(begin + cut.index, cut.kept) for cut in chunk.cuts]
+        begin += chunk.size
+    return Answered(answer, task.size, lengths, timings, cuts)
 
 
 class _Inside:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from hybridtei.batch import Encoding, Head
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import TextReader
+from hybridtei.models.text.tokenizer import Prompts
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs
 
 Answer = TypeVar("Answer")
@@ -69,6 +70,10 @@ class Task(Generic[Answer]):
     def for_model(self, spec: ModelSpec) -> Task[Answer]:
         """Return the task that answers this one on `model`."""
         return self
+
+    def lacks_side(self, prompts: Prompts) -> bool:
+        """True if texts are embedded without a prompt, and neither as queries nor documents."""
+        return False
 
     def check(self, spec: ModelSpec) -> None:
         """Check everything except the inputs. Raises UnsupportedHead, with TEI's message, or

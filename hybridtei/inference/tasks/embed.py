@@ -42,6 +42,7 @@ from hybridtei.models.text.tokenizer import Direction, Prompts
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, max_weights, unit
 
 InputType = Literal["query", "document"]
+SIDES: tuple[InputType, ...] = ("query", "document")
 QueryEncoder = Literal["model", "table"]
 PROMPTS: Mapping[InputType, tuple[str, ...]] = {
     "query": ("query", "retrieval.query"),
@@ -96,6 +97,9 @@ class Embed(Task[Embeddings]):
             and self.input_type == "query"
         )
         return LookUp(self) if looks_up or self.query_encoder == "table" else self
+
+    def lacks_side(self, prompts: Prompts) -> bool:
+        return self.input_type is None and not prompts.named(self.prompt(prompts))
 
     def check(self, spec: ModelSpec) -> None:
         if self.dimensions is not None and self.dimensions < 1:
@@ -177,6 +181,13 @@ class Embed(Task[Embeddings]):
             allow_empty=allow_empty,
             times=times,
         )
+
+    def longest(self, model: Model) -> int:
+        """The most tokens of an input."""
+        side = self.side(model.spec)
+        if side is None or side.length is None:
+            return model.reader.max_input_length
+        return min(side.length, model.reader.max_input_length)
 
     def _reader(self, model: Model) -> tuple[TextReader, str | None]:
         """Return the reader of the inputs, and the name of their prompt."""

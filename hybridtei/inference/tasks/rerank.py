@@ -6,15 +6,25 @@ query only once. Ten thousand documents run in chunks, which bounds the memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from hybridtei.batch import Encoding, Head, Ragged, runs, sharing
+from hybridtei.batch import (
+    Characters,
+    Encoding,
+    Head,
+    Ragged,
+    WindowEncoding,
+    runs,
+    sharing,
+)
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
@@ -50,6 +60,10 @@ class Scored:
     query: Embeddings | None = None
     spans: Sequence[Sequence[RelevantSpan]] = ()
     logits: Floats | None = None
+    # The characters of each document's best window; None: it was read as a whole
+    windows: Sequence[Characters | None] = ()
+    # The number of the last documents that no pass has scored
+    unscored: int = 0
 
     @property
     def order(self) -> list[int]:
@@ -57,25 +71,48 @@ class Scored:
         values = self.scores
         if self.logits is not None:
             values = self.logits
-        numbers: list[int] = best_first(values).tolist()
-        return numbers
+        scored = len(values) - self.unscored
+        return [*best_first(values[:scored]).tolist(), *range(scored, len(values))]
 
     @staticmethod
     def concat(parts: Sequence[Scored]) -> Scored:
         spans = [spans for part in parts for spans in part.spans]
         logits = [part.logits for part in parts if part.logits is not None]
+        windows: list[Characters | None] = []
+        for part in parts:
+            windows += part.windows
         return Scored(
             np.concatenate([part.scores for part in parts]),
             parts[0].query,
             spans,
             np.concatenate(logits) if logits else None,
+            windows,
         )
+
+    def of_best_windows(self, encodings: Sequence[Encoding]) -> Scored:
+        """The scores of documents from those of their windows: each document's best one counts."""
+        windows = [item for item in encodings if isinstance(item, WindowEncoding)]
+        if not windows:
+            return self
+        values = self.scores
+        if self.logits is not None:
+            values = self.logits
+        begins = np.flatnonzero(np.diff([window.document for window in windows], prepend=-1))
+        best: list[int] = []
+        characters: list[Characters | None] = []
+        for begin, end in pairwise([*begins.tolist(), len(windows)]):
+            row = begin + int(values[begin:end].argmax())
+            best.append(row)
+            characters.append(windows[row].characters if end - begin > 1 else None)
+        logits = None if self.logits is None else self.logits[best]
+        return replace(self, scores=self.scores[best], logits=logits, windows=characters)
 
 
 @dataclass(frozen=True, slots=True)
 class _Question(Task[Scored]):
     """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this
-    number before any other cut. `max_tokens`: as for `Model.limited`."""
+    number before any other cut. `max_tokens`: as for `Model.limited`. `windows`: read a document
+    that is longer than the model in at most this many windows; the best one counts."""
 
     splits_itself: ClassVar[bool] = True
     query: str
@@ -85,6 +122,7 @@ class _Question(Task[Scored]):
     raw_scores: bool = False
     max_document_tokens: int | None = field(default=None, kw_only=True)
     max_tokens: int | None = field(default=None, kw_only=True)
+    windows: int = field(default=1, kw_only=True)
     # False if no later chunk needs the query's vectors
     keeps_query: bool = field(default=True, kw_only=True)
 
@@ -105,6 +143,49 @@ class _Question(Task[Scored]):
         if limit is None:
             return self.inputs
         return model.reader.cut_to(self.inputs, limit)
+
+    def in_windows(
+        self, model: Model, texts: Sequence[str], empty: int, longest: int, read: Read
+    ) -> list[Encoding]:
+        """Read documents by `read`, long ones in windows. `empty`: the tokens of an empty document,
+        with the query if the model reads both together; `longest`: the most tokens. The encodings
+        before those of the documents are the query's. Raises RequestError."""
+        room = longest - empty - SPARE_TOKENS
+        if self.windows < 2 or room < LEAST_WINDOW:
+            return read(texts)
+        windows = model.reader.windows(texts, room, self.windows, truncate=self.truncate)
+        parts = [(place, part) for place, some in enumerate(windows) for part in some]
+        try:
+            encodings = read([texts[place][begin:end] for place, (begin, end) in parts])
+        except RequestError as error:
+            if error.place is not None:
+                error.place = parts[error.place][0]
+            raise
+        before = len(encodings) - len(parts)
+        for row, (place, (begin, end)) in enumerate(parts, before):
+            encoding, last = encodings[row], windows[place][-1]
+            kept = None
+            if encoding.kept is not None:
+                kept = (0, begin + encoding.kept[1])
+            elif end == last[1] < len(texts[place]):
+                kept = (0, end)
+            encodings[row] = WindowEncoding(
+                input_ids=encoding.input_ids,
+                token_type_ids=encoding.token_type_ids,
+                adapter=encoding.adapter,
+                route=encoding.route,
+                kept=kept,
+                document=place,
+                characters=(begin, end),
+            )
+        return encodings
+
+
+# Tokens that a part of a text may have more alone than within the text
+SPARE_TOKENS = 2
+# Tokens of a document beside a long query, below which it is cut instead
+LEAST_WINDOW = 16
+Read = Callable[[Sequence[str]], list[Encoding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,24 +215,34 @@ class Rerank(_Question):
     def prepare(self, model: Model) -> list[Encoding]:
         if self.max_tokens is not None:
             model = model.limited(self.max_tokens)
-        pairs = [(self.query, document) for document in self.cut_documents(model)]
+        documents = self.cut_documents(model)
+        if self.windows < 2:
+            encodings = self._read(model, documents)
+        else:
+            empty = len(replace(self, query=self.query or ".", truncate=True)._read(model, [""])[0])
+            read = partial(self._read, model)
+            longest = model.reader.max_input_length
+            encodings = self.in_windows(model, documents, empty, longest, read)
+        return encodings if model.spec.template is None else sharing(encodings)
+
+    def _read(self, model: Model, documents: Sequence[str]) -> list[Encoding]:
+        pairs = [(self.query, document) for document in documents]
         if model.spec.template is None:
             return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
-        return sharing(
-            model.reader.ask(
-                model.spec.template,
-                pairs,
-                instruction=self.instruction,
-                truncate=self.truncate,
-                direction=self.direction,
-            )
+        return model.reader.ask(
+            model.spec.template,
+            pairs,
+            instruction=self.instruction,
+            truncate=self.truncate,
+            direction=self.direction,
         )
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
         assert outputs.scores is not None
         logits = refuse_nan(outputs.scores)
         scores = logits if self.raw_scores else probabilities(logits)
-        return Scored(scores[:, 0], logits=logits[:, 0])
+        scored = Scored(scores[:, 0], logits=logits[:, 0])
+        return scored if self.windows < 2 else scored.of_best_windows(encodings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +334,19 @@ class RerankByVectors(_Question):
             )
         task = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
         documents: list[Encoding]
-        if self.spans is None:
+        if self.spans is not None:
+            documents = [*task.locate(model, allow_empty=True)]
+        elif self.windows > 1:
+            empty = len(replace(task, inputs=[""]).read(model)[0])
+            longest = task.longest(model)
+            documents = self.in_windows(
+                model, texts, empty, longest, lambda some: replace(task, inputs=some).read(model)
+            )
+        else:
             if self.query_vectors is None and _are_read_alike(model):
                 with _past_query():
                     return replace(task, inputs=[self.query, *texts]).read(model)
             documents = task.read(model)
-        else:
-            documents = [*task.locate(model, allow_empty=True)]
         if self.query_vectors is not None:
             return documents
         query = replace(task, inputs=[self.query], input_type="query")
@@ -274,10 +371,9 @@ class RerankByVectors(_Question):
         spans: Sequence[Sequence[RelevantSpan]] = ()
         if self.spans is not None:
             spans = relevant_spans(model.spec, query, encodings, documents, self.spans)
-        if not self.keeps_query:
-            return Scored(scores, None, spans)
         # A view would keep the vectors of this chunk's documents until the last chunk is done
-        return Scored(scores, deepcopy(query), spans)
+        scored = Scored(scores, deepcopy(query) if self.keeps_query else None, spans)
+        return scored if self.windows < 2 else scored.of_best_windows(encodings)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
         if self.spans is not None:
@@ -359,6 +455,7 @@ def rerank_task(
     max_document_tokens: int | None = None,
     max_tokens: int | None = None,
     spans: RelevantSpans | None = None,
+    windows: int = 1,
 ) -> Ranking:
     """Return the task for the model. Its `check` raises if the model cannot rank."""
     if _has_vectors(spec):
@@ -378,6 +475,7 @@ def rerank_task(
             spans=spans,
             max_document_tokens=max_document_tokens,
             max_tokens=max_tokens,
+            windows=windows if spans is None else 1,
         )
     return Rerank(
         query,
@@ -388,6 +486,7 @@ def rerank_task(
         instruction,
         max_document_tokens=max_document_tokens,
         max_tokens=max_tokens,
+        windows=windows,
     )
 
 

@@ -29,6 +29,7 @@ from hybridtei.models.checkpoint.classifiers import Layer
 from hybridtei.models.checkpoint.layers import step_layer
 from hybridtei.models.checkpoint.modules import StepModule
 from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.text.tokenizer import Prompts
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, max_weights
 
 Spans = Sequence[tuple[int, int]]
@@ -77,6 +78,9 @@ class EmbedSpans(Task[Embeddings]):
         """The pass's heads. Dense vectors of spans are means of token states."""
         heads = self.task.heads
         return heads - {Head.DENSE} | {Head.TOKENS} if Head.DENSE in heads else heads
+
+    def lacks_side(self, prompts: Prompts) -> bool:
+        return self.task.lacks_side(prompts)
 
     def check(self, spec: ModelSpec) -> None:
         self.task.check(spec)

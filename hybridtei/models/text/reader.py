@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct, structs
 from tokenizers import Encoding as RawEncoding
 
-from hybridtei.batch import Encoding, LocatedEncoding, runs
+from hybridtei.batch import UNKNOWN, Characters, Encoding, LocatedEncoding, runs
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.rankers import SLOT, PairTemplate
@@ -37,11 +37,18 @@ PORTION_CHARACTERS = 65_536
 
 
 class _Ready(Struct, frozen=True):
-    """A text to tokenise, True if it gets special tokens, and its adapter."""
+    """A text to tokenise, True if it gets special tokens, and its adapter.
+
+    `begin`: the place in the input of its first character, or of that of a pair's second text;
+    below 0: of the prompt; None: the input is a list of ids. `is_cut`: it lacks characters of the
+    input.
+    """
 
     text: Text
     special_tokens: bool = True
     adapter: int = 0
+    begin: int | None = 0
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +167,9 @@ class TextReader:
             raise InvalidInput(
                 f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}"
             )
-        return self._finished(
-            Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64))
-        )
+        input_ids = np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)
+        kept = UNKNOWN if total > self.max_input_length else None
+        return self._finished(Encoding(input_ids, kept=kept))
 
     def locate(
         self,
@@ -208,6 +215,21 @@ class TextReader:
             cut += [_beginning(text, raw, tokens) for text, raw in zip(portion, raws, strict=True)]
         return cut
 
+    def windows(
+        self, texts: Sequence[str], room: int, most: int, *, truncate: bool
+    ) -> list[list[Characters]]:
+        """The characters of the windows in which each text is read: at most `most`, of `room`
+        tokens, each with the last eighth of the one before. Without `truncate` the last one ends
+        with the text, whatever its length."""
+        limit = most * room * CHARACTERS_PER_TOKEN
+        rest = iter(texts)
+        windows: list[list[Characters]] = []
+        for portion in _portions([text[:limit] for text in texts]):
+            raws = self.tokenizer.encode(portion, add_special_tokens=False, offsets=True)
+            for raw, text in zip(raws, rest, strict=False):
+                windows.append(_windows_of(text, raw, room, most, truncate))
+        return windows
+
     def tokens(
         self, text: str, *, add_special_tokens: bool, prompt_name: str | None
     ) -> Iterator[Token]:
@@ -237,8 +259,13 @@ class TextReader:
         prompt, adapter = prompts.default, prompts.default_adapter
         if prompt_name is not None:
             prompt, adapter = prompts.named(prompt_name), prompts.adapter(prompt_name)
-        if len(item) > self.max_input_length * CHARACTERS_PER_TOKEN:
+        begin: int | None = -len(prompt or "")
+        size = len(item)
+        if size > self.max_input_length * CHARACTERS_PER_TOKEN:
             item = self._bounded(item, truncate, direction)
+        is_cut = len(item) < size
+        if is_cut and direction == "left":
+            begin = size - len(item) - len(prompt or "")
         # With a prompt, special tokens around the whole text replace the special tokens in the ids.
         whole = isinstance(item, str) or prompt is not None
         # A single id may decode to a long text
@@ -246,8 +273,9 @@ class TextReader:
             item = self._bounded(
                 self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction
             )
+            begin = None
         text = (prompt or "") + item
-        return _Ready(text, special_tokens=whole, adapter=adapter)
+        return _Ready(text, whole, adapter, begin, is_cut)
 
     def _prepare_text(self, item: Text, truncate: bool, direction: Direction) -> _Ready:
         if isinstance(item, str):
@@ -262,7 +290,10 @@ class TextReader:
                 raise InvalidInput(
                     f"`inputs` must have less than {limit} characters. Given: {total}"
                 )
+            size = len(item[1])
             item = (_cut(item[0], limit // 2, direction), _cut(item[1], limit // 2, direction))
+            begin = size - len(item[1]) if direction == "left" else 0
+            return _Ready(item, begin=begin, is_cut=True)
         return _Ready(item)
 
     @property
@@ -324,9 +355,22 @@ class TextReader:
     ) -> Encoding:
         if not truncate:
             self._check_length(raw)
-        return self._finished(
-            self.tokenizer.cut(raw, self.max_input_length, direction), item.adapter
+        encoding = self.tokenizer.cut(raw, self.max_input_length, direction)
+        if item.is_cut or len(raw) > self.max_input_length:
+            encoding = replace(encoding, kept=self._kept(raw, item, direction))
+        return self._finished(encoding, item.adapter)
+
+    def _kept(self, raw: RawEncoding, item: _Ready, direction: Direction) -> Characters:
+        """The characters that a cut left of an input."""
+        if item.begin is None:
+            return UNKNOWN
+        first, end = self.tokenizer.kept(
+            item.text,
+            self.max_input_length,
+            direction,
+            add_special_tokens=1 in raw.special_tokens_mask,
         )
+        return (max(first + item.begin, 0), max(end + item.begin, 0))
 
     def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
         input_ids = encoding.input_ids
@@ -437,6 +481,24 @@ def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
     # `offsets` would make a list for all tokens
     span = raw.token_to_chars(tokens - 1)
     return text if span is None else text[: span[1]]
+
+
+def _windows_of(
+    text: str, raw: RawEncoding, room: int, most: int, truncate: bool
+) -> list[Characters]:
+    if len(raw) <= room:
+        return [(0, len(text))]
+    windows: list[Characters] = []
+    begin = end = 0
+    while end < len(raw) and len(windows) < most:
+        end = min(begin + room, len(raw))
+        first, _ = raw.token_to_chars(begin) or (0, 0)
+        _, last = raw.token_to_chars(end - 1) or (0, 0)
+        windows.append((first, last))
+        begin = end - room // 8
+    if end == len(raw) or not truncate:
+        windows[-1] = (windows[-1][0], len(text))
+    return windows
 
 
 def _filled(slot: str, instruction: str, pair: Text) -> str:

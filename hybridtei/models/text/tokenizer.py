@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding as RawEncoding
 from tokenizers import Tokenizer as RawTokenizer
 
-from hybridtei.batch import Encoding, LocatedEncoding
+from hybridtei.batch import Characters, Encoding, LocatedEncoding
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
 from hybridtei.models.checkpoint.tokenizer.settings import (
     UNCHANGED,
@@ -36,6 +36,8 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 
 log = logging.getLogger(__name__)
 
+# Characters of a token that `kept` reckons with at first
+LONG_TOKEN = 32
 # Shorter texts keep the GIL: taking it back from another thread takes longer than tokenising
 SHORT_CHARACTERS = 256
 
@@ -148,11 +150,46 @@ class Tokenizer:
         offsets = np.array(raw.offsets, dtype=np.int64).reshape(-1, 2) + shift
         offsets[special] = 0
         places = _fitting_places(raw, max_length, direction)
+        kept = None
         if places is not None:
             special, offsets = special[places], offsets[places]
+            own = offsets[~special & (offsets[:, 1] > 0)]
+            kept = (int(own[0, 0].clip(0)), int(own[-1, 1])) if len(own) else (0, 0)
         return LocatedEncoding(
-            encoding.input_ids, encoding.token_type_ids, text=text, offsets=offsets, special=special
+            encoding.input_ids,
+            encoding.token_type_ids,
+            kept=kept,
+            text=text,
+            offsets=offsets,
+            special=special,
         )
+
+    def kept(
+        self, text: Text, max_length: int, direction: Direction, *, add_special_tokens: bool
+    ) -> Characters:
+        """The characters that `cut` leaves of a text, or of a pair's second text. Tokenises again,
+        at first only as much as tokens of `LONG_TOKEN` characters need."""
+        bound = max_length * LONG_TOKEN
+        sides = (text,) if isinstance(text, str) else text
+        parts = [side[-bound:] if direction == "left" else side[:bound] for side in sides]
+        part: Text = parts[0] if isinstance(text, str) else (parts[0], parts[1])
+        (raw,) = self.encode([part], add_special_tokens=add_special_tokens, offsets=True)
+        if len(raw) <= max_length and part != text:
+            part = text
+            (raw,) = self.encode([text], add_special_tokens=add_special_tokens, offsets=True)
+        places = _fitting_places(raw, max_length, direction)
+        if places is None:
+            places = np.arange(len(raw))
+        last = len(sides) - 1
+        side_of = raw.sequence_ids
+        own = [place for place in places.tolist() if side_of[place] == last]
+        if not own:
+            return (0, 0)
+        first, end = raw.token_to_chars(own[0]), raw.token_to_chars(own[-1])
+        shift = 0
+        if direction == "left":
+            shift = len(sides[-1]) - len(part if isinstance(part, str) else part[1])
+        return (shift + (first or (0, 0))[0], shift + (end or (0, 0))[1])
 
     @property
     def continues_words(self) -> bool:

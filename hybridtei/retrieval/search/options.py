@@ -229,13 +229,23 @@ class Stage(Struct, frozen=True):
     candidates: int
 
 
-class SearchResult(Struct, frozen=True):
+class Budget(Struct, frozen=True):
+    """How many of the candidates a reranker has scored within `budget_ms`, and whether the time
+    ended before the last one."""
+
+    scored: int
+    of: int
+    cut: bool
+
+
+class SearchResult(Struct, frozen=True, omit_defaults=True):
     """The hits, the best first. `stages`: the steps in order; steps of an explanation only if
     `explain` is set."""
 
     mode: Mode
     hits: list[SearchHit]
     stages: list[Stage]
+    budget: Budget | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON types, without optional fields that are None."""

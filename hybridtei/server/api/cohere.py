@@ -122,7 +122,7 @@ async def _embed(context: Context, request: CohereEmbedRequest, version: str) ->
         truncate=request.truncate != "NONE",
         direction="left" if request.truncate == "START" else "right",
         dimensions=request.output_dimension,
-        input_type=SIDES.get(request.input_type or ""),
+        input_type=SIDES.get(request.input_type or "") or context.side,
     )
     whole = context.service.model.spec.dense_width
     width = min(request.output_dimension or whole, whole)

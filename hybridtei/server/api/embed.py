@@ -281,7 +281,7 @@ def _task(
         context.truncate(request.truncate),
         direction(request.truncation_direction),
         request.prompt_name,
-        **{"uses_default_prompt": False, **options},
+        **{"uses_default_prompt": False, "input_type": context.side, **options},
     )
 
 
@@ -298,7 +298,7 @@ def _own_task(
         inputs,
         *heads,
         dimensions=request.dimensions,
-        input_type=request.input_type,
+        input_type=request.input_type or context.side,
         multivector=budget_of(context.model)
         if request.multivector is None
         else request.multivector,

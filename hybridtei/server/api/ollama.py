@@ -61,7 +61,11 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
         return Reply(OllamaEmbedResponse(context.served_name, [], 0, 0, 0))
     texts, heads = texts_of(request.input, "input"), frozenset({Head.DENSE})
     task = Embed(
-        texts, heads, truncate=request.truncate is not False, dimensions=request.dimensions
+        texts,
+        heads,
+        truncate=request.truncate is not False,
+        dimensions=request.dimensions,
+        input_type=context.side,
     )
 
     def check() -> None:
@@ -104,7 +108,13 @@ async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> R
     """Ollama embeddings of one text: its vector is not scaled to length 1. A long text is cut."""
     if not request.prompt:
         return Reply({"embedding": []})
-    task = Embed([request.prompt], frozenset({Head.DENSE}), truncate=True, normalize=False)
+    task = Embed(
+        [request.prompt],
+        frozenset({Head.DENSE}),
+        truncate=True,
+        normalize=False,
+        input_type=context.side,
+    )
 
     def write(answer: Embeddings, _: Usage) -> dict[str, Any]:
         assert answer.dense is not None
@@ -177,8 +187,7 @@ async def show(context: Context, request: OllamaShowRequest) -> Reply:
 @get("/api/tags", dict[Literal["models"], list[OllamaModel]], source="models")
 async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models, in Ollama's format."""
-    contexts = models.ready if request.alias is None else [models.named(request.alias)]
-    return Reply({"models": [_listed(context) for context in contexts]})
+    return Reply({"models": [_listed(context) for context in models.listed()]})
 
 
 @get("/api/ps", dict[Literal["models"], list[OllamaModel]], source="models")

@@ -219,7 +219,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         prompt_name=None if context.service.model.spec.adapters is None else request.task,
         normalize=request.normalized is not False,
         dimensions=width,
-        input_type=request.side,
+        input_type=request.side or context.side,
         # TEI has this route
         uses_default_prompt=False,
         max_tokens=max_tokens,
@@ -234,7 +234,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
             "object": "list",
             "data": data,
             "model": context.served_name,
-            "usage": usage_of(usage),
+            "usage": usage_of(context, usage),
         }
 
     def check() -> None:
@@ -394,7 +394,7 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
             )
         check_chunks(sum(map(len, request.inputs)), "inputs")
     texts = [joined(chunks) for chunks in request.inputs]
-    side: InputType | None = None
+    side = context.side
     if request.input_type is not None:
         side = "query" if request.input_type == "query" else "document"
     heads, width = frozenset({Head.DENSE}), request.output_dimension

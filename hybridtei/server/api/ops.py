@@ -79,7 +79,7 @@ async def info(context: Context, request: HttpRequest) -> Reply:
 @get(["/v1/models", "/models"], ModelList, source="models", **LISTED)
 async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models."""
-    return Reply(ModelList("list", [*map(_listed, models.ready)]))
+    return Reply(ModelList("list", [*map(_listed, models.listed())]))
 
 
 @get("/v1/models/{name:path}", ModelItem, source="models", in_schema=False, **LISTED)

@@ -143,7 +143,11 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
         data = [label_scores(answer.labels, row, best_first(row)) for row in answer.scores]
-        return {**envelope(context, "classify", "infinity"), "data": data, "usage": usage_of(usage)}
+        return {
+            **envelope(context, "classify", "infinity"),
+            "data": data,
+            "usage": usage_of(context, usage),
+        }
 
     return await _classify(context, task, write, field="input")
 
@@ -174,7 +178,7 @@ async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
         return {
             **envelope(context, "list", "classify"),
             "data": data,
-            "usage": {**usage_of(usage), "completion_tokens": 0},
+            "usage": {**usage_of(context, usage), "completion_tokens": 0},
         }
 
     return await _classify(context, task, write, field="input")

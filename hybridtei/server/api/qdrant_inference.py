@@ -218,7 +218,7 @@ def _target(
             )
     if options.prompt_name not in (None, *(context.service.reader.prompts.table or ())):
         raise InvalidInput(f"`{where}.options.prompt_name` is no prompt of {context.served_name}")
-    reading = (context, options.input_type or side, options.prompt_name)
+    reading = (context, options.input_type or context.side or side, options.prompt_name)
     return _Target(reading, one.model, head, options.dimensions)
 
 

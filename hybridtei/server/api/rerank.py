@@ -22,6 +22,7 @@ from hybridtei.inference.tasks.rerank import (
     rerank_task,
 )
 from hybridtei.outputs import Floats, Usage
+from hybridtei.retrieval.search.options import Budget
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,
@@ -43,9 +44,11 @@ from hybridtei.server.context import (
     envelope,
     load_of_pairs,
     usage_of,
+    windows_of,
 )
 from hybridtei.server.http.body import decode, decode_peers, kind_of
 from hybridtei.server.models import RANK
+from hybridtei.server.ranking import BudgetMs, deadline_of, rank_within
 from hybridtei.server.routing import LISTED, post
 
 # The event loop looks up each field in each of thousands of documents
@@ -112,6 +115,15 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     max_tokens_per_doc: Annotated[
         Size | None, Meta(description="Cut each document to this many tokens; 0: do not cut.")
     ] = None
+    max_chunks_per_doc: Annotated[
+        Size | None,
+        Meta(
+            description=(
+                "Read a document that is longer than the model in at most this many windows; the "
+                "best one counts [default, and 0: --rerank-windows]."
+            )
+        ),
+    ] = None
     raw_scores: Annotated[
         bool | UnsetType | None,
         Meta(
@@ -135,6 +147,7 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
             )
         ),
     ] = None
+    budget_ms: BudgetMs = None
     by_property: Annotated[
         Any, Meta(description="Weaviate's; adds `scores` in the order of `documents`.")
     ] = field(default=UNSET, name="property")
@@ -152,6 +165,10 @@ class RankedDocument(Struct, frozen=True, omit_defaults=True):
     relevance_score: float
     document: dict[str, Any] | str | None = None
     relevant_spans: list[RelevantSpan] | None = None
+    window: Annotated[
+        tuple[int, int] | None,
+        Meta(description="The characters of the best window, if it was read in several."),
+    ] = None
 
 
 class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
@@ -164,6 +181,7 @@ class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
     meta: dict[str, Any]
     query: str | None = None
     scores: list[dict[str, Any]] | None = None
+    budget: Budget | None = None
 
 
 def as_relevance(task: RerankByVectors, scored: Scored) -> Floats:
@@ -238,6 +256,9 @@ async def rerank_documents(
     context: Context, request: DocumentsRequest, *, plain: bool = False, repeats: bool = True
 ) -> Reply:
     """Reranking of `documents`. The answer repeats them unless `return_documents` is false."""
+    deadline_ns: int | None = None
+    if request.budget_ms is not None:
+        deadline_ns = deadline_of(request.budget_ms)
     if request.return_documents is not None:
         repeats = request.return_documents
     raw = request.documents
@@ -269,7 +290,11 @@ async def rerank_documents(
         )
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, documents)
-    scored, usage = await context.rank(task, load, checked, field="documents")
+    budget: Budget | None = None
+    if deadline_ns is None:
+        scored, usage = await context.rank(task, load, checked, field="documents")
+    else:
+        scored, usage, budget = await rank_within(context, task, deadline_ns, "documents")
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         if isinstance(task, RerankByVectors) and request.raw_scores is not True:
@@ -285,7 +310,13 @@ async def rerank_documents(
         for item in items if scored.spans else ():
             if spans := scored.spans[item["index"]]:
                 item["relevant_spans"] = spans
-        return _object(context, request, items, scores, usage)
+        for item in items if scored.windows else ():
+            if window := scored.windows[item["index"]]:
+                item["window"] = window
+        answer = _object(context, request, items, scores, usage)
+        if budget is not None:
+            answer["budget"] = budget
+        return answer
 
     numbers = (
         NUMBERS_A_RANK * load.inputs
@@ -368,7 +399,7 @@ def _object(
         answer["scores"] = [
             {"document": _returned(text, plain=True), "score": score} for text, score in pairs
         ]
-    answer["usage"] = usage_of(usage)
+    answer["usage"] = usage_of(context, usage)
     answer["meta"] = {
         "api_version": {"version": "2"},
         "billed_units": {"search_units": -(-len(scores) // DOCUMENTS_PER_UNIT)},
@@ -386,14 +417,18 @@ def _task(
     truncate: bool | None,
     max_document_tokens: int | None = None,
 ) -> Ranking:
-    check_instruction(request.instruction, len(documents))
-    spans, max_tokens = None, None
+    spans, max_tokens, most = None, None, None
     if isinstance(request, DocumentsRequest):
         max_tokens = request.truncate_prompt_tokens
+        most = request.max_chunks_per_doc
         if request.relevant_spans is not None:
             spans = request.relevant_spans.if_enabled
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput("`relevant_spans` needs a model that ranks by multi-vectors")
+    windows = 1
+    if most or context.server.rerank_windows > 1:
+        windows = windows_of(context, len(documents), most)
+    check_instruction(request.instruction, len(documents) * windows)
     return rerank_task(
         context.service.model.spec,
         query,
@@ -406,4 +441,5 @@ def _task(
         max_document_tokens=max_document_tokens,
         max_tokens=max_tokens,
         spans=spans,
+        windows=windows,
     )

@@ -130,6 +130,7 @@ async def _cosines(context: Context, request: ScoreRequest, pairs: Pairs) -> Rep
         frozenset({pooled_head(context)}),
         context.truncate(None, max_tokens),
         normalize=False,
+        input_type=context.side,
         max_tokens=max_tokens,
     )
 
@@ -151,4 +152,4 @@ async def _cosines(context: Context, request: ScoreRequest, pairs: Pairs) -> Rep
 
 def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
-    return {**envelope(context, "list", "score"), "data": data, "usage": usage_of(usage)}
+    return {**envelope(context, "list", "score"), "data": data, "usage": usage_of(context, usage)}

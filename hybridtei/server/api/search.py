@@ -7,7 +7,8 @@ qdrant-client is an extra, so functions of this module import it locally.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,14 +23,22 @@ from hybridtei.inference.tasks.rerank import RankWeights, rerank_task
 from hybridtei.models.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.retrieval.search.options import (
+    Budget,
     CheckedOptions,
     SearchFields,
     SearchHit,
     SearchResult,
     Stage,
 )
-from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
+from hybridtei.server.context import (
+    NUMBERS_A_RANK,
+    Context,
+    Reply,
+    load_of_pairs,
+    windows_of,
+)
 from hybridtei.server.models import Models, StoreContext
+from hybridtei.server.ranking import BudgetMs, deadline_of, rank_within
 from hybridtei.server.routing import post
 
 if TYPE_CHECKING:
@@ -63,6 +72,7 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         ),
     ] = False
+    budget_ms: BudgetMs = None
     # Not decoded here, since its bytes are bounded first.
     filter: Annotated[
         Raw | UnsetType,
@@ -114,6 +124,7 @@ class SearchResponse(Struct, frozen=True):
     mode: str
     hits: list[SpannedHit]
     stages: list[Stage]
+    budget: Budget | None = None
     query_encoder: Annotated[
         str | None,
         Meta(description="table: the query's sparse vector came from the table."),
@@ -138,8 +149,8 @@ MAX_SPANNED_CHARACTERS = 2_000_000
 async def search(stores: StoreContext, request: SearchRequest) -> Reply:
     """Search a collection of the vector store: embed, find, fuse, rescore, rerank."""
     options = options_of(request, stores)
-    rank = ranker(stores.models, request.rerank)
-    work = partial(_searched, stores, request, options, rank)
+    ranker = ranker_of(stores.models, request.rerank, request.budget_ms)
+    work = partial(_searched, stores, request, options, ranker)
     return await stores.run(
         len(request.texts), lambda: stores.schemas.reading(request.collection, work)
     )
@@ -149,7 +160,7 @@ async def _searched(
     stores: StoreContext,
     request: SearchRequest,
     options: CheckedOptions,
-    rank: Rank | None,
+    ranker: Ranker | None,
     schema: CollectionSchema,
 ) -> Reply:
     """Embed, find and write. Repeatable."""
@@ -166,11 +177,17 @@ async def _searched(
         embedded = await searcher.embed(request.collection, texts, options, fit=fit)
     except RequestError as error:
         raise error.named("query" if request.queries is None else "queries") from None
+    rank = None if ranker is None else ranker.rank
     searches = [
         searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
         for row, text in enumerate(texts)
     ]
     results = await asyncio.gather(*searches)
+    if ranker is not None:
+        results = [
+            structs.replace(result, budget=ranker.budgets.get(text))
+            for text, result in zip(texts, results, strict=True)
+        ]
     spans_of = [] if spans is None else await _spans(context, request, results, spans)
     write = partial(
         _written, context, request, results, spans_of, usage=usages[-1], options=options
@@ -323,11 +340,24 @@ def _check_candidates(request: SearchRequest, queries: int, most: int) -> None:
             )
 
 
-def ranker(models: Models, name: bool | str) -> Rank | None:
-    """The reranker of this name, or the first one. Raises InvalidInput if no reranker is loaded,
-    UnknownModel."""
+@dataclass(frozen=True, slots=True)
+class Ranker:
+    """The reranker of a search, and the use of its time by query."""
+
+    rank: Rank
+    budgets: Mapping[str, Budget]
+
+
+def ranker_of(models: Models, name: bool | str, budget_ms: int | None) -> Ranker | None:
+    """The reranker of this name, or the first one. A budget begins now. Raises InvalidInput if no
+    reranker is loaded, or a budget has none; UnknownModel."""
     if name is False:
+        if budget_ms is not None:
+            raise InvalidInput("`budget_ms` is the time of a reranker: give `rerank` too")
         return None
+    deadline_ns: int | None = None
+    if budget_ms is not None:
+        deadline_ns = deadline_of(budget_ms)
     rerankers = [
         context for context in models.ready if context.service.model.spec.kind == "reranker"
     ]
@@ -338,13 +368,21 @@ def ranker(models: Models, name: bool | str) -> Rank | None:
     else:
         raise InvalidInput("`rerank`: no reranker is loaded; `rescore` ranks by multi-vectors")
 
+    budgets: dict[str, Budget] = {}
+
     async def rank(query: str, documents: Sequence[str]) -> Floats:
-        task = rerank_task(context.service.model.spec, query, documents, truncate=True)
+        windows = windows_of(context, len(documents))
+        task = rerank_task(
+            context.service.model.spec, query, documents, truncate=True, windows=windows
+        )
         task.check(context.service.model.spec)
-        scored, _ = await context.rank(task, load_of_pairs(query, documents))
+        if deadline_ns is None:
+            scored, _ = await context.rank(task, load_of_pairs(query, documents))
+        else:
+            scored, _, budgets[query] = await rank_within(context, task, deadline_ns)
         return scored.scores
 
-    return rank
+    return Ranker(rank, budgets)
 
 
 def _result(

@@ -230,11 +230,20 @@ class Info(Struct, frozen=True):
     hybridtei: dict[str, Any]
 
 
-class OpenAICompatUsage(Struct, frozen=True):
-    """The number of tokens that ran, special tokens included."""
+class CutInput(Struct, frozen=True):
+    """An input that was cut: its place, and the first and last character + 1 that the model read;
+    null where it has no characters of its own."""
+
+    index: int
+    kept: tuple[int, int] | None
+
+
+class OpenAICompatUsage(Struct, frozen=True, omit_defaults=True):
+    """The number of tokens that ran, special tokens included, and the inputs that were cut."""
 
     prompt_tokens: int
     total_tokens: int
+    truncated: list[CutInput] | None = None
 
 
 class Enveloped(Struct, frozen=True):

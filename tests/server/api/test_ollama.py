@@ -69,7 +69,8 @@ def test_the_older_route_gives_one_vector_as_the_model_makes_it(server):
 
 def test_ollamas_own_client(server):
     client = ollama.Client(host=server.url, trust_env=False)
-    (listed,) = client.list().models
+    listed, *sides = client.list().models
+    assert [side.model for side in sides] == ["small:query", "small:document"]
     assert (listed.model, listed.details.family, len(listed.digest)) == ("small", "bert", 64)
     shown = client.show("small")
     width = len(server.post("/embed", {"inputs": "one"}).json()[0])
@@ -83,4 +84,5 @@ def test_ollamas_own_client(server):
 
 def test_what_open_webui_asks_before_it_embeds(server):
     assert [int(part) for part in server.get("/api/version").json()["version"].split(".")]
-    assert [one["model"] for one in server.get("/api/tags").json()["models"]] == ["small"]
+    models = [model["model"] for model in server.get("/api/tags").json()["models"]]
+    assert models == ["small", "small:query", "small:document"]

@@ -83,7 +83,8 @@ def test_every_documented_route_is_there(server):
 def test_models_are_listed_for_openais_clients_and_for_infinitys(server, reranker):
     answer = server.get("/v1/models").json()
     assert answer["object"] == "list"
-    (item,) = answer["data"]
+    item, *sides = answer["data"]
+    assert [side["id"] for side in sides] == ["small:query", "small:document"]
     assert (item["id"], item["object"], item["owned_by"]) == ("small", "model", "infinity")
     assert isinstance(item["created"], int)
     assert server.get("/models").json() == answer

@@ -55,7 +55,7 @@ def unread(tmp_path: Path) -> Iterator[Server]:
             for number in range(REQUESTS):
                 client.post(
                     "/embed",
-                    json={"inputs": f"one {number}"},
+                    json={"inputs": f"one {number}", "prompt_name": "query"},
                     headers={**JSON, "authorization": "Bearer key"},
                 )
             client.get(
