@@ -311,7 +311,7 @@ class Embed(Task[Embeddings]):
         """Return the width of the multi-vectors if they are bits, else None."""
         if self._budget is None or self._budget.dtype != "binary" or spec.multivector is None:
             return None
-        return min(self.dimensions or spec.multivector.width, spec.multivector.width)
+        return min(self.dimensions or spec.multivector_width, spec.multivector_width)
 
     @property
     def is_small(self) -> bool:
@@ -340,7 +340,7 @@ def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
     """Return the embeddings of an empty list, with the right widths."""
     none = np.zeros(1, dtype=np.int64)
     empty = np.zeros(0, dtype=np.float32)
-    width = 0 if spec.multivector is None else spec.multivector.width
+    width = spec.multivector_width
     return Embeddings(
         dense=empty.reshape(0, spec.dense_width) if Head.DENSE in heads else None,
         sparse=SparseVectors(none[:0], empty, none, spec.sparse_width)

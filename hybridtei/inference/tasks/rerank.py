@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from hybridtei.batch import Encoding, Head, Ragged, runs, sharing
+from hybridtei.batch import VECTORS, Encoding, Head, Ragged, runs, sharing
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
@@ -188,7 +188,6 @@ PRESETS: Mapping[str, RankWeights] = {
     "m3-long": RankWeights(0.15, 0.5, 0.35),
     "m3-two": RankWeights(1.0, 0.3, 0.0),
 }
-VECTORS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
 def preset(name: str) -> RankWeights | None:

@@ -160,6 +160,7 @@ class ModelSpec:
     # All outputs of the model
     heads: frozenset[Head] = field(init=False, repr=False, compare=False)
     dense_width: int = field(init=False, repr=False, compare=False)
+    multivector_width: int = field(init=False, repr=False, compare=False)
     tokenizer_sha256: str | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -177,9 +178,8 @@ class ModelSpec:
             "is_splade": splade,
             "heads": self._heads(splade),
             "dense_width": self.vocab_size if splade else width,
-            "sparse_width": self.sparse.width or self.vocab_size
-            if self.sparse is not None
-            else self.vocab_size,
+            "multivector_width": getattr(self.multivector, "width", 0),
+            "sparse_width": getattr(self.sparse, "width", 0) or self.vocab_size,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

@@ -358,9 +358,7 @@ class MigrationRun:
         )
         plan = with_budget(plan, before.multivector_tokens, before.multivector_dtype)
         heads = spec.heads & had
-        plan = settled(
-            plan, None, heads, self._name, width=spec.multivector.width if spec.multivector else 0
-        )
+        plan = settled(plan, None, heads, self._name, width=spec.multivector_width)
         planned = await asyncio.to_thread(
             signed, schema_for(spec, model_id, plan, heads=heads), spec
         )

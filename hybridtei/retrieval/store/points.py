@@ -73,7 +73,8 @@ def to_points(
     taken. Raises ValueError if counts differ.
     """
     check_ids(ids)
-    payloads = payloads if payloads is not None else [{}] * len(ids)
+    if payloads is None:
+        payloads = [{}] * len(ids)
     rows = embeddings.multivector
     if rows is not None and rows.values.dtype != np.float32:
         for payload in payloads:

@@ -128,7 +128,7 @@ def facts(context: Context) -> dict[str, Any]:
             "dimensions": {
                 "dense": spec.dense_width or None,
                 "sparse": spec.sparse_width if Head.SPARSE in spec.heads else None,
-                "multivector": spec.multivector and spec.multivector.width,
+                "multivector": spec.multivector_width or None,
             },
             "prompts": dict(spec.prompts or {}),
             "adapters": [] if spec.adapters is None else list(spec.adapters.names),

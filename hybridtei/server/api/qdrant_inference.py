@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -37,7 +37,7 @@ from hybridtei.server.models import EMBED_HYBRID, NO_NAMES, Models
 from hybridtei.server.routing import post, row_of
 
 Vector = Literal["dense", "sparse", "multivector"]
-VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")
+VECTORS: tuple[Vector, ...] = get_args(Vector)
 
 
 class InferenceOptions(Struct, frozen=True):
@@ -206,11 +206,9 @@ def _target(
     if options.dimensions is not None:
         if head is Head.SPARSE:
             raise InvalidInput(f"`{where}.options.dimensions` means nothing for sparse vectors")
-        width = (
-            spec.multivector.width
-            if head is Head.MULTIVECTOR and spec.multivector
-            else spec.dense_width
-        )
+        width = spec.dense_width
+        if head is Head.MULTIVECTOR:
+            width = spec.multivector_width
         if not 1 <= options.dimensions <= width:
             raise InvalidDimensions(
                 f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and "
