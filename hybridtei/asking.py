@@ -31,7 +31,7 @@ NAMED = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, HybridTeiError)
 }
-KINDS: Mapping[tuple[int, str | None], type[HybridTeiError]] = {
+KINDS = {
     (400, "Empty"): errors.EmptyInput,
     (413, "Validation"): InvalidInput,
     (422, "Validation"): InvalidInput,

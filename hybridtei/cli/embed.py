@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -129,14 +129,9 @@ def _json_text(line: str, field: str, where: str) -> str:
 
 def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, Any]]:
     for i, text in enumerate(texts):
-        row: dict[str, Any] = {"text": text}
-        if embeddings.dense is not None:
-            row["dense"] = embeddings.dense[i]
-        if embeddings.sparse is not None:
-            indices, values = embeddings.sparse.row(i)
-            row["sparse"] = {"indices": indices, "values": values}
+        row = {"text": text, **embeddings.row(i)}
         if embeddings.multivector is not None:
-            row["multivector"] = np.ascontiguousarray(embeddings.multivector.row(i))
+            row["multivector"] = np.ascontiguousarray(row["multivector"])
         yield row
 
 
@@ -198,7 +193,7 @@ def write_parquet(file: BinaryIO, chunks: Chunks) -> None:
 
 
 Write = Callable[[BinaryIO, Chunks], None]
-WRITERS: Mapping[str, Write] = {".jsonl": write_jsonl, ".npz": write_npz, ".parquet": write_parquet}
+WRITERS = {".jsonl": write_jsonl, ".npz": write_npz, ".parquet": write_parquet}
 
 
 def writer_for(target: str) -> Write:

@@ -31,7 +31,7 @@ MIRROR = (
     "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A "
     "B --from access.jsonl`"
 )
-RETIRED: Mapping[str, str] = {
+RETIRED = {
     **dict.fromkeys(("shadow", "shadow_rate", "shadow_api_key"), MIRROR),
     "http_workers": (
         "one process speaks HTTP; on many cores start several servers, each with --reuse-port "

@@ -5,7 +5,7 @@ Options that need no separate pass, such as cutting and normalisation, are appli
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -43,7 +43,7 @@ from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cu
 
 InputType = Literal["query", "document"]
 QueryEncoder = Literal["model", "table"]
-PROMPTS: Mapping[InputType, tuple[str, ...]] = {
+PROMPTS = {
     "query": ("query", "retrieval.query"),
     "document": (
         "document",

@@ -3,7 +3,7 @@ spans)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -109,7 +109,7 @@ def softmax(logits: Floats) -> Floats:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
-FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {
+FUNCTIONS = {
     "sigmoid": sigmoid,
     "softmax": softmax,
     "none": None,
@@ -299,7 +299,7 @@ def _average(rows: Floats) -> Floats:
     return np.asarray(np.nanmean(rows, axis=0))
 
 
-_WORD: Mapping[Aggregation, Callable[[Floats], Floats]] = {
+_WORD = {
     "first": _first,
     "max": _strongest,
     "average": _average,

@@ -230,7 +230,7 @@ def splade_vectors(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
 
 
 Precision = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
-RANGED: frozenset[str] = frozenset({"int8", "uint8"})
+RANGED = frozenset({"int8", "uint8"})
 BUCKETS = 255
 
 

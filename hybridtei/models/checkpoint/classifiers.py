@@ -213,7 +213,7 @@ ROBERTAS = (
     "jina_embeddings_v3",
 )
 # The default `pad_token_id` of transformers' configurations.
-PADDING: Mapping[str, int] = {
+PADDING = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 0),
     **dict.fromkeys(("glm", "glm4"), 151_329),
     **dict.fromkeys(("olmo", "olmo2", "olmo3", "seed_oss"), 1),
@@ -224,7 +224,7 @@ PADDING: Mapping[str, int] = {
 _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
 _DENSE_AS_HIDDEN = _two_layers("classifier.dense", "gelu", OUT_PROJ, "hidden_act")
 # model_type -> (prefix of its trunk's tensors, its head)
-SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
+SEQUENCE = {
     **{
         name: (name, _two_layers(f"{name}.pooler.dense", "tanh"))
         for name in ("bert", "ernie", "gte", "new", "nomic_bert")
@@ -388,7 +388,7 @@ class LanguageModel:
 
 TIED = LanguageModel(tied=True)
 # The last four are run by transformers' own class.
-LANGUAGE_MODELS: Mapping[str, LanguageModel] = {
+LANGUAGE_MODELS = {
     **dict.fromkeys(DECODERS, LanguageModel()),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2"), TIED),
     "phi": LanguageModel(bias=True),

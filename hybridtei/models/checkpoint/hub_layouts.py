@@ -8,7 +8,7 @@ them unless they change nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
 
 
 # Nomic's names, like GPT-2's -> transformers' names.
-NOMIC_NAMES: Mapping[str, str] = {
+NOMIC_NAMES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
@@ -93,7 +93,7 @@ NOMIC_DEFAULTS: Config = {
     "type_vocab_size": 2,
 }
 # -> the function of the gate
-NOMIC_GATED: Mapping[str, str] = {"swiglu": "silu", "geglu": "gelu"}
+NOMIC_GATED = {"swiglu": "silu", "geglu": "gelu"}
 
 
 def _nomic(config: Config, file: Path) -> Config:
@@ -179,7 +179,7 @@ def _nomic_rope(config: Config, file: Path) -> Config:
 
 
 # Repositories with JinaBERT's code -> True if queries and keys have norms.
-JINA: Mapping[str, bool] = {
+JINA = {
     "jinaai/jina-bert-implementation": False,
     "jinaai/jina-bert-v2-qk-post-norm": True,
 }
@@ -240,7 +240,7 @@ def _jina_v3(config: Config, file: Path) -> Config:
 
 
 # NVIDIA's names -> sentence-transformers'
-POOLINGS: Mapping[str, str] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
+POOLINGS = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
 
 def _llama_bidirec(config: Config, file: Path) -> Config:
@@ -278,7 +278,7 @@ def _dpr(config: Config, file: Path) -> Config:
 
 
 # T5's names -> the names of most families.
-T5_NAMES: Mapping[str, str] = {
+T5_NAMES = {
     "d_model": "hidden_size",
     "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
@@ -287,7 +287,7 @@ T5_NAMES: Mapping[str, str] = {
 }
 T5 = ("t5", "mt5")
 # The default
-FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}
+FEED_FORWARD = {"t5": "relu", "mt5": "gated-gelu"}
 
 
 def _t5(config: Config, file: Path) -> Config:
@@ -344,7 +344,7 @@ def _rename(config: Config, name: str, ours: str, file: Path) -> None:
 
 # Classes of publishers' own code -> the family that computes the same. Names lack the final "Model"
 # or "For…"; a name that also exists in transformers includes its module.
-CODE: Mapping[str, str] = {
+CODE = {
     "EuroBert": "eurobert",
     "Gte": "gte",
     "JinaBert": "jina_bert",
@@ -419,7 +419,7 @@ def check_head_code(config: Mapping[str, Any], file: Path, *, has_head: bool) ->
             )
 
 
-TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
+TRANSLATORS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _decoder),
     "bert": _jina_bert,
     "dpr": _dpr,

@@ -115,7 +115,7 @@ BGE_GEMMA = PairTemplate(
 # tokens of the tokenizer.
 NVIDIA = PairTemplate(prefix="", body="question:{query} \n \n passage:{document}", suffix="")
 # (pattern of the folder's path and the architecture, model_type) -> template
-KNOWN: Mapping[tuple[str, str], PairTemplate] = {
+KNOWN = {
     (r"LlamaBidirectionalForSequenceClassification", "llama"): NVIDIA,
     (r"qwen3[-_]?reranker", "qwen3"): QWEN3,
     (r"mxbai[-_]rerank[-_]\w+[-_]v2", "qwen2"): MXBAI,

@@ -18,7 +18,7 @@ MODEL_FILE = "config_sentence_transformers.json"
 # Characters; tokenised again with each text of a request
 MAX_PROMPT = 16_384
 # Arguments of the tokenizer that do not change the tokens of a single text.
-WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+WITHOUT_EFFECT = {
     "padding": (True, False, "longest", "max_length"),
     "truncation": (True, "longest_first"),
     "return_tensors": ("pt",),

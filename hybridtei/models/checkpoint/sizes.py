@@ -17,7 +17,7 @@ from hybridtei.models.checkpoint.files import JsonObject, read_object, require
 from hybridtei.models.checkpoint.weights import weight_files
 
 # The names of each size in different families, and a bound above any model's.
-SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
+SIZES = {
     "vocab": (("vocab_size",), 10_000_000),
     "hidden": (("hidden_size", "dim"), 131_072),
     "layers": (("num_hidden_layers", "n_layers"), 2_048),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from safetensors import safe_open
 
 from hybridtei.errors import LoadError, WeightMismatch
@@ -31,11 +31,11 @@ from hybridtei.models.checkpoint.files import inside, read_object, require
 SHARD, MAX_SHARDS = (re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000)
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
 # safetensors' names of dtypes, always little-endian.
-DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
 # Sampled blocks that identify a file
 BLOCKS, BLOCK_BYTES = 64, 4096
 # Dtypes of index tables, which are not weights
-INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}
+INTEGERS = {"I64": "<i8", "I32": "<i4"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,7 @@ ROWS = 64
 # Bound of a row group's column in memory, if it exceeds this multiple of its size in the file:
 MAX_COLUMN_BYTES = 64_000_000
 MAX_EXPANSION = 100
-WIDTHS: Mapping[str, int] = {
+WIDTHS = {
     "BOOLEAN": 1,
     "INT32": 4,
     "INT64": 8,

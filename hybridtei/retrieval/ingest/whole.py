@@ -187,7 +187,7 @@ def _check_length(characters: int, options: ReadOptions) -> None:
         )
 
 
-PARSERS: dict[str, Parse] = {
+PARSERS = {
     **dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     **dict.fromkeys((".xml", ".svg", ".rss", ".atom", ".docbook", ".dbk", ".opml"), read_xml),

@@ -323,20 +323,6 @@ def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embedding
     return replace(embeddings, dense=dense, multivector=multivector)
 
 
-def vectors_of(embeddings: Embeddings, row: int) -> dict[str, Any]:
-    """One row's vectors by name, as stores take them. A multi-vector has all its rows, query
-    expansion included."""
-    vectors: dict[str, Any] = {}
-    if embeddings.dense is not None:
-        vectors[DENSE] = embeddings.dense[row]
-    if embeddings.sparse is not None:
-        indices, values = embeddings.sparse.row(row)
-        vectors[SPARSE] = {"indices": indices.astype(np.uint32), "values": values}
-    if embeddings.multivector is not None:
-        vectors[MULTIVECTOR] = embeddings.multivector.row(row)
-    return vectors
-
-
 # m=0 alone would still link points whose payload is indexed
 NO_GRAPH = {"m": 0, "payload_m": 0}
 # Qdrant's settings of compressed copies of vectors in memory.

@@ -174,7 +174,7 @@ class ModelState(Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
-MANAGED: dict[str, Any] = {
+MANAGED = {
     "source": "models",
     "span": None,
     "in_schema": False,
