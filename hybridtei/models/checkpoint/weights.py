@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from hybridtei.errors import LoadError, WeightMismatch
-from hybridtei.models.checkpoint.files import inside, read_object, require
+from hybridtei.models.checkpoint.files import facts_of, inside, read_object, require
 
 # The largest public models have some 200
 SHARD, MAX_SHARDS = (re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000)
@@ -55,24 +55,23 @@ class Tensor:
     walked: tuple[int, ...] | None = None
 
     def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
-        if self.dtype in INTEGERS:
-            raise LoadError(
-                f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}"
-            )
-        values = self.stored()
+        values = self.stored(DTYPES)
+        if rows is not None:
+            values = values[list(rows)]
         # After a header of odd length the values are misaligned and some kernels cannot read them:
         # "A" makes a copy.
-        return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
+        return np.require(values, np.float32, ["C", "A"])
 
-    def stored(self) -> NDArray[Any]:
-        if self.dtype not in DTYPES and self.dtype not in INTEGERS:
+    def stored(self, dtypes: Mapping[str, str] = DTYPES | INTEGERS) -> NDArray[Any]:
+        """The values in the file's dtype. Raises LoadError for another one than `dtypes`."""
+        if self.dtype not in dtypes:
             raise LoadError(
                 f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}"
             )
         if self.dtype == "BF16":
             # Registers the dtype in numpy; most checkpoints save these 10 ms
             import ml_dtypes  # noqa: F401
-        stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])
+        stored = np.dtype(dtypes[self.dtype])
         values = np.frombuffer(
             self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start
         )
@@ -199,25 +198,10 @@ class Weights:
         hasher = hashlib.sha256()
         for file, mapping in self._mappings().items():
             path = file.resolve()
-            status = path.stat()
-            facts = (
-                path,
-                status.st_dev,
-                status.st_ino,
-                status.st_size,
-                status.st_mtime_ns,
-                status.st_ctime_ns,
-            )
-            hasher.update(repr(facts).encode())
-            hasher.update(
-                mapping[
-                    : min(
-                        tensor.start
-                        for tensor in self._tensors.values()
-                        if tensor.mapping is mapping
-                    )
-                ]
-            )
+            hasher.update(repr((path, *facts_of(path))).encode())
+            tensors = self._tensors.values()
+            begin = min(tensor.start for tensor in tensors if tensor.mapping is mapping)
+            hasher.update(mapping[:begin])
             for number in range(BLOCKS):
                 start = (len(mapping) - BLOCK_BYTES) * number // (BLOCKS - 1)
                 hasher.update(mapping[max(start, 0) : max(start, 0) + BLOCK_BYTES])
@@ -416,12 +400,9 @@ def _pair(weight: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _laid_out(tensor: Tensor, axes: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-    strides = tensor.strides or [*_row_after_row(tensor.shape)]
+    _, rows, columns = tensor.shape
+    strides = tensor.strides or (rows * columns, columns, 1)
     walked = tuple(tensor.shape[axis] for axis in axes)
     return replace(
         tensor, shape=shape, walked=walked, strides=tuple(strides[axis] for axis in axes)
     )
-
-
-def _row_after_row(shape: Sequence[int]) -> Sequence[int]:
-    return shape[1] * shape[2], shape[2], 1
