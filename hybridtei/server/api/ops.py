@@ -59,9 +59,10 @@ async def health(context: Context, request: HttpRequest) -> Reply:
 @get("/metrics", role=None, source="models", is_tei=True)
 async def metrics(models: Models, request: HttpRequest) -> Reply:
     """Prometheus metrics."""
-    text = (
-        models.metrics() if request.alias is None else models.named(request.alias).registry.text()
-    )
+    if request.alias is None:
+        text = models.metrics()
+    else:
+        text = models.named(request.alias).registry.text()
     return Reply(text.encode(), media_type=b"text/plain; charset=utf-8")
 
 
@@ -146,11 +147,8 @@ def facts(context: Context) -> dict[str, Any]:
 def _model_type(spec: ModelSpec) -> dict[str, Any]:
     """The model's type for TEI's clients. TEI has no taggers, so they are classifiers."""
     if spec.kind == "embedding":
-        pooling = (
-            "splade"
-            if spec.is_splade
-            else "+".join(POOLING_NAMES.get(mode, mode) for mode in spec.pooling)
-        )
+        modes = ("splade",) if spec.is_splade else spec.pooling
+        pooling = "+".join(POOLING_NAMES.get(mode, mode) for mode in modes)
         return {"embedding": {"pooling": pooling}}
     labels = {
         "id2label": {str(number): label for number, label in enumerate(spec.labels)},

@@ -240,7 +240,9 @@ def split_model(name: str) -> tuple[str, Vector | None]:
     """`ALIAS/sparse` -> ("ALIAS", "sparse"). Any other ending belongs to the name, since hub ids
     contain slashes."""
     front, _, last = name.rpartition("/")
-    return (front, last) if last in VECTORS else (name, None)
+    if last not in VECTORS:
+        return name, None
+    return front, last
 
 
 async def _embedded(
@@ -270,11 +272,9 @@ async def _embedded(
 def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any:
     if target.head is Head.SPARSE and embedded.sparse is not None:
         return sparse_qdrant(embedded.sparse, row)
-    vectors = (
-        embedded.dense[row : row + 1]
-        if target.head is Head.DENSE and embedded.dense is not None
-        else None
-    )
+    vectors = None
+    if target.head is Head.DENSE and embedded.dense is not None:
+        vectors = embedded.dense[row : row + 1]
     if target.head is Head.MULTIVECTOR and embedded.multivector is not None:
         vectors = embedded.multivector.row(row)
         if not len(vectors):
@@ -284,9 +284,14 @@ def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any
         raise UnsupportedHead(
             f"`inputs[{place}].model`: {name} makes no {target.head.value} vector of a query"
         )
-    vectors = vectors if target.dimensions is None else unit(cut(vectors, target.dimensions))
-    return vectors[0] if target.head is Head.DENSE else np.ascontiguousarray(vectors)
+    if target.dimensions is not None:
+        vectors = unit(cut(vectors, target.dimensions))
+    if target.head is Head.DENSE:
+        return vectors[0]
+    return np.ascontiguousarray(vectors)
 
 
 def _size(vector: Any) -> int:
-    return int(np.size(vector["indices"]) * 2 if isinstance(vector, dict) else np.size(vector))
+    if isinstance(vector, dict):
+        return 2 * len(vector["indices"])
+    return int(np.size(vector))
