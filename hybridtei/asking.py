@@ -31,7 +31,7 @@ NAMED = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, HybridTeiError)
 }
-KINDS: Mapping[tuple[int, str | None], type[HybridTeiError]] = {
+KINDS = {
     (400, "Empty"): errors.EmptyInput,
     (413, "Validation"): InvalidInput,
     (422, "Validation"): InvalidInput,
@@ -73,11 +73,9 @@ def read(answer: httpx.Response, where: str) -> Any:
         return decoded
     fields = decoded if isinstance(decoded, dict) else {}
     named = HELP.search(answer.headers.get("link", ""))
-    kind = (
-        NAMED.get(named[1], InvalidInput)
-        if named
-        else KINDS.get((answer.status_code, fields.get("error_type")))
-    )
+    kind = KINDS.get((answer.status_code, fields.get("error_type")))
+    if named:
+        kind = NAMED.get(named[1], InvalidInput)
     if answer.status_code == 413 and answer.content.startswith(BODY_TOO_LARGE):
         kind = InvalidInput
     reason = fields.get("error") or fields.get("message") or shown(answer)
@@ -91,8 +89,10 @@ def read(answer: httpx.Response, where: str) -> Any:
 def shown(answer: httpx.Response) -> str:
     """Return the start of a response's text for an error message. A redirect's target comes
     first."""
-    target = f"to {answer.headers['location']}: " if "location" in answer.headers else ""
-    return (target + " ".join(answer.content.decode(errors="replace").split()))[:SHOWN_CHARACTERS]
+    words = answer.content.decode(errors="replace").split()
+    if "location" in answer.headers:
+        words.insert(0, f"to {answer.headers['location']}:")
+    return " ".join(words)[:SHOWN_CHARACTERS]
 
 
 def embeddings_of(
@@ -105,10 +105,10 @@ def embeddings_of(
     """The outputs `names` of `/embed_hybrid` as arrays. `counts`: the number of spans of each text,
     if it has spans; its rows are then lists. Raises NoAnswer if hybridtei cannot have sent the
     rows, BackendError if the vectors are invalid."""
-    if counts is not None and [len(item) if isinstance(item, list) else 0 for item in rows] == list(
-        counts
-    ):
-        rows = [row for item in rows for row in item]
+    if counts is not None:
+        is_listed = all(isinstance(item, list) for item in rows)
+        if is_listed and list(map(len, rows)) == list(counts):
+            rows = [row for item in rows for row in item]
     if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
         raise NoAnswer(
             f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered "
@@ -135,11 +135,9 @@ def embeddings_of(
         return SparseVectors(indices, values, offsets, width or int(indices.max(initial=-1)) + 1)
 
     def multivector(rows: Sequence[Any], width: int) -> Any:
-        return (
-            Ragged.from_rows([vectors(row, width) for row in rows])
-            if rows
-            else Ragged(dense([], width), offsets_of([]))
-        )
+        if not rows:
+            return Ragged(dense([], width), offsets_of([]))
+        return Ragged.from_rows([vectors(row, width) for row in rows])
 
     def vectors(row: Any, width: int) -> Any:
         # One bit per number

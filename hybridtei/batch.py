@@ -43,7 +43,8 @@ class Padding(StrEnum):
     ALL = "all"
 
 
-EMBEDDINGS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})
+VECTORS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
+EMBEDDINGS = VECTORS | {Head.TOKENS}
 
 
 # The first character of a text's part, and the last + 1

@@ -83,7 +83,9 @@ class AsyncClient:
                 "http://127.0.0.1:3000"
             )
         self._timeout_s, self._patience_s = timeout_s, patience_s
-        headers = HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        headers = dict(HEADERS)
+        if api_key:
+            headers["authorization"] = f"Bearer {api_key}"
         self._http = httpx.AsyncClient(
             base_url=url, headers=headers, timeout=timeout_s, transport=transport
         )
@@ -107,35 +109,28 @@ class AsyncClient:
         from one pass.
 
         `multivector`: default: the server's budget. `truncation_direction`: default: "right"."""
-        inputs: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+        inputs, counts = _listed(texts), None
         if spans is not None:
-            of_each = [spans] if isinstance(texts, str) else spans
+            lists: list[Any] = [spans] if isinstance(texts, str) else list(spans)
+            counts = list(map(len, lists))
             inputs = [
                 {"text": text, "spans": text_spans}
-                for text, text_spans in zip(inputs, of_each, strict=True)
+                for text, text_spans in zip(inputs, lists, strict=True)
             ]
-        names = [outputs] if isinstance(outputs, str) else [*outputs]
+        names = _listed(outputs)
         body = {
             "outputs": names,
             "sparse_format": "qdrant",
             "normalize": normalize,
             "dimensions": dimensions,
-        }
-        body |= {
             "prompt_name": prompt_name,
             "input_type": input_type,
             "multivector": msgspec.to_builtins(multivector),
+            **_cut(truncate, truncation_direction),
         }
-        body |= _cut(truncate, truncation_direction)
         rows = await self._in_portions("/embed_hybrid", "inputs", inputs, body)
         widths = (await self.info())["hybridtei"].get("dimensions") or {}
-        return embeddings_of(
-            rows,
-            names,
-            None if spans is None else [len(item["spans"]) for item in inputs],
-            widths,
-            self.url,
-        )
+        return embeddings_of(rows, names, counts, widths, self.url)
 
     async def rerank(
         self,
@@ -155,8 +150,8 @@ class AsyncClient:
             "instruction": instruction,
             "weights": msgspec.to_builtins(weights),
             "raw_scores": raw_scores,
+            **_cut(truncate, truncation_direction),
         }
-        body |= _cut(truncate, truncation_direction)
         scores: list[float] = []
         for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
             scores += [
@@ -201,9 +196,7 @@ class AsyncClient:
             "aggregation_strategy": aggregation_strategy,
             **_cut(truncate, truncation_direction),
         }
-        rows = await self._in_portions(
-            "/predict_tokens", "inputs", [texts] if isinstance(texts, str) else [*texts], body
-        )
+        rows = await self._in_portions("/predict_tokens", "inputs", _listed(texts), body)
         from hybridtei.inference.tasks.label import Span
 
         def span(entry: Any) -> Span:
@@ -250,10 +243,8 @@ class AsyncClient:
         `id`, `payload`, `metadata`. A point without an id replaces a stored point with the same
         text. `create`: create the collection if it does not exist."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
-        path, options = (
-            f"/collections/{quote(collection, safe='')}/points",
-            {"create": create, "truncate": truncate},
-        )
+        path = f"/collections/{quote(collection, safe='')}/points"
+        options = {"create": create, "truncate": truncate}
         created, before = False, 0
         ids: list[int | str] = []
         failed: list[dict[str, Any]] = []
@@ -299,16 +290,12 @@ class AsyncClient:
                     )
                 if answer.status_code not in RETRIED:
                     return read(answer, where)
-                failure, asked_s = (
-                    f"status {answer.status_code}: {shown(answer)}",
-                    retry_after_s(answer.headers),
-                )
+                failure = f"status {answer.status_code}: {shown(answer)}"
+                asked_s = retry_after_s(answer.headers)
             except (httpx.RequestError, TimeoutError) as error:
-                failure = (
-                    f"{type(error).__name__}: {error}"
-                    if str(error)
-                    else f"nothing came for {self._timeout_s:g} s"
-                )
+                failure = f"{type(error).__name__}: {error}"
+                if not str(error):
+                    failure = f"nothing came for {self._timeout_s:g} s"
             if (pause_s := retries.pause_s(asked_s)) is None:
                 tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
                 raise NoAnswer(
@@ -340,11 +327,10 @@ class AsyncClient:
         entry an item."""
         if not items:
             return []
-        limit = (
-            min(REQUEST_ITEMS, (await self.info()).get("max_client_batch_size", REQUEST_ITEMS))
-            if len(items) > 1
-            else 1
-        )
+        limit = 1
+        if len(items) > 1:
+            largest = (await self.info()).get("max_client_batch_size", REQUEST_ITEMS)
+            limit = min(REQUEST_ITEMS, largest)
         parts, turn = [*portions(items, limit)], asyncio.Semaphore(REQUESTS_AT_ONCE)
 
         async def entries_of(portion: list[Any]) -> list[Any]:
@@ -364,6 +350,11 @@ class AsyncClient:
             for task in tasks:
                 task.cancel()
         return [row for answer in answers for row in answer] if joined else answers
+
+
+def _listed(values: Any) -> list[Any]:
+    """A single text, or several values, as a list."""
+    return [values] if isinstance(values, str) else [*values]
 
 
 def _blocking(

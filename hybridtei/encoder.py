@@ -165,8 +165,8 @@ class Encoder:
             dimensions=(dimensions, int),
             input_type=(input_type, InputType),
             query_encoder=(query_encoder, QueryEncoder),
+            truncation_direction=(truncation_direction, Direction),
         )
-        _check_given(truncation_direction=(truncation_direction, Direction))
         budget = self._multivector if multivector is None else as_budget(multivector)
         task = Embed(
             inputs,
@@ -195,12 +195,11 @@ class Encoder:
             return self._run(task, show_progress)
         table = replace(task, heads=frozenset({Head.SPARSE}), query_encoder=query_encoder)
         table.check(self.spec)
-        sparse, others = self._run(table, show_progress), heads - table.heads
-        return (
-            replace(self._run(replace(task, heads=others), show_progress), sparse=sparse.sparse)
-            if others
-            else sparse
-        )
+        answer, others = self._run(table, show_progress), heads - table.heads
+        if others:
+            rest = self._run(replace(task, heads=others), show_progress)
+            answer = replace(rest, sparse=answer.sparse)
+        return answer
 
     def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
         """Spell sparse vectors: for each a list of (piece of the vocabulary, weight), the heaviest

@@ -225,6 +225,19 @@ class Embeddings(Columns):
         columns = (self.dense, self.sparse, self.multivector, self.tokens)
         return next(len(column) for column in columns if column is not None)
 
+    def row(self, i: int) -> dict[str, Any]:
+        """The vectors of input i by name. A sparse one has `indices` and `values`; a multi-vector
+        has all its rows, query expansion included."""
+        row: dict[str, Any] = {}
+        if self.dense is not None:
+            row["dense"] = self.dense[i]
+        if self.sparse is not None:
+            indices, values = self.sparse.row(i)
+            row["sparse"] = {"indices": indices, "values": values}
+        if self.multivector is not None:
+            row["multivector"] = self.multivector.row(i)
+        return row
+
     @property
     def numbers(self) -> int:
         """The count of numbers in all columns."""

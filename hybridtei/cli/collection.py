@@ -10,6 +10,7 @@ import sys
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import asdict, replace
 
@@ -77,9 +78,9 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     require_extra("qdrant", "qdrant_client", "semantic_text_splitter")
     from hybridtei.retrieval.ingest.run import ingest
 
-    outputs = (
-        tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None
-    )
+    outputs = None
+    if arguments.outputs:
+        outputs = tuple(name.strip() for name in arguments.outputs.split(","))
     plan = options_from(
         CollectionPlan, arguments, **{name: getattr(model, name) for name in OF_THE_MODEL}
     )
@@ -167,12 +168,10 @@ def run_search(arguments: argparse.Namespace) -> int:
         raise
     with search:
         result = search(arguments.collection, arguments.query, options)
-    print(
-        as_json(result)
-        if arguments.json
-        else in_words(result, options, colours=sys.stdout.isatty()),
-        flush=True,
-    )
+    if arguments.json:
+        print(as_json(result), flush=True)
+    else:
+        print(in_words(result, options, colours=sys.stdout.isatty()), flush=True)
     return 0
 
 
@@ -180,17 +179,16 @@ def options_of(arguments: argparse.Namespace) -> SearchOptions:
     """Make `SearchOptions` of the flags. Raises InvalidInput."""
     from hybridtei.retrieval.store.query import filter_from
 
-    return options_from(
-        SearchOptions,
-        arguments,
-        weights=weights_of(arguments.weights),
-        query_filter=filter_from(arguments.filter, "--filter"),
-        with_payload=True
-        if arguments.fields is None
-        else [name.strip() for name in arguments.fields.split(",")],
-        group_by=None if arguments.every_chunk else arguments.group_by,
-        highlights=not arguments.no_highlights,
-    )
+    others: dict[str, Any] = {
+        "weights": weights_of(arguments.weights),
+        "query_filter": filter_from(arguments.filter, "--filter"),
+        "highlights": not arguments.no_highlights,
+    }
+    if arguments.fields is not None:
+        others["with_payload"] = [name.strip() for name in arguments.fields.split(",")]
+    if arguments.every_chunk:
+        others["group_by"] = None
+    return options_from(SearchOptions, arguments, **others)
 
 
 def weights_of(text: str | None) -> dict[str, float] | list[float] | str | None:
@@ -271,13 +269,14 @@ def run_eval(arguments: argparse.Namespace) -> int:
     folder, url, rerank = Path(arguments.folder), arguments.url, arguments.rerank
     if arguments.chart is not None:
         check_chart(Path(arguments.chart))
-    models = [model] if rerank is None else [model, replace(model, model_id=rerank, revision=None)]
-    name = rerank if rerank is None or url is not None else default_alias(rerank)
+    models, name = [model], rerank
+    if rerank is not None:
+        models.append(replace(model, model_id=rerank, revision=None))
+        if url is None:
+            name = default_alias(rerank)
     collection = arguments.collection or folder.resolve().name
-    judged, tell = (
-        read_judgements(folder, arguments.split),
-        partial(print, file=sys.stderr, flush=True),
-    )
+    judged = read_judgements(folder, arguments.split)
+    tell = partial(print, file=sys.stderr, flush=True)
     tell(judged.notes)
     if url is None:
         ingest_missing(
@@ -285,11 +284,9 @@ def run_eval(arguments: argparse.Namespace) -> int:
         )
 
     def connect() -> AbstractAsyncContextManager[AsyncClient]:
-        return (
-            in_process(models, engine, with_default(store))
-            if url is None
-            else AsyncClient(url, api_key=arguments.url_api_key)
-        )
+        if url is None:
+            return in_process(models, engine, with_default(store))
+        return AsyncClient(url, api_key=arguments.url_api_key)
 
     tell(f"evaluating {collection} in {without_passwords(url or place_of(with_default(store)))}")
     evaluation = run_evaluation(connect, collection, judged, rerank=name, quiet=arguments.quiet)

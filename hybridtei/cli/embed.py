@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     # Before a model is loaded
     writer_for(arguments.output)
     encoder = Encoder.load(config=model, engine=engine)
-    outputs = arguments.outputs.split(",") if arguments.outputs else None
+    outputs = (arguments.outputs or "").split(",")
     count = embed_file(encoder, arguments.file, arguments.output, outputs, field=arguments.field)
     print(f"{count} texts -> {arguments.output}", file=sys.stderr)
 
@@ -64,7 +64,7 @@ def embed_file(
     encoder: Encoder,
     source: str,
     target: str,
-    outputs: Sequence[str] | None = None,
+    outputs: Sequence[str] = (),
     *,
     field: str = "text",
 ) -> int:
@@ -74,11 +74,9 @@ def embed_file(
     texts = list(read_texts(Path(source), field))
     if not texts:
         raise EmptyInput(f"{source}: holds no text")
-    heads = (
-        heads_named(name.strip() for name in outputs)
-        if outputs
-        else encoder.spec.heads - {Head.TOKENS}
-    )
+    heads = encoder.spec.heads - {Head.TOKENS}
+    if any(outputs):
+        heads = heads_named(name.strip() for name in outputs)
     if Head.TOKENS in heads:
         raise InvalidInput("`outputs`: token states are not written to files")
     with whole(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
@@ -108,9 +106,10 @@ def read_texts(path: Path, field: str = "text") -> Iterator[str]:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise InvalidInput(f"{where}: not UTF-8: {error}") from error
-            text = line if path.suffix == ".txt" else _json_text(line, field, where)
-            if text:
-                yield text
+            if path.suffix == ".jsonl":
+                line = _json_text(line, field, where)
+            if line:
+                yield line
 
 
 def _json_text(line: str, field: str, where: str) -> str:
@@ -121,22 +120,18 @@ def _json_text(line: str, field: str, where: str) -> str:
         value = orjson.loads(line)
     except ValueError as error:
         raise InvalidInput(f"{where}: not JSON: {error}") from error
-    text = value.get(field) if isinstance(value, dict) else value
-    if not isinstance(text, str):
+    if isinstance(value, dict):
+        value = value.get(field)
+    if not isinstance(value, str):
         raise InvalidInput(f"{where}: `{field}` should be a string")
-    return text
+    return value
 
 
 def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, Any]]:
     for i, text in enumerate(texts):
-        row: dict[str, Any] = {"text": text}
-        if embeddings.dense is not None:
-            row["dense"] = embeddings.dense[i]
-        if embeddings.sparse is not None:
-            indices, values = embeddings.sparse.row(i)
-            row["sparse"] = {"indices": indices, "values": values}
+        row = {"text": text, **embeddings.row(i)}
         if embeddings.multivector is not None:
-            row["multivector"] = np.ascontiguousarray(embeddings.multivector.row(i))
+            row["multivector"] = np.ascontiguousarray(row["multivector"])
         yield row
 
 
@@ -198,7 +193,7 @@ def write_parquet(file: BinaryIO, chunks: Chunks) -> None:
 
 
 Write = Callable[[BinaryIO, Chunks], None]
-WRITERS: Mapping[str, Write] = {".jsonl": write_jsonl, ".npz": write_npz, ".parquet": write_parquet}
+WRITERS = {".jsonl": write_jsonl, ".npz": write_npz, ".parquet": write_parquet}
 
 
 def writer_for(target: str) -> Write:

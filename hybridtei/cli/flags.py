@@ -31,7 +31,7 @@ MIRROR = (
     "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A "
     "B --from access.jsonl`"
 )
-RETIRED: Mapping[str, str] = {
+RETIRED = {
     **dict.fromkeys(("shadow", "shadow_rate", "shadow_api_key"), MIRROR),
     "http_workers": (
         "one process speaks HTTP; on many cores start several servers, each with --reuse-port "
@@ -83,7 +83,9 @@ def add_flags(
             heading = group_of(kind, meta)
             if heading not in headings:
                 headings[heading] = parser.add_argument_group(heading)
-            names = [_flag(field.name), *(["-p"] if field.name == "port" else [])]
+            names = [_flag(field.name)]
+            if field.name == "port":
+                names.append("-p")
             help_text = (
                 f"{meta.description or ''}{_shown_default(field)} [env: {field.name.upper()}]"
             )
@@ -126,9 +128,8 @@ def add_options(
         elif get_origin(plain) is typing.Literal:
             parser.add_argument(_flag(field.name), choices=get_args(plain), **options)
         else:
-            metavar = (meta.extra or {}).get("metavar") or (
-                "X" if plain is float else _metavar(plain, meta)
-            )
+            usual = "X" if plain is float else _metavar(plain, meta)
+            metavar = (meta.extra or {}).get("metavar") or usual
             required = field.default is msgspec.NODEFAULT
             parser.add_argument(
                 _flag(field.name), type=plain, metavar=metavar, required=required, **options
@@ -138,9 +139,8 @@ def add_options(
 def options_from(kind: type[S], arguments: argparse.Namespace, **others: Any) -> S:
     """Make a struct from a command's flags. `others`: values of fields without flags."""
     flags = vars(arguments)
-    return kind(
-        **{**{name: flags[name] for name in kind.__struct_fields__ if name in flags}, **others}
-    )
+    fields = {name: flags[name] for name in kind.__struct_fields__ if name in flags}
+    return kind(**fields | others)
 
 
 def group_of(kind: Kind, meta: Meta) -> str:
@@ -173,7 +173,8 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
                 raise UsageError(
                     f"{source} and {old_source} exclude each other: {old_source} is the older name"
                 )
-            text, source = (text, source) if old is None else (old, old_source)
+            if old is not None:
+                text, source = old, old_source
         if text is not None:
             values[field.name] = _value(text, plain, meta, source)
     return kind(**values)
@@ -190,8 +191,7 @@ def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[s
                 f"{variable}={environment[variable]} is ignored: Kubernetes sets it for a Service "
                 f"of that name; {_flag(field.name)} sets the port"
             )
-        alias = _alias(meta)
-        text, source = (None, "") if alias is None else _lookup(alias, flags, environment)
+        text, source = _lookup(_alias(meta) or "", flags, environment)
         if text is not None:
             warnings.append(f"{source} is deprecated: use {_flag(field.name)} or {variable}")
     return warnings

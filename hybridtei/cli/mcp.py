@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import os
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
@@ -77,13 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     from hybridtei.retrieval.agents import CollectionTools, mcp_server
     from hybridtei.server.start import in_process
 
-    url, url_key = arguments.url, arguments.url_api_key
-    server_of_tools = (
-        in_process([model], engine, store) if url is None else AsyncClient(url, api_key=url_key)
-    )
-
     async def serve() -> None:
-        async with server_of_tools as client:
+        connection: AbstractAsyncContextManager[AsyncClient]
+        if arguments.url is None:
+            connection = in_process([model], engine, store)
+        else:
+            connection = AsyncClient(arguments.url, api_key=arguments.url_api_key)
+        async with connection as client:
             tools = CollectionTools(client, arguments.collection)
             server = mcp_server(tools, arguments.collection, writable=arguments.writable)
             try:

@@ -109,13 +109,14 @@ def add_train(commands: Commands) -> None:
 
 def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> None:
     """Add a flag whose help shows its default. A boolean flag also has a `--no-` form."""
+    shown = str(default)
     if isinstance(default, bool):
-        options |= {"action": argparse.BooleanOptionalAction}
+        options["action"] = argparse.BooleanOptionalAction
         shown = "on" if default else "off"
-    else:
-        options |= {} if isinstance(default, str | list) else {"type": type(default)}
-        options |= {"metavar": "N"} if isinstance(default, int | float) else {}
-        shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+    elif isinstance(default, list):
+        shown = " ".join(map(str, default))
+    elif not isinstance(default, str):
+        options |= {"type": type(default), "metavar": "N"}
     group.add_argument(name, default=default, help=f"{text} [default: {shown}]", **options)
 
 
@@ -210,8 +211,9 @@ def run_pack(arguments: argparse.Namespace) -> None:
     if arguments.prune:
         print(*prune(model.packed_cache_gb * GB), sep="\n")
         return
-    began = 0.0 if arguments.list else time.time()
+    began = 0.0
     if not arguments.list:
+        began = time.time()
         model = msgspec.structs.replace(model, model_id=arguments.model, backend="ort")
         open_backend(model, find_model(model)).close()
     files = [each for each in packed_files() if each.used >= began]

@@ -42,9 +42,9 @@ class HybridSparseEmbeddings:
         document_prompt: str | None = None,
     ) -> None:
         self._is_owned = isinstance(source, str)
-        self._source = (
-            Client(source, api_key=api_key, timeout_s=300.0) if isinstance(source, str) else source
-        )
+        if isinstance(source, str):
+            source = Client(source, api_key=api_key, timeout_s=300.0)
+        self._source = source
         self._prompts: dict[InputType, str | None] = {
             "query": query_prompt,
             "document": document_prompt,
@@ -82,7 +82,7 @@ class HybridSparseEmbeddings:
             texts, ("sparse",), input_type=side, prompt_name=self._prompts[side]
         ).sparse
         assert sparse is not None
-        rows = [sparse.row(i) for i in range(len(texts))]
+        rows = map(sparse.row, range(len(texts)))
         return [
             SparseVector(indices=indices.tolist(), values=values.tolist())
             for indices, values in rows

@@ -112,9 +112,9 @@ def join(address: str | None, processors: int) -> Callable[[], None]:
         return lambda: None
     address = address or os.environ.get("RAY_ADDRESS") or LOCAL
     _reach(address)
-    own: dict[str, Any] = (
-        {"num_cpus": processors, "include_dashboard": False} if address == LOCAL else {}
-    )
+    own: dict[str, Any] = {}
+    if address == LOCAL:
+        own = {"num_cpus": processors, "include_dashboard": False}
     # As a job of Ray's client: its processes do not import modules from this process's working
     # folder.
     isolated = JobConfig(_client_job=True)

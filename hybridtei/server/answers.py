@@ -81,19 +81,9 @@ def write_json(answer: Any, buffer: BytesIO) -> None:
             buffer.write(to_json(answer[begin : begin + PIECE_CHARACTERS])[1:-1])
         buffer.write(b'"')
     elif isinstance(answer, dict):
-        fields, start = iter(answer.items()), b"{"
-        while piece := dict(islice(fields, PIECE_ITEMS)):
-            if _is_piece(piece):
-                buffer.write(start + to_json(piece)[1:-1])
-                start = b","
-                continue
-            for key, value in piece.items():
-                buffer.write(start + to_json(key) + b":")
-                write_json(value, buffer)
-                start = b","
-        buffer.write(b"}")
+        _write_items(answer.items(), dict, buffer)
     elif isinstance(answer, list):
-        _write_list(answer, buffer)
+        _write_items(answer, list, buffer)
     elif isinstance(answer, Iterator) or (isinstance(answer, np.ndarray) and answer.ndim > 1):
         buffer.write(b"[")
         for place, item in enumerate(answer):
@@ -104,19 +94,22 @@ def write_json(answer: Any, buffer: BytesIO) -> None:
         buffer.write(to_json(answer))
 
 
-def _write_list(answer: list[Any], buffer: BytesIO) -> None:
-    start = b"["
-    for begin in range(0, len(answer), PIECE_ITEMS):
-        part = answer[begin : begin + PIECE_ITEMS]
-        if _is_piece(part):
-            buffer.write(start + to_json(part)[1:-1])
+def _write_items(items: Iterable[Any], kind: type[Any], buffer: BytesIO) -> None:
+    """Write an object or a list (`kind`), as many items a call as are fast."""
+    start, end = (b"{", b"}") if kind is dict else (b"[", b"]")
+    remaining = iter(items)
+    while piece := kind(islice(remaining, PIECE_ITEMS)):
+        if _is_piece(piece):
+            buffer.write(start + to_json(piece)[1:-1])
             start = b","
             continue
-        for item in part:
+        for item in piece:
             buffer.write(start)
-            write_json(item, buffer)
             start = b","
-    buffer.write(b"]")
+            if kind is dict:
+                buffer.write(to_json(item) + b":")
+            write_json(piece[item] if kind is dict else item, buffer)
+    buffer.write(end)
 
 
 def _is_piece(value: Any) -> bool:
@@ -193,14 +186,11 @@ def hybrid(
 def _columns(
     embeddings: Embeddings, i: int, form: str, pieces: Pieces, bits: int | None
 ) -> dict[str, Any]:
-    columns: dict[str, Any] = {}
-    if embeddings.dense is not None:
-        columns["dense"] = embeddings.dense[i]
+    columns = embeddings.row(i)
     if embeddings.sparse is not None:
         columns["sparse"] = sparse(embeddings.sparse, i, form, pieces)
-    if embeddings.multivector is not None:
-        row = embeddings.multivector.row(i)
-        columns["multivector"] = row if bits is None else packed(row, bits)
+    if embeddings.multivector is not None and bits is not None:
+        columns["multivector"] = packed(columns["multivector"], bits)
     return columns
 
 

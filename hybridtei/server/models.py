@@ -325,7 +325,7 @@ def check_capacity(route: Route, alias: str | None, models: Models, store: Store
 
 
 # Error class -> the label `kind`. Subclasses come before their bases.
-STORE_ERRORS: Mapping[type[StoreError], str] = {
+STORE_ERRORS = {
     StoreAway: "away",
     StoreAtCapacity: "capacity",
     StoreUnavailable: "unavailable",

@@ -49,30 +49,23 @@ def smaller_vectors(
     if precision is None or precision == "float":
         return lambda answer: answer
     spec = context.service.model.spec
-    widths = {
-        Head.DENSE: spec.dense_width,
-        Head.MULTIVECTOR: 0 if spec.multivector is None else spec.multivector.width,
-    }
-    small_heads = (
-        heads & context.heads & (widths.keys() - ({Head.MULTIVECTOR} if is_small else set()))
-    )
+    widths = {Head.DENSE: spec.dense_width}
+    if not is_small:
+        widths[Head.MULTIVECTOR] = spec.multivector_width
     with context.counting_failures():
         makers = {
             head: quantiser(context, precision, head, min(dimensions or width, width))
-            if head in small_heads
-            else as_given
             for head, width in widths.items()
+            if head in heads & context.heads
         }
 
     def smaller(answer: Embeddings) -> Embeddings:
         dense, rows = answer.dense, answer.multivector
-        return replace(
-            answer,
-            dense=None if dense is None else makers[Head.DENSE](dense),
-            multivector=None
-            if rows is None
-            else Ragged(makers[Head.MULTIVECTOR](rows.values), rows.offsets),
-        )
+        if dense is not None and Head.DENSE in makers:
+            dense = makers[Head.DENSE](dense)
+        if rows is not None and Head.MULTIVECTOR in makers:
+            rows = Ragged(makers[Head.MULTIVECTOR](rows.values), rows.offsets)
+        return replace(answer, dense=dense, multivector=rows)
 
     return smaller
 
@@ -86,7 +79,9 @@ def _ranges(context: Context, precision: str, head: Head, width: int) -> Floats:
     path = context.model.quantization_ranges
     if path is None and context.model.model_id == EMBEDDED_MODEL:
         path = EMBEDDED_RANGES
-    ranges = {} if path is None else ranges_in(path)
+    ranges: dict[str, Floats] = {}
+    if path is not None:
+        ranges = ranges_in(path)
     for name in (f"{head.value}_{width}", head.value):
         if name in ranges and ranges[name].shape[1] == width:
             return ranges[name]
@@ -143,11 +138,9 @@ def check_vectors(
 
 def heads_of(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
     """The heads of `outputs`; None: all heads of the model."""
-    return (
-        context.heads - {Head.TOKENS}
-        if outputs is None
-        else frozenset(Head(output) for output in outputs)
-    )
+    if outputs is None:
+        return context.heads - {Head.TOKENS}
+    return frozenset(map(Head, outputs))
 
 
 def splade_rows(answer: Embeddings) -> Floats:

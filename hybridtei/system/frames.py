@@ -45,7 +45,8 @@ def unframe(body: bytes) -> Any:
 
 def _out(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        if value.dtype == np.uint32 and value.ndim == 1:
+        # Indices of sparse vectors
+        if value.dtype in (np.uint32, np.int64) and value.ndim == 1:
             return msgspec.msgpack.Ext(_INDICES, value.astype("<u4", copy=False).tobytes())
         if value.dtype == np.float32 and value.ndim == 1:
             return msgspec.msgpack.Ext(_FLOATS, value.astype("<f4", copy=False).tobytes())

@@ -8,7 +8,7 @@ tune` measures all of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -31,14 +31,14 @@ NVIDIA = Path("/dev/nvidiactl")
 # On CPUs the first backend that can run the model is chosen. In float32 OpenVINO was 6 % slower to
 # 12 % faster than ONNX Runtime (`python -m conformance.load precisions`), and takes up to twice the
 # memory.
-PREFERRED: Mapping[str, tuple[str, ...]] = {
+PREFERRED = {
     "float32": ("ort", "openvino", "torch"),
     "bfloat16": ("openvino", "torch"),
     "float16": ("torch",),
     "int8": ("openvino", "ort"),
     "fp8": ("torch",),
 }
-PACKAGES: Mapping[str, tuple[str, ...]] = {
+PACKAGES = {
     "ort": (),
     "openvino": ("openvino",),
     "torch": ("torch", "transformers"),
@@ -261,7 +261,7 @@ def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> B
     )
 
 
-_OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int], Backend]] = {
+_OPENERS = {
     "ort": _ort,
     "openvino": _openvino,
     "torch": _torch,

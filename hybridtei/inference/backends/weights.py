@@ -137,7 +137,7 @@ def _roberta(norm: str = "layer_norm") -> _Family:
     )
 
 
-FAMILIES: Mapping[str, _Family] = {
+FAMILIES = {
     "bert": _bert("LayerNorm"),
     "nomic_bert": _bert("layer_norm", "silu"),
     "deberta-v2": _bert("LayerNorm", epsilon=1e-7),

@@ -5,9 +5,9 @@ Options that need no separate pass, such as cutting and normalisation, are appli
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cu
 InputType = Literal["query", "document"]
 SIDES: tuple[InputType, ...] = ("query", "document")
 QueryEncoder = Literal["model", "table"]
-PROMPTS: Mapping[InputType, tuple[str, ...]] = {
+PROMPTS = {
     "query": ("query", "retrieval.query"),
     "document": (
         "document",
@@ -91,12 +91,10 @@ class Embed(Task[Embeddings]):
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
         """`LookUp` if the request asks for the table, or for a query of a model that looks queries
         up."""
-        looks_up = (
-            spec.sparse is not None
-            and spec.sparse.queries is not None
-            and self.input_type == "query"
-        )
-        return LookUp(self) if looks_up or self.query_encoder == "table" else self
+        is_query = self.input_type == "query"
+        if self.query_encoder == "table" or (is_query and spec.sparse and spec.sparse.queries):
+            return LookUp(self)
+        return self
 
     def lacks_side(self, prompts: Prompts) -> bool:
         return self.input_type is None and not prompts.named(self.prompt(prompts))
@@ -123,9 +121,7 @@ class Embed(Task[Embeddings]):
             raise InvalidInput(
                 '`query_encoder` "table" makes sparse vectors of queries and nothing else'
             )
-        if self.query_encoder == "table" and not (
-            spec.sparse is not None and spec.sparse.can_look_up
-        ):
+        if self.query_encoder == "table" and not (spec.sparse and spec.sparse.can_look_up):
             raise UnsupportedHead(
                 '`query_encoder` "table": the model has no table of what tokens weigh in queries'
             )
@@ -225,12 +221,9 @@ class Embed(Task[Embeddings]):
         states = spec.hidden_size if Head.TOKENS in self.heads else 0
         if Head.MULTIVECTOR not in self.heads or spec.multivector is None:
             return tokens * states
-        width = spec.multivector.width
-        rows = (
-            tokens
-            if self._budget is None
-            else min(tokens, len(self.inputs) * (self._budget.max_tokens or tokens))
-        )
+        width, rows = spec.multivector_width, tokens
+        if self._budget is not None:
+            rows = min(tokens, len(self.inputs) * (self._budget.max_tokens or tokens))
         return tokens * states + rows * min(self.dimensions or width, width)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
@@ -244,7 +237,11 @@ class Embed(Task[Embeddings]):
     ) -> Embeddings:
         """Cut, normalise and merge the pass's outputs."""
         outputs = outputs.only(self.heads)
-        spec, sparse = model.spec, None
+        spec, dense, rows, sparse = model.spec, outputs.dense, outputs.multivector, None
+        if dense is not None:
+            dense = self.scaled(spec, dense)
+        if rows is not None:
+            rows = self._multivector(model, encodings, rows)
         if outputs.token_weights is not None:
             weights = outputs.token_weights
             input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
@@ -253,22 +250,11 @@ class Embed(Task[Embeddings]):
             )
         elif outputs.splade is not None:
             sparse = splade_vectors(spec, outputs.splade)
-        return Embeddings(
-            dense=None if outputs.dense is None else self.scaled(model.spec, outputs.dense),
-            sparse=sparse,
-            multivector=None
-            if outputs.multivector is None
-            else self._multivector(model, encodings, outputs.multivector),
-            tokens=outputs.tokens,
-        )
+        return Embeddings(dense=dense, sparse=sparse, multivector=rows, tokens=outputs.tokens)
 
     def _width(self, spec: ModelSpec) -> int:
-        if (
-            Head.MULTIVECTOR in self.heads
-            and Head.DENSE not in self.heads
-            and spec.multivector is not None
-        ):
-            return spec.multivector.width
+        if Head.MULTIVECTOR in self.heads and Head.DENSE not in self.heads:
+            return spec.multivector_width
         return spec.dense_width
 
     def scaled(self, spec: ModelSpec, dense: Floats) -> Floats:
@@ -298,32 +284,30 @@ class Embed(Task[Embeddings]):
         """Cut, merge and normalise multi-vectors as the checkpoint and the request specify.
         `input_ids`: each row's token, if the request's budget merges."""
         rows = Ragged(cut(rows.values, self.dimensions), rows.offsets)
-        is_ready = model.spec.late is not None and not model.spec.late.is_unit
-        if side is not None and side.pooling is not None:
-            values = rows.values if is_ready else unit(rows.values)
-            rows, is_ready = pooled(Ragged(values, rows.offsets), side.pooling), True
-        elif (
-            self._budget is not None
-            and self._budget.max_tokens is not None
-            and input_ids is not None
-        ):
-            rows = without_marks(
-                rows, np.isin(input_ids, list(model.mark_ids)), self._budget.max_tokens
-            )
-        if self._budget is not None:
-            return budgeted(rows, self._budget)
-        return rows if is_ready else Ragged(unit(rows.values), rows.offsets)
+        is_unit = model.spec.late is None or model.spec.late.is_unit
+        budget = self._budget
+        pooling = None if side is None else side.pooling
+        if is_unit and (pooling is not None or budget is None):
+            rows = Ragged(unit(rows.values), rows.offsets)
+        if pooling is not None:
+            rows = pooled(rows, pooling)
+        elif budget is not None and budget.max_tokens is not None and input_ids is not None:
+            is_mark = np.isin(input_ids, list(model.mark_ids))
+            rows = without_marks(rows, is_mark, budget.max_tokens)
+        return rows if budget is None else budgeted(rows, budget)
 
     @property
     def _budget(self) -> MultivectorBudget | None:
         budget = self.multivector
-        return None if budget is None or budget.is_full or self.input_type == "query" else budget
+        if budget is None or budget.is_full or self.input_type == "query":
+            return None
+        return budget
 
     def bits_of(self, spec: ModelSpec) -> int | None:
         """Return the width of the multi-vectors if they are bits, else None."""
         if self._budget is None or self._budget.dtype != "binary" or spec.multivector is None:
             return None
-        return min(self.dimensions or spec.multivector.width, spec.multivector.width)
+        return min(self.dimensions or spec.multivector_width, spec.multivector_width)
 
     @property
     def is_small(self) -> bool:
@@ -340,27 +324,24 @@ class Embed(Task[Embeddings]):
 def heads_named(names: Iterable[str]) -> frozenset[Head]:
     """Return the heads of these names. Raises InvalidInput for an unknown name or an empty list."""
     names = [names] if isinstance(names, str) else list(names)
-    choices = sorted(head.value for head in EMBEDDINGS)
-    unknown = [name for name in names if name not in choices]
-    if unknown or not names:
-        what = f"names {unknown[0]!r}" if unknown else "names nothing"
-        raise InvalidInput(f"`outputs` {what}; known: {', '.join(choices)}")
-    return frozenset(Head(name) for name in names)
+    choices = sorted(EMBEDDINGS)
+    unknown = [repr(name) for name in names if name not in choices] or ["nothing"]
+    if not names or unknown != ["nothing"]:
+        raise InvalidInput(f"`outputs` names {unknown[0]}; known: {', '.join(choices)}")
+    return frozenset(map(Head, names))
 
 
 def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
     """Return the embeddings of an empty list, with the right widths."""
     none = np.zeros(1, dtype=np.int64)
     empty = np.zeros(0, dtype=np.float32)
-    width = 0 if spec.multivector is None else spec.multivector.width
-    return Embeddings(
-        dense=empty.reshape(0, spec.dense_width) if Head.DENSE in heads else None,
-        sparse=SparseVectors(none[:0], empty, none, spec.sparse_width)
-        if Head.SPARSE in heads
-        else None,
-        multivector=Ragged(empty.reshape(0, width), none) if Head.MULTIVECTOR in heads else None,
-        tokens=Ragged(empty.reshape(0, spec.hidden_size), none) if Head.TOKENS in heads else None,
-    )
+    columns: dict[Head, Any] = {
+        Head.DENSE: empty.reshape(0, spec.dense_width),
+        Head.SPARSE: SparseVectors(none[:0], empty, none, spec.sparse_width),
+        Head.MULTIVECTOR: Ragged(empty.reshape(0, spec.multivector_width), none),
+        Head.TOKENS: Ragged(empty.reshape(0, spec.hidden_size), none),
+    }
+    return Embeddings(**{head: columns[head] for head in heads})
 
 
 def check_spelled(spec: ModelSpec) -> None:

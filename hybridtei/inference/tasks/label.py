@@ -3,7 +3,7 @@ spans)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -68,14 +68,12 @@ class Classify(Task[Classified]):
     def prepare(self, model: Model) -> list[Encoding]:
         if self.max_tokens is not None:
             model = model.limited(self.max_tokens)
-        template, pairs = (
-            model.spec.template,
-            [item for item in self.inputs if not isinstance(item, str)],
-        )
+        template = model.spec.template
         if template is None:
             return model.reader.read_pairs(
                 self.inputs, truncate=self.truncate, direction=self.direction
             )
+        pairs = [item for item in self.inputs if not isinstance(item, str)]
         if len(pairs) < len(self.inputs):
             raise InvalidInput(
                 "`inputs` holds a text alone, but the model judges pairs: send [query, document]"
@@ -109,7 +107,7 @@ def softmax(logits: Floats) -> Floats:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
-FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {
+FUNCTIONS = {
     "sigmoid": sigmoid,
     "softmax": softmax,
     "none": None,
@@ -197,15 +195,12 @@ def _tokens(model: Model, encoding: LocatedEncoding, of_text: NDArray[np.bool_])
     tokenizer = model.reader.tokenizer
     ids, offsets = encoding.input_ids[of_text], encoding.offsets[of_text]
     unknown_id = tokenizer.id_of(model.spec.unknown_token)
-    unknown = ids == unknown_id if unknown_id is not None else np.zeros(len(ids), dtype=bool)
+    # Without such a token no id is -1
+    unknown = ids == (-1 if unknown_id is None else unknown_id)
     wordpiece = tokenizer.continues_words
     pieces = tokenizer.pieces(ids) if wordpiece else []
-    return Tokens(
-        encoding.text,
-        offsets,
-        ids,
-        continues_word(encoding.text, offsets, pieces, unknown, wordpiece=wordpiece),
-    )
+    continues = continues_word(encoding.text, offsets, pieces, unknown, wordpiece=wordpiece)
+    return Tokens(encoding.text, offsets, ids, continues)
 
 
 def _token(model: Model, encoding: LocatedEncoding, place: int, scores: Floats) -> TaggedToken:
@@ -268,13 +263,11 @@ def spans(
 ) -> list[Span]:
     """Probabilities float32[t, l] -> spans in the text's order. Merged spans exclude the label
     `O`."""
-    items = (
-        _of_tokens(tokens, scores, labels)
-        if aggregation in ("none", "simple")
-        else _of_words(tokens, scores, labels, aggregation)
-    )
     if aggregation == "none":
-        return [*items]
+        return [*_of_tokens(tokens, scores, labels)]
+    items = _of_tokens(tokens, scores, labels)
+    if aggregation != "simple":
+        items = _of_words(tokens, scores, labels, aggregation)
     merged = (_merged(group) for group in _groups(items))
     return [span for span in merged if span.label != "O"]
 
@@ -287,30 +280,19 @@ def _of_tokens(tokens: Tokens, scores: Floats, labels: Sequence[str]) -> Iterato
         yield Span(start, end, labels[label], float(row[label]), token_id)
 
 
-def _first(rows: Floats) -> Floats:
-    return np.asarray(rows[0])
-
-
-def _strongest(rows: Floats) -> Floats:
-    return np.asarray(rows[rows.max(axis=1).argmax()])
-
-
-def _average(rows: Floats) -> Floats:
-    return np.asarray(np.nanmean(rows, axis=0))
-
-
-_WORD: Mapping[Aggregation, Callable[[Floats], Floats]] = {
-    "first": _first,
-    "max": _strongest,
-    "average": _average,
+# A word's scores by those of its tokens float32[t, l]
+_WORD: dict[str, Callable[[Floats], Floats]] = {
+    "first": lambda rows: rows[0],
+    "max": lambda rows: rows[rows.max(axis=1).argmax()],
+    "average": lambda rows: np.nanmean(rows, axis=0),
 }
 
 
 def _of_words(
     tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation
 ) -> Iterator[Span]:
-    begins = np.flatnonzero(~tokens.continues)
-    begins = begins if len(begins) and begins[0] == 0 else np.concatenate(([0], begins))
+    # The first token begins a word, even if it looks like the end of one
+    begins = np.union1d([0], np.flatnonzero(~tokens.continues))
     for begin, end in zip(begins, [*begins[1:], len(scores)], strict=True):
         if begin < end:
             row = _WORD[aggregation](scores[begin:end])

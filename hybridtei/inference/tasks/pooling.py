@@ -69,7 +69,7 @@ def budget_of(config: ModelConfig) -> MultivectorBudget | None:
 def as_budget(value: MultivectorBudget | Mapping[str, Any]) -> MultivectorBudget:
     """Make a budget from its fields. Raises InvalidInput, naming the field."""
     try:
-        return value if isinstance(value, MultivectorBudget) else convert(value, MultivectorBudget)
+        return convert(value, MultivectorBudget)
     except ValidationError as error:
         raise InvalidInput(f"`multivector`: {error}") from None
 
@@ -91,11 +91,9 @@ def merge(rows: Floats, max_rows: int) -> Floats:
     linear in t.
     """
     while len(rows) > max_rows:
-        share = (
-            max(0.5, max_rows / len(rows))
-            if len(rows) > MAX_MERGED_AT_ONCE
-            else max_rows / len(rows)
-        )
+        share = max_rows / len(rows)
+        if len(rows) > MAX_MERGED_AT_ONCE:
+            share = max(0.5, share)
         blocks = np.array_split(rows, -(-len(rows) // MAX_MERGED_AT_ONCE))
         rows = np.concatenate(
             [
@@ -226,11 +224,13 @@ def splade_vectors(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
         vectors = replace(vectors, values=np.log1p(vectors.values))
     if spec.sparse.active:
         vectors = heaviest(vectors, spec.sparse.active)
-    return vectors if spec.sparse.queries is None else without(vectors, spec.removed_ids)
+    if spec.sparse.queries is not None:
+        vectors = without(vectors, spec.removed_ids)
+    return vectors
 
 
 Precision = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
-RANGED: frozenset[str] = frozenset({"int8", "uint8"})
+RANGED = frozenset({"int8", "uint8"})
 BUCKETS = 255
 
 
@@ -250,9 +250,9 @@ def quantized(
     minima = ranges[0]
     steps = (ranges[1] - minima) / np.float32(BUCKETS)
     places = np.clip(np.floor((rows - minima) / np.where(steps == 0, 1, steps)), 0, BUCKETS)
-    return np.asarray(
-        places.astype(np.uint8) if precision == "uint8" else (places - 128).astype(np.int8)
-    )
+    if precision == "uint8":
+        return np.asarray(places.astype(np.uint8))
+    return np.asarray((places - 128).astype(np.int8))
 
 
 def read_ranges(path: str | Path) -> dict[str, Floats]:

@@ -65,16 +65,13 @@ def relevant_spans(
     """
     if query.multivector is None or documents.multivector is None:
         return []
-    spans = []
+    spans: list[list[RelevantSpan]] = []
     for encoding, vectors in zip(encodings, documents.multivector, strict=True):
         assert isinstance(encoding, LocatedEncoding)
         offsets = encoding.offsets[_have_rows(spec, encoding.input_ids)]
-        is_whole = len(offsets) == len(vectors)
-        spans.append(
-            _spans(encoding.text, query.multivector.row(0), vectors, offsets, options)
-            if is_whole
-            else []
-        )
+        spans.append([])
+        if len(offsets) == len(vectors):
+            spans[-1] = _spans(encoding.text, query.multivector.row(0), vectors, offsets, options)
     return spans
 
 
@@ -111,7 +108,6 @@ def _bounds(text: str, start: int, end: int) -> tuple[int, int]:
 def _have_rows(spec: ModelSpec, input_ids: Ids) -> NDArray[np.bool_]:
     """Return the mask bool[t] of a document's tokens that have a vector."""
     mask = have_vectors(spec, input_ids, offsets_of([len(input_ids)]))
-    side = None if spec.late is None else spec.late.document
-    return (
-        mask if side is None or not side.skipped else mask & ~np.isin(input_ids, list(side.skipped))
-    )
+    if spec.late is not None:
+        mask &= ~np.isin(input_ids, list(spec.late.document.skipped))
+    return mask

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from hybridtei.batch import (
+    VECTORS,
     Characters,
     Encoding,
     Head,
@@ -274,12 +275,11 @@ NO_WEIGHTS = "`weights` should be numbers of at least 0, not all of them 0"
 
 # Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the
 # query's vectors. `m3`: passages. `m3-long`: long documents. `m3-two`: two kinds of vectors.
-PRESETS: Mapping[str, RankWeights] = {
+PRESETS = {
     "m3": RankWeights(1.0, 0.3, 1.0),
     "m3-long": RankWeights(0.15, 0.5, 0.35),
     "m3-two": RankWeights(1.0, 0.3, 0.0),
 }
-VECTORS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
 def preset(name: str) -> RankWeights | None:

@@ -89,11 +89,8 @@ class EmbedSpans(Task[Embeddings]):
                 "`spans`: the dense vector of a span is the mean of its tokens' states, but the "
                 f"model pools by {', '.join(spec.pooling)}: leave `dense` out of `outputs`"
             )
-        if (
-            Head.SPARSE in self.task.heads
-            and spec.sparse is not None
-            and spec.sparse.kind in ("splade", "code")
-        ):
+        is_whole = spec.sparse is not None and spec.sparse.kind in ("splade", "code")
+        if Head.SPARSE in self.task.heads and is_whole:
             raise UnsupportedHead(
                 "`spans`: the model's sparse vectors are of whole texts, not of tokens"
             )
@@ -134,37 +131,30 @@ class EmbedSpans(Task[Embeddings]):
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
         cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
         spans = _flat(encodings, cu_seqlens)
-        states, rows = (
-            outputs.tokens,
-            np.concatenate([_spans_of(encoding).rows for encoding in encodings]),
-        )
-        answer = Embeddings(
-            dense=self.task.scaled(spec, _dense(spec, encodings, states))
-            if Head.DENSE in heads and states is not None
-            else None,
-            sparse=_sparse(spec, input_ids, spans, outputs) if Head.SPARSE in heads else None,
-            multivector=self._multivector(model, input_ids, cu_seqlens, spans, outputs)
-            if Head.MULTIVECTOR in heads
-            else None,
-            tokens=Ragged(states.values[spans.values], spans.offsets)
-            if Head.TOKENS in heads and states is not None
-            else None,
-        )
-        return answer if (np.diff(rows) == 1).all() else answer.take(rows.argsort())
+        columns: dict[str, Any] = {}
+        if Head.DENSE in heads:
+            columns["dense"] = self.task.scaled(spec, _dense(spec, encodings, outputs))
+        if Head.SPARSE in heads:
+            columns["sparse"] = _sparse(spec, input_ids, spans, outputs)
+        if Head.MULTIVECTOR in heads:
+            columns["multivector"] = self._multivector(model, input_ids, cu_seqlens, spans, outputs)
+        if Head.TOKENS in heads:
+            assert outputs.tokens is not None
+            columns["tokens"] = Ragged(outputs.tokens.values[spans.values], spans.offsets)
+        answer = Embeddings(**columns)
+        rows = np.concatenate([_spans_of(encoding).rows for encoding in encodings])
+        if (np.diff(rows) == 1).all():
+            return answer
+        return answer.take(rows.argsort())
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
         rows = sum(len(item.spans) for item in self.inputs)
-        covered = (
-            max(_depth(item.spans) for item in self.inputs)
-            if Head.MULTIVECTOR in self.task.heads
-            else 1
-        )
+        covered, pooled = 1, 0
+        if Head.MULTIVECTOR in self.task.heads:
+            covered = max(_depth(item.spans) for item in self.inputs)
         # Pooled states are not part of the answer, but stay in memory until it is made.
-        pooled = (
-            rows * spec.dense_width + tokens * spec.hidden_size
-            if Head.DENSE in self.task.heads
-            else 0
-        )
+        if Head.DENSE in self.task.heads:
+            pooled = rows * spec.dense_width + tokens * spec.hidden_size
         return pooled + replace(self.task, inputs=("",) * rows).max_numbers(spec, tokens * covered)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
@@ -238,9 +228,8 @@ class EmbedSpans(Task[Embeddings]):
         row_of, side = np.cumsum(mask) - 1, self.task.side(spec)
         if side is not None:
             mask = mask & ~np.isin(input_ids, list(side.skipped))
-            side = replace(
-                side, pooling=None if side.pooling is None else replace(side.pooling, protected=0)
-            )
+            if side.pooling is not None:
+                side = replace(side, pooling=replace(side.pooling, protected=0))
         has_vector = mask[spans.values]
         rows = outputs.multivector.values[row_of[spans.values[has_vector]]]
         lengths = np.add.reduceat(has_vector.astype(np.int64), spans.offsets[:-1])
@@ -345,10 +334,11 @@ def _flat(encodings: Sequence[Encoding], cu_seqlens: Offsets) -> Ragged:
     )
 
 
-def _dense(spec: ModelSpec, encodings: Sequence[Encoding], states: Ragged) -> Floats:
+def _dense(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Floats:
     """Pool the states text by text, since spans may contain each state four times."""
+    assert outputs.tokens is not None
     steps, parts = _steps(spec.dense_modules), []
-    for encoding, rows in zip(encodings, states, strict=True):
+    for encoding, rows in zip(encodings, outputs.tokens, strict=True):
         places = _spans_of(encoding).places
         at = Segments(places.offsets, places.offsets)
         parts.append(dense(NUMPY, rows[places.values], at, spec.pooling, steps))

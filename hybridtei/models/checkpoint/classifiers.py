@@ -138,10 +138,8 @@ def _modernbert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
 
 
 def _modernbert_head(config: Config) -> tuple[Step, ...]:
-    bias, activation = (
-        bool(config.get("classifier_bias", False)),
-        config.get("classifier_activation", "gelu"),
-    )
+    bias = bool(config.get("classifier_bias", False))
+    activation = config.get("classifier_activation", "gelu")
     norm = NormStep(
         "head.norm", float(config.get("norm_eps", 1e-5)), bool(config.get("norm_bias", False))
     )
@@ -218,7 +216,7 @@ ROBERTAS = (
     "jina_embeddings_v3",
 )
 # The default `pad_token_id` of transformers' configurations.
-PADDING: Mapping[str, int] = {
+PADDING = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 0),
     **dict.fromkeys(("glm", "glm4"), 151_329),
     **dict.fromkeys(("olmo", "olmo2", "olmo3", "seed_oss"), 1),
@@ -230,7 +228,7 @@ PADDING: Mapping[str, int] = {
 _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
 _DENSE_AS_HIDDEN = _two_layers("classifier.dense", "gelu", OUT_PROJ, "hidden_act")
 # model_type -> (prefix of its trunk's tensors, its head)
-SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
+SEQUENCE = {
     **{
         name: (name, _two_layers(f"{name}.pooler.dense", "tanh"))
         for name in ("bert", "ernie", "gte", "new", "nomic_bert")
@@ -273,8 +271,9 @@ def read_classifier(
     if named is None or module_path(modules, "Pooling") is None or not has_weights(home):
         return named
     last = named.steps[-1]
-    lacks = isinstance(last, LinearStep) and not Weights.open(home).has(f"{last.name}.weight")
-    return None if lacks else named
+    if isinstance(last, LinearStep) and not Weights.open(home).has(f"{last.name}.weight"):
+        return None
+    return named
 
 
 def find_classifier(
@@ -327,7 +326,9 @@ def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
     transformers' class reads the rightmost token that is not padding; an appended EOS may be the
     padding token. With causal attention, removing the skipped tokens gives the same result.
     """
-    model_type, last = str(config.get("model_type")), None if head is None else head.steps[-1]
+    if head is None or head.pooling != "lasttoken":
+        return None
+    model_type, last = str(config.get("model_type")), head.steps[-1]
     is_generic = (
         model_type in DECODERS
         and isinstance(last, LinearStep)
@@ -335,7 +336,7 @@ def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
         and "pooling" not in config
     )
     both_ways = config.get("is_causal") is False or config.get("use_bidirectional_attention")
-    if head is None or head.pooling != "lasttoken" or not is_generic or both_ways:
+    if not is_generic or both_ways:
         return None
     padding = config.get("pad_token_id", PADDING.get(model_type))
     return padding if isinstance(padding, int) else None
@@ -368,8 +369,9 @@ def in_modules(
         raise UnsupportedArchitecture(
             f"{folder}: scores of {len(poolings)} concatenated poolings are not supported"
         )
-    named = isinstance(declared, dict) and len(declared) == count
-    labels = _labels(config) if named else tuple(f"LABEL_{i}" for i in range(count))
+    labels = tuple(f"LABEL_{i}" for i in range(count))
+    if isinstance(declared, dict) and len(declared) == count:
+        labels = _labels(config)
     return ClassifierHead(poolings[0], steps, "", labels)
 
 
@@ -395,7 +397,7 @@ class LanguageModel:
 
 TIED = LanguageModel(tied=True)
 # The last four are run by transformers' own class.
-LANGUAGE_MODELS: Mapping[str, LanguageModel] = {
+LANGUAGE_MODELS = {
     **dict.fromkeys(DECODERS, LanguageModel()),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2"), TIED),
     "phi": LanguageModel(bias=True),
@@ -450,14 +452,12 @@ def _labels(config: JsonObject) -> tuple[str, ...]:
     labels = config.get("id2label")
     if labels is None:
         return tuple(f"LABEL_{i}" for i in range(config.count("num_labels", 2)))
-    keys = [str(i) for i in range(len(labels))] if isinstance(labels, dict) else []
-    if (
-        not keys
-        or sorted(labels) != sorted(keys)
-        or not all(isinstance(label, str | int | float) for label in labels.values())
-    ):
+    named: list[Any] = []
+    if isinstance(labels, dict):
+        named = [labels.get(str(i)) for i in range(len(labels))]
+    if not named or not all(isinstance(label, str | int | float) for label in named):
         raise LoadError(
             f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is '
             f"{labels!r}"
         )
-    return tuple(str(labels[key]) for key in keys)
+    return tuple(map(str, named))

@@ -4,7 +4,6 @@ instead."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ READ = "hybridtei reads model.safetensors or its shards, or pytorch_model.bin"
 NOT_FETCHED = "GGUF, TensorFlow's and Flax's files are not fetched from the hub"
 ORIGINAL = "give the model that they were made from, whose repository has them"
 # Pattern of unsupported weight files -> their description, and what the user should do.
-FOREIGN: Mapping[str, tuple[str, str]] = {
+FOREIGN = {
     "*.gguf": ("weights for llama.cpp (GGUF)", ORIGINAL),
     "tf_model*.h5": (
         "TensorFlow's weights",

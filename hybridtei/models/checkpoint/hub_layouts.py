@@ -8,7 +8,7 @@ them unless they change nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ def translate(config: Mapping[str, Any], file: Path) -> JsonObject:
     Raises UnsupportedArchitecture or LoadError, naming the file and the key.
     """
     model_type = config.get("model_type")
-    translator = TRANSLATORS.get(model_type) if isinstance(model_type, str) else None
-    return JsonObject(config if translator is None else translator(dict(config), file), file)
+    if isinstance(model_type, str) and model_type in TRANSLATORS:
+        config = TRANSLATORS[model_type](dict(config), file)
+    return JsonObject(config, file)
 
 
 def is_native(published: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
@@ -83,7 +84,7 @@ def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
 
 
 # Nomic's names, like GPT-2's -> transformers' names.
-NOMIC_NAMES: Mapping[str, str] = {
+NOMIC_NAMES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
@@ -97,7 +98,7 @@ NOMIC_DEFAULTS: Config = {
     "type_vocab_size": 2,
 }
 # -> the function of the gate
-NOMIC_GATED: Mapping[str, str] = {"swiglu": "silu", "geglu": "gelu"}
+NOMIC_GATED = {"swiglu": "silu", "geglu": "gelu"}
 
 
 def _nomic(config: Config, file: Path) -> Config:
@@ -123,29 +124,26 @@ def _nomic(config: Config, file: Path) -> Config:
     }
     _take(config, file, served)
     _take(config, file, {"rotary_emb_fraction": (1.0,)}, needed=True)
-    _drop(config, "attn_pdrop", "embd_pdrop", "resid_pdrop", "moe_resid_pdrop")
-    _drop(
-        config,
-        "fused_bias_fc",
-        "fused_dropout_add_ln",
-        "use_flash_attn",
-        "use_xentropy",
-        "reorder_and_upcast_attn",
-    )
     _drop(
         config,
         "add_pooling_layer",
+        "attn_pdrop",
         "dense_seq_output",
+        "embd_pdrop",
+        "fused_bias_fc",
+        "fused_dropout_add_ln",
         "last_layer_subset",
-        "parallel_block_tied_norm",
-    )
-    _drop(
-        config,
         "moe_impl",
+        "moe_resid_pdrop",
         "n_ctx",
         "pad_vocab_to_multiple_of",
+        "parallel_block_tied_norm",
+        "reorder_and_upcast_attn",
+        "resid_pdrop",
         "router_aux_loss_coef",
         "summary_proj_to_labels",
+        "use_flash_attn",
+        "use_xentropy",
     )
     config.setdefault("n_inner", None)
     if config["n_inner"] is None:
@@ -153,13 +151,10 @@ def _nomic(config: Config, file: Path) -> Config:
     for name, ours in NOMIC_NAMES.items():
         _rename(config, name, ours, file)
     config["rope_parameters"] = _nomic_rope(config, file)
-    lengths = [
-        config.pop(name, None)
-        for name in ("max_position_embeddings", "max_trained_positions", "n_positions")
-    ]
-    config["max_position_embeddings"] = next(
-        (length for length in lengths if length is not None), None
-    )
+    names = ("max_position_embeddings", "max_trained_positions", "n_positions")
+    lengths = [config.pop(name, None) for name in names]
+    lengths = [length for length in lengths if length is not None]
+    config["max_position_embeddings"] = (lengths or [None])[0]
     fields = JsonObject(config, file)
     multiple = fields.count("pad_vocab_size_multiple", 1)
     _drop(config, "pad_vocab_size_multiple")
@@ -183,7 +178,7 @@ def _nomic_rope(config: Config, file: Path) -> Config:
 
 
 # Repositories with JinaBERT's code -> True if queries and keys have norms.
-JINA: Mapping[str, bool] = {
+JINA = {
     "jinaai/jina-bert-implementation": False,
     "jinaai/jina-bert-v2-qk-post-norm": True,
 }
@@ -206,9 +201,8 @@ def _jina_bert(config: Config, file: Path) -> Config:
         )
     if qk_norm is None:
         qk_norm = Weights.open(file.parent).find(QK_NORM) is not None
-    feed_forward = "geglu" if qk_norm else "original"
     config = {
-        "feed_forward_type": feed_forward,
+        "feed_forward_type": "geglu" if qk_norm else "original",
         **config,
         "model_type": "jina_bert",
         "qk_norm": qk_norm,
@@ -244,7 +238,7 @@ def _jina_v3(config: Config, file: Path) -> Config:
 
 
 # NVIDIA's names -> sentence-transformers'
-POOLINGS: Mapping[str, str] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
+POOLINGS = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
 
 def _llama_bidirec(config: Config, file: Path) -> Config:
@@ -279,9 +273,11 @@ def _pplx(config: Config, file: Path) -> Config:
 def _decoder(config: Config, file: Path) -> Config:
     """If no key tells the attention's direction, a class named "Bidirectional" is not causal.
     gte-Qwen2's newer revisions have the key; without it TEI and transformers' class are causal."""
-    is_told = config.keys() & {"is_causal", "use_bidirectional_attention"}
-    both_ways = any("Bidirectional" in name for name in _architectures(config))
-    return {**config, "is_causal": False} if both_ways and not is_told else config
+    if config.keys() & {"is_causal", "use_bidirectional_attention"}:
+        return config
+    if any("Bidirectional" in name for name in _architectures(config)):
+        config["is_causal"] = False
+    return config
 
 
 def _ultrabert(config: Config, file: Path) -> Config:
@@ -324,7 +320,7 @@ def _dpr(config: Config, file: Path) -> Config:
 
 
 # T5's names -> the names of most families.
-T5_NAMES: Mapping[str, str] = {
+T5_NAMES = {
     "d_model": "hidden_size",
     "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
@@ -333,7 +329,7 @@ T5_NAMES: Mapping[str, str] = {
 }
 T5 = ("t5", "mt5")
 # The default
-FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}
+FEED_FORWARD = {"t5": "relu", "mt5": "gated-gelu"}
 
 
 def _t5(config: Config, file: Path) -> Config:
@@ -355,8 +351,9 @@ def _t5(config: Config, file: Path) -> Config:
         raise UnsupportedArchitecture(
             f"{file}: `feed_forward_proj` is {written!r}; supported: ACTIVATION or gated-ACTIVATION"
         )
-    act = "gelu_new" if written == "gated-gelu" else name
-    return {**config, "hidden_act": act, "is_gated_act": bool(gated)}
+    if written == "gated-gelu":
+        name = "gelu_new"
+    return {**config, "hidden_act": name, "is_gated_act": bool(gated)}
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
@@ -390,7 +387,7 @@ def _rename(config: Config, name: str, ours: str, file: Path) -> None:
 
 # Classes of publishers' own code -> the family that computes the same. Names lack the final "Model"
 # or "For…"; a name that also exists in transformers includes its module.
-CODE: Mapping[str, str] = {
+CODE = {
     "EuroBert": "eurobert",
     "Gte": "gte",
     "JinaBert": "jina_bert",
@@ -423,9 +420,11 @@ def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None
     reference = classes.get(loader) if isinstance(classes, dict) else None
     if not isinstance(reference, str):
         return None
-    match = CLASS.fullmatch(reference[:MAX_REFERENCE])
-    families = () if match is None else (CODE.get(match["name"]), CODE.get(match["trunk"]))
-    return None if config.get("model_type") in families else reference[:MAX_REFERENCE]
+    reference = reference[:MAX_REFERENCE]
+    match = CLASS.fullmatch(reference)
+    if match and config.get("model_type") in (CODE.get(match["name"]), CODE.get(match["trunk"])):
+        return None
+    return reference
 
 
 def check_code(config: Mapping[str, Any], file: Path) -> None:
@@ -452,8 +451,10 @@ def check_head_code(config: Mapping[str, Any], file: Path, *, has_head: bool) ->
     """Raises UnsupportedArchitecture for a head in the publisher's own code, which no setting makes
     available. `has_head`: the heads that `architectures` names count, and not only a class of
     `AutoModel` that scores texts."""
-    tasks = [name.rpartition("For")[2] for name in _architectures(config) if "For" in name]
-    loaders = [f"AutoModelFor{task}" for task in tasks] if has_head else []
+    loaders: list[str] = []
+    if has_head:
+        tasks = [name.rpartition("For")[2] for name in _architectures(config) if "For" in name]
+        loaders = [f"AutoModelFor{task}" for task in tasks]
     if SCORES.search(own_code(config) or ""):
         loaders.append("AutoModel")
     for loader in loaders:
@@ -466,7 +467,7 @@ def check_head_code(config: Mapping[str, Any], file: Path, *, has_head: bool) ->
             )
 
 
-TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
+TRANSLATORS = {
     **dict.fromkeys(("llama", "ministral3", "mistral", "qwen2", "qwen3"), _decoder),
     "bert": _jina_bert,
     "dpr": _dpr,

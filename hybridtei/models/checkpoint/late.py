@@ -104,14 +104,15 @@ def read_late(
     if sentence.get("model_type") != "MultiVectorEncoder":
         return _pylate(sentence, words)
     path = module_path(modules, "MultiVectorMask")
-    mask = {} if path is None else read_object(inside(folder, path) / "config.json")
+    mask: Mapping[str, Any] = {}
+    if path is not None:
+        mask = read_object(inside(folder, path) / "config.json")
     if mask.get("keep_only_token_ids"):
         raise UnsupportedArchitecture(
             f"{folder / str(path)}: `keep_only_token_ids` is not supported"
         )
     skipped = words.ids(mask.get("skiplist_words") or [])
-    tasks = mask.get("skiplist_tasks") or ["document"]
-    tasks = [tasks] if isinstance(tasks, str) else tasks
+    tasks = _tasks(mask.get("skiplist_tasks"))
     prompts = sentence.get("prompts") or {}
     pooling, pooled = _token_pooling(folder, modules)
     return LateInteraction(
@@ -148,12 +149,14 @@ def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None,
             f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at "
             "least 0"
         )
-    tasks = settings.get("tasks") or ["document"]
     # sentence-transformers' default
     normalize = bool(settings.get("normalize_embeddings", False))
-    return TokenPooling(float(factor), protected, normalize), [tasks] if isinstance(
-        tasks, str
-    ) else tasks
+    return TokenPooling(float(factor), protected, normalize), _tasks(settings.get("tasks"))
+
+
+def _tasks(names: Any) -> Sequence[str]:
+    """The sides of a setting: several, one, or by default documents."""
+    return [names] if isinstance(names, str) else names or ["document"]
 
 
 def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
@@ -161,23 +164,25 @@ def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
     attend = bool(
         sentence.get("attend_to_expansion_tokens") or sentence.get("attend_to_mask_tokens")
     )
-    expands = sentence.get("do_query_expansion") is not False
+    expansion = None
+    if sentence.get("do_query_expansion") is not False:
+        expansion = Expansion(length, words.filler(None, sentence.file), attend=attend)
     skiplist = sentence.get("skiplist_words")
+    if skiplist is None:
+        skiplist = string.punctuation
     prompts = sentence.object("prompts")
     return LateInteraction(
         words.marked(
             sentence.get("query_prefix", "[Q] "),
             prompts.get("query"),
             length=length,
-            expansion=Expansion(length, words.filler(None, sentence.file), attend=attend)
-            if expands
-            else None,
+            expansion=expansion,
         ),
         words.marked(
             sentence.get("document_prefix", "[D] "),
             prompts.get("document"),
             length=sentence.count("document_length", DOCUMENT_LENGTH),
-            skipped=words.ids(string.punctuation if skiplist is None else skiplist),
+            skipped=words.ids(skiplist),
         ),
     )
 
@@ -190,11 +195,9 @@ def _stanford(folder: Path, words: _Words) -> LateInteraction:
         words.filler(None, settings.file),
         attend=bool(settings.get("attend_to_mask_tokens")),
     )
-    skipped = (
-        words.ids(string.punctuation)
-        if settings.get("mask_punctuation", True)
-        else frozenset[int]()
-    )
+    skipped = words.ids(string.punctuation)
+    if not settings.get("mask_punctuation", True):
+        skipped = frozenset()
     cut = settings.count("doc_maxlen", DOCUMENT_LENGTH)
     markers = [
         settings.get("query_token_id") or "[unused0]",
@@ -241,25 +244,15 @@ class _Words:
     def filler(self, token: str | None, file: Path) -> int:
         """Return the id that expands queries: `token`'s, else the mask's, else the end of
         sequence's."""
-        names = (
-            [token]
-            if token is not None
-            else [token_text(self.tokenizer.get(key)) for key in ("mask_token", "eos_token")]
+        names = [token_text(self.tokenizer.get(key)) for key in ("mask_token", "eos_token")]
+        if token is not None:
+            names = [token]
+        for name in names:
+            if name is not None and name in self.vocabulary:
+                return self.vocabulary[name]
+        raise LoadError(
+            f"{file}: queries should be expanded with one of {names}, which the vocabulary lacks"
         )
-        token_id = next(
-            (
-                self.vocabulary[name]
-                for name in names
-                if name is not None and name in self.vocabulary
-            ),
-            None,
-        )
-        if token_id is None:
-            raise LoadError(
-                f"{file}: queries should be expanded with one of {names}, which the vocabulary "
-                "lacks"
-            )
-        return token_id
 
     def marked(self, prefix: str | None, prompt: str | None = None, **settings: Any) -> Side:
         """Return a side. Its prefix is a marker if it is a single token (a space may follow), and

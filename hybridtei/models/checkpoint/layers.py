@@ -47,7 +47,9 @@ def dense_layer(module: DenseModule) -> LinearLayer:
     """Read a sentence-transformers Dense layer. Raises LoadError."""
     weights = Weights.open(module.folder)
     weight = weights.array("linear.weight", (module.out_features, module.in_features))
-    bias = weights.array("linear.bias", (module.out_features,)) if module.bias else None
+    bias = None
+    if module.bias:
+        bias = weights.array("linear.bias", (module.out_features,))
     return LinearLayer(
         weight, bias, activation_name(module.activation, module.folder / "config.json")
     )
@@ -94,7 +96,9 @@ def static_table(spec: ModelSpec) -> Floats:
                 f"{spec.folder}: `mapping` names rows beyond the {len(table)} of `{name}`"
             )
         table = table[rows]
-    return table * weights.float32("weights")[:, None] if weights.has("weights") else table
+    if weights.has("weights"):
+        table = table * weights.float32("weights")[:, None]
+    return table
 
 
 def lexical_layers(head: SparseHead, hidden_size: int) -> tuple[LinearLayer, ...]:
@@ -123,11 +127,9 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
     if head.tensor is not None:
         return LinearLayer(Weights.open(head.file).array(head.tensor, (head.width, hidden_size)))
     weights, prefix = Weights.of_file(head.file), "multivector." if head.own else ""
-    weight = weights.array(f"{prefix}weight", (head.width, hidden_size))
-    return LinearLayer(
-        weight,
-        weights.array(f"{prefix}bias", (head.width,)) if weights.has(f"{prefix}bias") else None,
-    )
+    if weights.has(f"{prefix}bias"):
+        return _linear(weights, prefix, (head.width, hidden_size))
+    return LinearLayer(weights.array(f"{prefix}weight", (head.width, hidden_size)))
 
 
 def activation_name(name: str, where: Path | str) -> str:

@@ -115,7 +115,7 @@ BGE_GEMMA = PairTemplate(
 # tokens of the tokenizer.
 NVIDIA = PairTemplate(prefix="", body="question:{query} \n \n passage:{document}", suffix="")
 # (pattern of the folder's path and the architecture, model_type) -> template
-KNOWN: Mapping[tuple[str, str], PairTemplate] = {
+KNOWN = {
     (r"LlamaBidirectionalForSequenceClassification", "llama"): NVIDIA,
     (r"qwen3[-_]?reranker", "qwen3"): QWEN3,
     (r"mxbai[-_]rerank[-_]\w+[-_]v2", "qwen2"): MXBAI,
@@ -185,7 +185,7 @@ def _with_specials(home: Path, template: PairTemplate) -> PairTemplate:
         (step["single"] for step in steps if step.get("single")), []
     )
     names = [piece.get("SpecialToken", {}).get("id") for piece in pieces]
-    middle = names.index(None) if None in names else len(names)
+    middle = [*names, None].index(None)
     prefix, suffix = "".join(names[:middle]), "".join(names[middle + 1 :])
     return replace(template, prefix=prefix, suffix=suffix)
 
@@ -319,16 +319,18 @@ def language_ranker(
         return classifier, None
     default = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
     template = _template(home, config, default, modules=modules, scores=classifier is not None)
-    if classifier is not None and template is None and classifier.kind == "reranker":
-        log.warning(
-            "%s: no file names the template that this language model was trained to rank with: "
-            "the document follows the query as the tokenizer joins two texts. If the model's card "
-            "has a template, describe it in %s",
-            home,
-            OWN_FILE,
-        )
     if classifier is not None:
-        return (classifier if template is None else yes_of_two(classifier)), template
+        if template is not None:
+            classifier = yes_of_two(classifier)
+        elif classifier.kind == "reranker":
+            log.warning(
+                "%s: no file names the template that this language model was trained to rank with: "
+                "the document follows the query as the tokenizer joins two texts. If the model's "
+                "card has a template, describe it in %s",
+                home,
+                OWN_FILE,
+            )
+        return classifier, template
     if scored is not None:
         return language_model(home, config, *scored), template
     if template is None:

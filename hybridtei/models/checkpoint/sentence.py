@@ -18,7 +18,7 @@ MODEL_FILE = "config_sentence_transformers.json"
 # Characters; tokenised again with each text of a request
 MAX_PROMPT = 16_384
 # Arguments of the tokenizer that do not change the tokens of a single text.
-WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+WITHOUT_EFFECT = {
     "padding": (True, False, "longest", "max_length"),
     "truncation": (True, "longest_first"),
     "return_tensors": ("pt",),
@@ -114,10 +114,10 @@ def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> 
     """Return the name of the activation. Versions of sentence-transformers store it in different
     places."""
     settings = config.get("sentence_transformers")
-    inner = settings.get("activation_fn") if isinstance(settings, dict) else None
-    name = (
-        sentence.get("activation_fn") or inner or config.get("sbert_ce_default_activation_function")
-    )
+    name = sentence.get("activation_fn")
+    if not name and isinstance(settings, dict):
+        name = settings.get("activation_fn")
+    name = name or config.get("sbert_ce_default_activation_function")
     return name.rsplit(".", 1)[-1] if isinstance(name, str) else None
 
 

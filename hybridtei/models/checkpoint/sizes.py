@@ -17,7 +17,7 @@ from hybridtei.models.checkpoint.files import JsonObject, read_object, require
 from hybridtei.models.checkpoint.weights import weight_files
 
 # The names of each size in different families, and a bound above any model's.
-SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
+SIZES = {
     "vocab": (("vocab_size",), 10_000_000),
     "hidden": (("hidden_size", "dim"), 131_072),
     "layers": (("num_hidden_layers", "n_layers"), 2_048),
@@ -118,8 +118,9 @@ def min_weights(config: Mapping[str, Any], *, has_position_table: bool = False) 
     tables = _size(config, "vocab") * (_size(config, "narrow") or hidden)
     if has_position_table:
         tables += _size(config, "positions") * (_size(config, "narrow") or hidden)
-    shared = config.get("model_type") in SHARED_LAYERS
-    layers = min(_size(config, "layers"), 1) if shared else _size(config, "layers")
+    layers = _size(config, "layers")
+    if config.get("model_type") in SHARED_LAYERS:
+        layers = min(layers, 1)
     return tables + layers * hidden * _size(config, "inner")
 
 
@@ -171,9 +172,10 @@ def max_input_length(
     """
     declared, tokenizer_length, table = lengths(folder, config, tokenizer_config, positions)
     if declared is not None and not sides:
-        limits = [declared, *([table] if table is not None and looks_positions_up(config) else [])]
-    else:
-        limits = [length for length in (tokenizer_length, table) if length is not None]
+        tokenizer_length = declared
+        if not looks_positions_up(config):
+            table = None
+    limits = [length for length in (tokenizer_length, table) if length is not None]
     if not limits:
         raise LoadError(
             f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a "
@@ -234,27 +236,22 @@ def looks_positions_up(config: Mapping[str, Any]) -> bool:
 
 
 def _table_length(config: JsonObject, positions: Positions) -> int | None:
-    key = next(
-        (key for key in ("max_position_embeddings", "max_trained_positions") if config.get(key)),
-        None,
-    )
-    if key is None:
-        return None
-    length = config.count(key) - positions.offset
-    if length < 1:
-        raise LoadError(
-            f"{config.file}: `{key}` is {config[key]}, but positions begin at {positions.offset}"
-        )
-    return length
+    for key in ("max_position_embeddings", "max_trained_positions"):
+        if config.get(key):
+            length = config.count(key) - positions.offset
+            if length < 1:
+                raise LoadError(
+                    f"{config.file}: `{key}` is {config[key]}, but positions begin at "
+                    f"{positions.offset}"
+                )
+            return length
+    return None
 
 
 def sentence_config(folder: Path) -> JsonObject:
     """Read the first existing settings file of sentence-transformers."""
-    file = next(
-        (folder / name for name in LENGTH_FILES if (folder / name).exists()),
-        folder / LENGTH_FILES[0],
-    )
-    return read_object(file, optional=True)
+    names = [name for name in LENGTH_FILES if (folder / name).exists()] or LENGTH_FILES
+    return read_object(folder / names[0], optional=True)
 
 
 # Arguments of the three loaders that change no output.

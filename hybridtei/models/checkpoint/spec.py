@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ STATIC_TYPE = "static"
 STATIC_TABLES = ("embedding.weight", "embeddings")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSpec:
     """Trunk, heads and limits of a model. `folder`: the transformer's configuration, weights and
     tokenizer.
@@ -148,46 +148,54 @@ class ModelSpec:
     tokenizer_settings: TokenizerSettings = UNCHANGED
     # A fingerprint that is read later is of these files, or there is none
     loaded_files: LoadedFiles = field(default_factory=LoadedFiles, repr=False, compare=False)
-
-    # Derived values, computed once since every request reads them.
-    kind: Kind = field(init=False, repr=False, compare=False)
-    # Of the vocabulary, or a code's number of latents
-    sparse_width: int = field(init=False, repr=False, compare=False)
-    # In the order of the logits
-    labels: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    # The MLM head gives one weight a vocabulary entry
-    is_splade: bool = field(init=False, repr=False, compare=False)
-    # All outputs of the model
-    heads: frozenset[Head] = field(init=False, repr=False, compare=False)
-    dense_width: int = field(init=False, repr=False, compare=False)
+    # The files may change later
     tokenizer_sha256: str | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        splade = self.sparse is not None and self.sparse.kind == "splade"
-        width = (
-            self.dense_modules[-1].out_features
-            if self.dense_modules
-            else self.hidden_size * len(self.pooling)
-        )
-        width = min(width, self.truncate_dim or width)
-        derived = {
-            "tokenizer_sha256": tokenizer_sha256(self.folder),
-            "kind": "embedding" if self.classifier is None else self.classifier.kind,
-            "labels": () if self.classifier is None else self.classifier.labels,
-            "is_splade": splade,
-            "heads": self._heads(splade),
-            "dense_width": self.vocab_size if splade else width,
-            "sparse_width": self.sparse.width or self.vocab_size
-            if self.sparse is not None
-            else self.vocab_size,
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "tokenizer_sha256", tokenizer_sha256(self.folder))
 
-    def _heads(self, splade: bool) -> frozenset[Head]:
+    # Derived values, computed once since every request reads them.
+    @cached_property
+    def kind(self) -> Kind:
+        """What the model does."""
+        return "embedding" if self.classifier is None else self.classifier.kind
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """In the order of the logits."""
+        return () if self.classifier is None else self.classifier.labels
+
+    @cached_property
+    def is_splade(self) -> bool:
+        """True if the MLM head gives one weight a vocabulary entry."""
+        return self.sparse is not None and self.sparse.kind == "splade"
+
+    @cached_property
+    def dense_width(self) -> int:
+        """The numbers of a dense vector."""
+        if self.is_splade:
+            return self.vocab_size
+        width = self.hidden_size * len(self.pooling)
+        if self.dense_modules:
+            width = self.dense_modules[-1].out_features
+        return min(width, self.truncate_dim or width)
+
+    @cached_property
+    def sparse_width(self) -> int:
+        """The width of the vocabulary, or a code's number of latents."""
+        return getattr(self.sparse, "width", 0) or self.vocab_size
+
+    @cached_property
+    def multivector_width(self) -> int:
+        """The numbers of a token's vector; 0 without multi-vectors."""
+        return getattr(self.multivector, "width", 0)
+
+    @cached_property
+    def heads(self) -> frozenset[Head]:
+        """All outputs of the model."""
         if self.classifier is not None:
             return frozenset({Head.TAGS if self.classifier.kind == "tagger" else Head.SCORES})
-        if splade:
+        if self.is_splade:
             return frozenset({Head.SPARSE})
         # Only these have the same width on both routes
         if self.query is not None:

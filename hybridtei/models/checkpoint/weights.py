@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from hybridtei.errors import LoadError, WeightMismatch
-from hybridtei.models.checkpoint.files import inside, read_object, require
+from hybridtei.models.checkpoint.files import facts_of, inside, read_object, require
 from hybridtei.models.checkpoint.tensors import Tensor, stacked
 
 # The largest public models have some 200
@@ -149,25 +149,10 @@ class Weights:
         hasher = hashlib.sha256()
         for file, mapping in self._mappings().items():
             path = file.resolve()
-            status = path.stat()
-            facts = (
-                path,
-                status.st_dev,
-                status.st_ino,
-                status.st_size,
-                status.st_mtime_ns,
-                status.st_ctime_ns,
-            )
-            hasher.update(repr(facts).encode())
-            hasher.update(
-                mapping[
-                    : min(
-                        tensor.start
-                        for tensor in self._tensors.values()
-                        if tensor.mapping is mapping
-                    )
-                ]
-            )
+            hasher.update(repr((path, *facts_of(path))).encode())
+            tensors = self._tensors.values()
+            begin = min(tensor.start for tensor in tensors if tensor.mapping is mapping)
+            hasher.update(mapping[:begin])
             for number in range(BLOCKS):
                 start = (len(mapping) - BLOCK_BYTES) * number // (BLOCKS - 1)
                 hasher.update(mapping[max(start, 0) : max(start, 0) + BLOCK_BYTES])

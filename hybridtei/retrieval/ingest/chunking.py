@@ -78,13 +78,18 @@ class Document:
     outline: Outline = Outline()
 
     @property
+    def heading(self) -> str:
+        """The title with its line end, or nothing."""
+        return f"{self.title}\n" if self.title else ""
+
+    @property
     def indexed_text(self) -> str:
-        return f"{self.title}\n{self.text}".strip() if self.title else self.text.strip()
+        return f"{self.heading}{self.text}".strip()
 
     @property
     def shift(self) -> int:
         """The place in the indexed text where the text begins."""
-        return len(self.title) + 1 if self.title else 0
+        return len(self.heading)
 
     def context_at(self, start: int) -> str:
         """Title and headings above a place of the indexed text, and the header of its table."""
@@ -199,7 +204,9 @@ def settings_for(
 def longest_document(model: Model) -> int:
     """The number of a document's tokens that the model reads, special tokens included."""
     longest, late = model.reader.max_input_length, model.spec.late
-    return min(longest, late.document.length or longest) if late is not None else longest
+    if late is None:
+        return longest
+    return min(longest, late.document.length or longest)
 
 
 def tokens_around(model: Model) -> int:
@@ -302,11 +309,7 @@ class Chunker:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _counts(self, texts: Sequence[str]) -> list[int]:
-        return (
-            [len(encoding) for encoding in self._tokenizer.encode(texts, add_special_tokens=False)]
-            if texts
-            else []
-        )
+        return list(map(len, self._tokenizer.encode(texts, add_special_tokens=False)))
 
     def _contexts(self, document: Document) -> Contexts:
         """The contexts of a document's places."""
@@ -352,12 +355,11 @@ def _sections(text: str) -> Iterator[tuple[int, str]]:
     edges = [0]
     while len(text) - edges[-1] > SECTION_CHARACTERS:
         start, stop = edges[-1], edges[-1] + SECTION_CHARACTERS
-        cut = max(
-            text.rfind("\n\n", start, stop),
-            text.rfind("\n", start, stop) if text.find("\n\n", start, stop) < 0 else -1,
-        )
-        cut = cut if cut > start else text.rfind(" ", start, stop)
-        edges.append(cut + 1 if cut > start else stop)
+        cuts = [text.rfind(separator, start, stop) for separator in ("\n\n", "\n", " ")]
+        # No new line alone cuts a text that has an empty line.
+        if cuts[0] >= 0:
+            del cuts[1]
+        edges.append(next((cut + 1 for cut in cuts if cut > start), stop))
     return (
         (start, text[start:stop])
         for start, stop in pairwise([*edges, len(text)])

@@ -70,13 +70,14 @@ class _Rows:
             self._separator = hint[4:] or "\t"
         else:
             self._separator = self._sniffed() if self._quotes else "\t"
-        first = next(self, None)
-        names = first[1] if first is not None else []
-        if first is not None and first[2] is not None:
-            raise Unfit(f"the header is not readable: {first[2]}")
-        if first is not None and not _is_header(names, options):
-            self._waiting.appendleft(first[0])
-            names = self._unnamed(len(names), options)
+        names: list[str] = []
+        for line, cells, reason in islice(self, 1):
+            if reason is not None:
+                raise Unfit(f"the header is not readable: {reason}")
+            names = cells
+            if not _is_header(cells, options):
+                self._waiting.appendleft(line)
+                names = self._unnamed(len(cells), options)
         self.header = _distinct([name.strip() for name in names])
 
     def __iter__(self) -> _Rows:
@@ -136,7 +137,7 @@ class _Rows:
                 if line.is_whole
             ]
             usual = max(counts, key=counts.count, default=1)
-            return (counts.count(usual) if usual > 1 else 0), usual
+            return counts.count(usual) * (usual > 1), usual
 
         return max(SEPARATORS, key=quality)
 

@@ -90,11 +90,8 @@ def source_files(
     root = source.resolve()
     label = label or printable(root.name) or "root"
     if root.is_dir():
-        entries = sorted(root.iterdir())
-        files = _below(
-            entries, root, label, quarantine.resolve() if quarantine is not None else None, known
-        )
-        for file in files:
+        quarantine = quarantine and quarantine.resolve()
+        for file in _below(sorted(root.iterdir()), root, label, quarantine, known):
             yield _selected(file, root, include, exclude)
         return
     check_source(source)
@@ -141,10 +138,9 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
             yield read_whole(file.path, file.label, options), file.size
     except Unfit as error:
         yield Rejection(file.label, "file", str(error)), file.size
-    except LoadError as error:
-        yield Rejection(file.label, "file", f"cannot be read: {error}"), file.size
-    except OSError as error:
-        yield Rejection(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
+    except (LoadError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        yield Rejection(file.label, "file", f"cannot be read: {reason}"), file.size
 
 
 def _below(
@@ -168,20 +164,22 @@ def _below(
         if entry.name.startswith("."):
             yield SourceFile(entry, here, left_out="hidden files and folders")
             continue
+        below: list[Path] = []
         try:
             status = entry.stat()
-            if stat.S_ISDIR(status.st_mode):
-                below = [] if entry.is_symlink() else sorted(entry.iterdir())
-            elif not stat.S_ISREG(status.st_mode):
+            is_folder = stat.S_ISDIR(status.st_mode)
+            if is_folder and not entry.is_symlink():
+                below = sorted(entry.iterdir())
+            elif not is_folder and not stat.S_ISREG(status.st_mode):
                 # Reading a pipe could block for ever
                 continue
         except OSError as error:
             if error.errno not in GONE:
                 yield SourceFile(entry, here, unreadable=error.strerror or str(error))
             continue
-        if stat.S_ISDIR(status.st_mode) and entry.name in PROGRAMS_FOLDERS:
+        if is_folder and entry.name in PROGRAMS_FOLDERS:
             yield SourceFile(entry, here, left_out=f"folders named {entry.name}")
-        elif stat.S_ISDIR(status.st_mode):
+        elif is_folder:
             yield from _below(below, root, here, quarantine, known)
         elif Path(os.path.realpath(entry)).is_relative_to(root):
             # Also a link's target
@@ -225,15 +223,15 @@ class Quarantine:
         what = "files" if rejected.location == "file" else "rows"
         self.report.add(what, rejected.reason, f"{rejected.source}, {rejected.location}")
         self._counts[rejected.source] += 1
-        count = self._counts[rejected.source]
+        count, reason = self._counts[rejected.source], rejected.reason
         if count > MAX_PER_SOURCE + 1:
             return
+        if count > MAX_PER_SOURCE:
+            reason = f"and more: only {MAX_PER_SOURCE} of a file are listed"
         entry = {
             "source": rejected.source,
             "location": rejected.location,
-            "reason": rejected.reason
-            if count <= MAX_PER_SOURCE
-            else f"and more: only {MAX_PER_SOURCE} of a file are listed",
+            "reason": reason,
             "excerpt": _excerpt(rejected.written),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -62,14 +62,22 @@ def read_html(data: bytes, options: ReadOptions) -> Content:
     require_extra("qdrant", "selectolax")
     from selectolax.lexbor import LexborHTMLParser
 
-    declared = CHARSET.search(data[:2048])
-    text, notes = decoded(data, declared[1].decode() if declared is not None else None)
+    text, notes = decoded_markup(data)
     tree = LexborHTMLParser(_flattened(text))
     title = tree.css_first("head > title")
     reader = _Reader()
     if tree.body is not None:
         reader.read(tree.body)
-    return Content(None if title is None else title.text(), ["\n".join(reader.lines)], notes)
+    name = None
+    if title is not None:
+        name = title.text()
+    return Content(name, ["\n".join(reader.lines)], notes)
+
+
+def decoded_markup(data: bytes) -> tuple[str, list[str]]:
+    """The text and its notes, by the encoding that HTML or XML declares. Raises Unfit."""
+    declared = CHARSET.search(data[:2048])
+    return decoded(data, declared and declared[1].decode())
 
 
 def _flattened(text: str) -> str:
@@ -175,10 +183,12 @@ class _Reader:
     def _end_line(self, mark: str = "") -> None:
         text = "".join(self._inline)
         self._inline.clear()
+        if not text.strip():
+            return
         if self._keeps_lines:
-            self.lines += text.rstrip().strip("\n").split("\n") if text.strip() else []
-        elif line := " ".join(text.split()):
-            self.lines.append(mark + line)
+            self.lines += text.rstrip().strip("\n").split("\n")
+        else:
+            self.lines.append(mark + " ".join(text.split()))
 
     def _end_row(self, row: _Row) -> None:
         """Write the cells in one line, or as the blocks of a layout."""

@@ -60,8 +60,8 @@ def read_text(data: bytes, options: ReadOptions, suffix: str = "") -> Content:
         raise Unfit("no reader for this format, whose characters are no text")
     text, notes = decoded(data)
     pattern = TITLES.get(suffix)
-    title = None if pattern is None else pattern.search(text[:20_000])
-    return Content(None if title is None else title[1], [text], notes)
+    title = pattern and pattern.search(text[:20_000])
+    return Content(title and title[1], [text], notes)
 
 
 def read_manual(data: bytes, options: ReadOptions) -> Content:
@@ -117,15 +117,16 @@ def read_mail(data: bytes, options: ReadOptions) -> Content:
         message = email.message_from_bytes(data, EmailMessage, policy=email.policy.default)
         fields = {name: str(message[name] or "") for name in ("From", "To", "Date", "Subject")}
         body = message.get_body(("plain", "html"))
-        kind = "" if body is None else body.get_content_type()
-        payload = b"" if body is None else body.get_payload(decode=True)
-        charset = None if body is None else body.get_content_charset()
+        if body is None:
+            body = EmailMessage()
+        payload = body.get_payload(decode=True)
+        charset = body.get_content_charset()
         names = [part.get_filename() or "unnamed" for part in message.iter_attachments()]
     except (ValueError, LookupError, AttributeError, RecursionError, TypeError) as error:
         raise Unfit(f"not readable as mail: {error!r}"[:200]) from None
     title = fields.pop("Subject")
     text, notes = decoded(payload if isinstance(payload, bytes) else b"", charset)
-    if kind == "text/html":
+    if body.get_content_type() == "text/html":
         text = "\n".join(read_html(text.encode(), options).pages)
     lines = [f"{name}: {value}" for name, value in fields.items() if value]
     metadata = {name.lower(): value for name, value in fields.items() if value}
@@ -139,11 +140,12 @@ def read_calendar(data: bytes, options: ReadOptions) -> Content:
     """What, when, where and who of each entry."""
     text, notes = decoded(data)
     lines = re.sub(r"\r?\n[ \t]", "", text).splitlines()
-    shown = [
-        "" if line.startswith("BEGIN:") else re.sub(r"^(\w+)[^:]{0,1000}:", r"\1: ", line)
-        for line in lines
-        if line.startswith("BEGIN:V") or CALENDAR_LINES.match(line)
-    ]
+    shown: list[str] = []
+    for line in lines:
+        if line.startswith("BEGIN:V"):
+            shown.append("")
+        elif CALENDAR_LINES.match(line):
+            shown.append(re.sub(r"^(\w+)[^:]{0,1000}:", r"\1: ", line))
     plain = re.sub(r"\\([,;\\])", r"\1", re.sub(r"\\[nN]", "\n", "\n".join(shown)))
     return Content(None, [plain], notes)
 

@@ -137,12 +137,10 @@ class Source:
         """The source of this path. `chosen`: the user's name for it. Raises InvalidInput if another
         path has its name."""
         place = Path(printable(str(source.resolve())))
-        record = existing.metadata.get(SOURCES) if existing is not None else None
-        sources = (
-            {Path(str(path)): str(name) for name, path in record.items()}
-            if isinstance(record, Mapping)
-            else {}
-        )
+        record = existing and existing.metadata.get(SOURCES)
+        sources: dict[Path, str] = {}
+        if isinstance(record, Mapping):
+            sources = {Path(str(path)): str(name) for name, path in record.items()}
         for above in (place, *place.parents):
             if above in sources and chosen in (None, sources[above]):
                 return cls(
@@ -167,10 +165,10 @@ class Source:
     @property
     def record(self) -> dict[str, Any]:
         """The metadata of a new source."""
-        sources = {name: str(path) for path, name in self.known.items()} | {
-            self.label: str(self.place)
-        }
-        return {SOURCES: sources} if self.is_new else {}
+        if not self.is_new:
+            return {}
+        sources = {name: str(path) for path, name in self.known.items()}
+        return {SOURCES: sources | {self.label: str(self.place)}}
 
 
 async def created(store: Store, name: str, schema: CollectionSchema) -> CollectionSchema:

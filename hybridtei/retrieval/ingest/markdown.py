@@ -35,7 +35,7 @@ def read_markdown(data: bytes, options: ReadOptions) -> Content:
     metadata: dict[str, Any] = {}
     if front is not None:
         try:
-            metadata = _toml(front[2]) if front[1] == "+++" else _yaml(front[2])
+            metadata = tomllib.loads(front[2]) if front[1] == "+++" else _yaml(front[2])
             text = text[front.end() :]
         except (ValueError, RecursionError) as error:
             notes = [*notes, f"front matter stays text, since it is not readable: {error}"[:200]]
@@ -43,10 +43,6 @@ def read_markdown(data: bytes, options: ReadOptions) -> Content:
     heading, text = _titled(_without_comments(text))
     title = str(named) if named and not isinstance(named, dict | list) else heading
     return Content(title, [_with_marks(text)], notes, metadata=metadata)
-
-
-def _toml(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
 
 
 def _yaml(text: str) -> dict[str, Any]:
@@ -116,12 +112,17 @@ def _with_marks(text: str) -> str:
     fence = ""
     for line in text.split("\n"):
         fence = fence_after(line, fence)
-        heading = None if fence else HEADING.match(line)
-        mark = "" if heading is None else f"{HEADING_MARK}{len(heading[1])}"
-        below = None if fence or not lines else UNDERLINE.fullmatch(line)
-        if below is not None and PROSE.match(lines[-1]) and not "".join(lines[-2:-1]).strip():
+        if fence:
+            lines.append(line)
+            continue
+        below = UNDERLINE.fullmatch(line)
+        if below and lines and PROSE.match(lines[-1]) and not "".join(lines[-2:-1]).strip():
             lines[-1] = f"{HEADING_MARK}{1 + (below[1] == '-')}{lines[-1]}"
-        lines.append(mark + line)
+        heading = HEADING.match(line)
+        if heading is not None:
+            lines.append(f"{HEADING_MARK}{len(heading[1])}{line}")
+        else:
+            lines.append(line)
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ import zlib
 from io import BytesIO
 from urllib.parse import unquote
 
-from hybridtei.retrieval.ingest.html import CHARSET, read_html
+from hybridtei.retrieval.ingest.html import decoded_markup, read_html
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.text import Content, Unfit, decoded
 
@@ -101,8 +101,8 @@ class _Archive:
         self, parts: list[str], about: str = "docProps/core.xml", *, is_paged: bool = False
     ) -> Content:
         """These parts, and the title in the file `about`."""
-        title = TITLE.search(self.text(about)) if about in self.names else None
-        return Content(None if title is None else html.unescape(title[1]), parts, is_paged=is_paged)
+        title = about in self.names and TITLE.search(self.text(about))
+        return Content(html.unescape(title[1]) if title else None, parts, is_paged=is_paged)
 
 
 class _Renamer:
@@ -119,8 +119,11 @@ class _Renamer:
             return " "
         if name in ("pStyle", "h") and not is_end:
             level = LEVEL.search(rest)
-            self._heading = f"h{level[1] or 1}" if level is not None else ""
-            return f"<{self._heading}>" if level is not None else ""
+            self._heading = ""
+            if level is None:
+                return ""
+            self._heading = f"h{level[1] or 1}"
+            return f"<{self._heading}>"
         if name in ("p", "h") and is_end and self._heading:
             closed, self._heading = self._heading, ""
             return f"</{closed}>"
@@ -136,8 +139,8 @@ class _Renamer:
             self._is_first_row = self._is_first_row and not (is_end and self._cells)
             self._cells = 0
         elif name == "td" and not is_end:
-            column = COLUMN.search(rest)
-            missing = max(0, _number(column[1]) - self._cells - 1) if column is not None else 0
+            if column := COLUMN.search(rest):
+                missing = max(0, _number(column[1]) - self._cells - 1)
             self._cells += missing + 1
         if name == "td" and self._is_first_row:
             name = "th"
@@ -201,8 +204,10 @@ def read_xlsx(data: bytes, options: ReadOptions) -> Content:
         """The cell with its shared string for the string's number."""
         if 't="s"' not in cell[1]:
             return cell[0]
-        place = int(cell[2]) if cell[2].isdecimal() else len(strings)
-        return cell[1] + (strings[place] if place < len(strings) else "")
+        string = ""
+        if cell[2].isdecimal() and int(cell[2]) < len(strings):
+            string = strings[int(cell[2])]
+        return cell[1] + string
 
     sheets = archive.numbered(r"xl/worksheets/sheet\d+\.xml")
     return archive.content(
@@ -232,8 +237,7 @@ def read_epub(data: bytes, options: ReadOptions) -> Content:
 
 def read_xml(data: bytes, options: ReadOptions) -> Content:
     """The texts of all elements, in the lines of the file."""
-    declared = CHARSET.search(data[:2048])
-    text, notes = decoded(data, declared[1].decode() if declared is not None else None)
+    text, notes = decoded_markup(data)
     text = TAG.sub(" ", text.replace("<![CDATA[", "").replace("]]>", ""))
     page = read_html(f"\ufeff<pre>{text}</pre>".encode(), options).pages[0]
     lines = (" ".join(line.split()) for line in page.split("\n"))

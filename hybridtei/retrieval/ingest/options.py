@@ -146,7 +146,7 @@ class IngestStats:
 
     @property
     def seconds(self) -> float:
-        return (time.monotonic() if self.ended_s is None else self.ended_s) - self.began_s
+        return (self.ended_s or time.monotonic()) - self.began_s
 
     @property
     def documents_per_s(self) -> float:
@@ -162,8 +162,9 @@ class IngestStats:
             f"{self.chunks:,} chunks",
             f"{self.tokens_per_s:,.0f} tokens/s",
         ]
-        parts += [f"{self.unchanged:,} unchanged"] if self.unchanged else []
-        parts += [f"{self.quarantined:,} quarantined"] if self.quarantined else []
+        for what in ("unchanged", "quarantined"):
+            if count := getattr(self, what):
+                parts.append(f"{count:,} {what}")
         return ", ".join(parts)
 
 

@@ -67,7 +67,9 @@ def _content(document: Any, options: ReadOptions) -> Content:
     title = document.get_metadata_value("Title").strip()
     if not any(pages):
         raise Unfit(f"the PDF holds no text: {pictures} of its {count} pages hold pictures")
-    notes = [f"{pictures} of {count} pages hold pictures and no text"] if pictures else []
+    notes = []
+    if pictures:
+        notes = [f"{pictures} of {count} pages hold pictures and no text"]
     return Content(None if NO_TITLE.fullmatch(title) else title, pages, notes, is_paged=True)
 
 

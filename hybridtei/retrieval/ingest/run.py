@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from hybridtei.batch import Head
+from hybridtei.batch import VECTORS, Head
 from hybridtei.client import Client
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
@@ -63,7 +63,6 @@ from hybridtei.retrieval.store.plan import (
 from hybridtei.retrieval.store.query import CollectionPlan
 
 Tell = Callable[[str], None]
-VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TIMEOUT_S = 300.0
 # The way in which files become texts and chunks. A new one does not embed stored documents again
 # unless they are reread.
@@ -92,9 +91,10 @@ def ingest(
     plan = {name: options.pop(name) for name in CollectionPlan.__struct_fields__ if name in options}
     options.setdefault("plan", CollectionPlan(**plan))
     if not isinstance(store, StoreConfig):
-        is_url = isinstance(store, str) and "://" in store
         place = None if store is None else str(store)
-        store = StoreConfig(qdrant_url=place) if is_url else StoreConfig(qdrant_path=place)
+        store = StoreConfig(qdrant_path=place)
+        if place and "://" in place:
+            store = StoreConfig(qdrant_url=place)
     request = IngestOptions(source=str(source), collection=collection, **options)
     work = _Ingest(
         request,
@@ -232,13 +232,7 @@ class _Ingest:
         chosen = with_budget(
             self.options.plan, self.model.multivector_tokens, self.model.multivector_dtype
         )
-        plan = settled(
-            chosen,
-            existing,
-            self.heads,
-            name,
-            width=0 if spec.multivector is None else spec.multivector.width,
-        )
+        plan = settled(chosen, existing, self.heads, name, width=spec.multivector_width)
         if existing is None and (nodes := await _nodes(store, self.tell)) > 1:
             plan = spread(plan, nodes)
             self.tell(
@@ -345,14 +339,13 @@ def _served(client: Client) -> dict[str, Any]:
 def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> frozenset[Head]:
     """The outputs to store: `names`, or all of the model's. Raises InvalidInput for an output that
     the model lacks."""
-    has = available & frozenset(VECTORS)
+    has = available & VECTORS
     if names is None:
         return has
-    heads = {head.value: head for head in VECTORS}
     for name in names:
-        if heads.get(name) not in has:
+        if name not in has:
             raise InvalidInput(f"--outputs names {name!r}; the model has {', '.join(sorted(has))}")
-    return frozenset(heads[name] for name in names)
+    return frozenset(map(Head, names))
 
 
 def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
@@ -370,7 +363,7 @@ def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
     if spec.kind != "embedding":
         raise InvalidInput(f"{model.model_id}: is a {spec.kind}, which makes no vectors")
     if served is not None:
-        offered = frozenset(map(Head, served["hybridtei"]["outputs"])) & frozenset(VECTORS)
+        offered = VECTORS.intersection(map(Head, served["hybridtei"]["outputs"]))
         if offered != vector_heads(spec.heads, None):
             raise InvalidInput(
                 f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives "

@@ -53,13 +53,8 @@ def document_of(
         earlier = document.earlier or (document.title, document.text, document.metadata)
         return replace(document, metadata=metadata, earlier=earlier)
     except ValueError as error:
-        return Rejection(
-            source,
-            location,
-            str(error),
-            written,
-            error.document_id if isinstance(error, Unfit) else None,
-        )
+        document_id = getattr(error, "document_id", None)
+        return Rejection(source, location, str(error), written, document_id)
 
 
 def _document(
@@ -83,9 +78,11 @@ def _document(
     except Unfit as error:
         error.document_id = document_id
         raise
-    clean, name = normalised(text), normalised(title) if title else None
-    earlier = None if (clean, name) == (text, title) else (title, text, metadata)
+    clean, name = normalised(text), title and normalised(title)
+    earlier = (title, text, metadata)
     notes = (*notes, *notes_of(text))
+    if (clean, name) == (text, title):
+        return Document(source, document_id, clean, name, metadata, location, notes)
     return Document(source, document_id, clean, name, metadata, location, notes, earlier)
 
 
@@ -264,7 +261,7 @@ ROWS = 64
 # Bound of a row group's column in memory, if it exceeds this multiple of its size in the file:
 MAX_COLUMN_BYTES = 64_000_000
 MAX_EXPANSION = 100
-WIDTHS: Mapping[str, int] = {
+WIDTHS = {
     "BOOLEAN": 1,
     "INT32": 4,
     "INT64": 8,
@@ -316,9 +313,9 @@ def _check_group(file: Any, group: int, options: ReadOptions) -> None:
                 f"`{column.path_in_schema}`: a cell has {width} bytes, allowed are "
                 f"{options.max_record_bytes}"
             )
-        unfolded = column.total_uncompressed_size + (
-            column.num_values * width if declared.max_repetition_level else 0
-        )
+        unfolded = column.total_uncompressed_size
+        if declared.max_repetition_level:
+            unfolded += column.num_values * width
         if unfolded > max(MAX_COLUMN_BYTES, MAX_EXPANSION * column.total_compressed_size):
             raise Unfit(
                 f"row group {group}, `{column.path_in_schema}`: {column.total_compressed_size} "
@@ -358,13 +355,9 @@ def _size(cells: Any) -> int:
             cells.indices.drop_null().to_numpy(zero_copy_only=False), cells.dictionary
         )
     if types.is_map(kind):
-        offsets = cells.offsets
-        entries = offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py()
-        return (
-            0
-            if cells.null_count
-            else _size(cells.keys.slice(*entries)) + _size(cells.items.slice(*entries))
-        )
+        first, last = cells.offsets[0].as_py(), cells.offsets[-1].as_py()
+        parts = (cells.keys, cells.items) if not cells.null_count else ()
+        return sum(_size(part.slice(first, last - first)) for part in parts)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _size(cells.flatten())
     if types.is_struct(kind):

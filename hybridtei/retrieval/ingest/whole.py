@@ -80,7 +80,7 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         reason = f"not readable: {type(error).__name__}: {error}"[:300]
         return Rejection(source, "file", reason, data, source)
     title = " ".join(normalised(content.title or "").split()) or None
-    starts: Sequence[tuple[int, int]] = ()
+    starts: list[tuple[int, int]] = []
     if content.is_paged:
         starts = _starts([MARKS_OF_LINES.sub("", page) for page in entries])
     metadata, notes = {}, list(content.notes)
@@ -187,7 +187,7 @@ def _check_length(characters: int, options: ReadOptions) -> None:
         )
 
 
-PARSERS: dict[str, Parse] = {
+PARSERS = {
     **dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     **dict.fromkeys((".xml", ".svg", ".rss", ".atom", ".docbook", ".dbk", ".opml"), read_xml),
@@ -214,7 +214,6 @@ def parser_of(name: str) -> Parse:
     ending = Path(name).suffix.lower()
     if ending in OTHERS:
         raise Unfit(f"no reader for files ending in {ending!r}")
-    section = re.fullmatch(r"(\.[1-9])[a-z]{1,4}", ending)
-    return PARSERS.get(
-        section[1] if section is not None else ending, partial(read_text, suffix=ending)
-    )
+    # A manual's section, such as .3pm
+    known = re.sub(r"^(\.[1-9])[a-z]{1,4}$", r"\1", ending)
+    return PARSERS.get(known, partial(read_text, suffix=ending))

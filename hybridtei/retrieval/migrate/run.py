@@ -35,7 +35,7 @@ from hybridtei.retrieval.ingest.chunking import CONTEXT
 from hybridtei.retrieval.ingest.pipeline import embed_in_context
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.store import opened
-from hybridtei.retrieval.store.base import NAMES, CollectionSchema, Store, Stored
+from hybridtei.retrieval.store.base import NAMES, CollectionSchema, PointId, Store, Stored
 from hybridtei.retrieval.store.collection import (
     KEPT_S,
     MIGRATION_OF,
@@ -106,13 +106,11 @@ class MigrationRun:
         engine: EngineConfig,
         tell: Tell,
     ) -> None:
-        self._store, self._options, self._model, self._engine, self._tell = (
-            store,
-            options,
-            model,
-            engine,
-            tell,
-        )
+        self._store = store
+        self._options = options
+        self._model = model
+        self._engine = engine
+        self._tell = tell
         self._name = options.collection
         self._encoders: dict[tuple[Any, ...], Encoder] = {}
 
@@ -358,9 +356,7 @@ class MigrationRun:
         )
         plan = with_budget(plan, before.multivector_tokens, before.multivector_dtype)
         heads = spec.heads & had
-        plan = settled(
-            plan, None, heads, self._name, width=spec.multivector.width if spec.multivector else 0
-        )
+        plan = settled(plan, None, heads, self._name, width=spec.multivector_width)
         planned = await asyncio.to_thread(
             signed, schema_for(spec, model_id, plan, heads=heads), spec
         )
@@ -436,13 +432,18 @@ async def fill(
     changed, offset = 0, None
     while True:
         records, offset = await store.scroll(source, limit=PAGE_POINTS, offset=offset)
-        stored = await store.retrieve(copy, [one.id for one in records]) if records else []
-        payloads = {one.id: without_packed(one.payload) for one in stored}
-        stale = [one for one in records if payloads.get(one.id) != without_packed(one.payload)]
+        payloads: dict[PointId, Any] = {}
+        if records:
+            stored = await store.retrieve(copy, [record.id for record in records])
+            payloads = {point.id: without_packed(point.payload) for point in stored}
+        stale = [
+            record
+            for record in records
+            if payloads.get(record.id) != without_packed(record.payload)
+        ]
         if stale and convert is None:
-            await store.upsert(
-                copy, await store.retrieve(source, [one.id for one in stale], with_vectors=True)
-            )
+            ids = [record.id for record in stale]
+            await store.upsert(copy, await store.retrieve(source, ids, with_vectors=True))
         elif stale and convert is not None:
             await store.upsert(copy, await convert(stale))
         changed += len(stale)
@@ -457,14 +458,12 @@ async def _delete_gone(store: Store, source: str, copy: str) -> int:
         records, offset = await store.scroll(
             copy, limit=PAGE_POINTS, offset=offset, with_payload=False
         )
-        ids = [record.id for record in records]
-        here = (
-            {one.id for one in await store.retrieve(source, ids, with_payload=False)}
-            if ids
-            else set()
-        )
-        if gone := [identity for identity in ids if identity not in here]:
-            await store.delete(copy, gone)
+        gone = {record.id for record in records}
+        if gone:
+            for record in await store.retrieve(source, [*gone], with_payload=False):
+                gone.discard(record.id)
+        if gone:
+            await store.delete(copy, [*gone])
             deleted += len(gone)
         if offset is None:
             return deleted

@@ -17,7 +17,6 @@ from hybridtei.inference.tasks.rerank import PRESETS, preset
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search.options import CheckedOptions
 from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE
-from hybridtei.retrieval.store.plan import vectors_of
 
 # Chosen on judged collections (conformance/quality/default_search.py).
 ZSCORE_WEIGHTS = {DENSE: 1.0, SPARSE: 0.5}
@@ -97,7 +96,7 @@ def _check(vectors: Mapping[str, Any], name: str) -> None:
 
 def _vectors(query: Embeddings, row: int) -> dict[str, Any]:
     """The vectors of a query, without an empty multi-vector. Raises InvalidInput."""
-    vectors = vectors_of(query, row)
+    vectors = query.row(row)
     for name, vector in vectors.items():
         if not np.isfinite(vector["values"] if name == SPARSE else vector).all():
             raise InvalidInput(f"the query's {name} vector holds numbers that are not finite")

@@ -15,7 +15,7 @@ from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, filter_from
 
 Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "weighted"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+MODES = get_args(Mode)
 MAX_RERANKED = 1_000
 # Keys of `with_payload`, and characters of one: each is looked up in each hit, and sent to the
 # store for each hundred hits.

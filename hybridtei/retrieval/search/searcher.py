@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import (
     CheckedOptions,
     Highlight,
+    Mode,
     SearchHit,
     SearchOptions,
     SearchResult,
@@ -54,7 +55,7 @@ Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
 FILLED_AT_ONCE = 100
 # Hits in a group; a search can be cancelled between groups
 HIGHLIGHTED_AT_ONCE = 8
-SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
+SINGLE: tuple[Mode, ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
 DEFAULTS = SearchOptions()
 

@@ -243,9 +243,9 @@ async def best_points(
             break
         if len(best) < query.limit + spare or best[-1].score < best[query.limit - 1].score:
             break
-    points = sort_points(await store.query(collection, query) if best is None else best)[
-        : query.limit
-    ]
+    if best is None:
+        best = await store.query(collection, query)
+    points = sort_points(best)[: query.limit]
     if budget is not None:
         budget.spend(points)
     return points

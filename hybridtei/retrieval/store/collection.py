@@ -29,7 +29,6 @@ from hybridtei.retrieval.store.base import (
     Selector,
     Store,
     Stored,
-    VectorParams,
 )
 from hybridtei.retrieval.store.plan import (
     FINGERPRINT,
@@ -164,8 +163,7 @@ class Searchable:
     @classmethod
     def of(cls, schema: CollectionSchema, spec: ModelSpec, name: str) -> Searchable:
         """The facts of a schema that `check_searchable` has accepted."""
-        plan, multivector = plan_of(schema), spec.multivector
-        width = None if multivector is None else multivector.width
+        plan = plan_of(schema)
         return cls(
             schema,
             spec,
@@ -173,7 +171,8 @@ class Searchable:
             common_heads(schema, spec),
             packed_format(schema),
             payload_of(schema),
-            plan.dense_dim != spec.dense_width or plan.multivector_dim != width,
+            plan.dense_dim != spec.dense_width
+            or (plan.multivector_dim or 0) != spec.multivector_width,
         )
 
     def fitted(self, embeddings: Embeddings) -> Embeddings:
@@ -246,8 +245,9 @@ class CollectionSchemas:
         key = name, model_id, unlabelled
         fit = self._fits.get(key)
         if fit is None or fit.schema is not schema or fit.spec is not spec:
-            read = fingerprint if FINGERPRINT in schema.metadata else None
-            files = None if read is None else await read()
+            files = None
+            if fingerprint is not None and FINGERPRINT in schema.metadata:
+                files = await fingerprint()
             check_searchable(schema, spec, model_id, name, fingerprint=files, unlabelled=unlabelled)
             fit = self._fits[key] = Searchable.of(schema, spec, name)
         return fit
@@ -264,18 +264,19 @@ class CollectionSchemas:
         schema = await self.store.describe(target)
         if schema is None:
             return None
-        return replace(
-            schema,
-            stored_as=(schema.metadata.get(STAND_IN) if _is_held(schema) else None) or target,
-        )
+        stand_in = schema.metadata.get(STAND_IN)
+        if stand_in and _is_held(schema):
+            target = stand_in
+        return replace(schema, stored_as=target)
 
     async def _has_copy(self, gone: str) -> bool:
         """True if a migration has just deleted a collection, and is about to give its name to the
         copy."""
-        described = [
-            await self.store.describe(collection) for collection in await self.store.collections()
-        ]
-        return any(one is not None and one.metadata.get(MIGRATION_OF) == gone for one in described)
+        for collection in await self.store.collections():
+            schema = await self.store.describe(collection)
+            if schema is not None and schema.metadata.get(MIGRATION_OF) == gone:
+                return True
+        return False
 
     async def create(self, name: str, schema: CollectionSchema) -> tuple[CollectionSchema, bool]:
         """Create a collection, unless another client does so at the same time. Return its schema,
@@ -320,12 +321,10 @@ class CollectionSchemas:
     async def is_current(self, name: str, schema: CollectionSchema) -> bool:
         """True if a name still means this collection, and no migration is about to switch it."""
         current = await self._read(name)
-        is_current = (
-            current is not None and not _is_held(current) and current.stored_as == schema.stored_as
-        )
-        if not is_current:
+        if current is None or _is_held(current) or current.stored_as != schema.stored_as:
             self._cache.pop(name, None)
-        return is_current
+            return False
+        return True
 
 
 def _is_held(schema: CollectionSchema) -> bool:
@@ -368,10 +367,11 @@ def check_searchable(
             f"{', '.join(sorted(spec.heads)) or 'none'}"
         )
     wanted = schema_for(spec, model_id, plan_of(schema), heads=heads, is_there=True)
-    vectors = {
-        field: _with_distance(params, schema.vectors[field])
-        for field, params in wanted.vectors.items()
-    }
+    vectors = dict(wanted.vectors)
+    for field, params in vectors.items():
+        # For unit vectors the dot product equals the cosine
+        if schema.vectors[field].distance == "Dot":
+            vectors[field] = msgspec.structs.replace(params, distance="Dot")
     # With idf or without
     sparse = {field: schema.sparse[field] for field in wanted.sparse}
     metadata = dict(wanted.metadata)
@@ -383,9 +383,3 @@ def check_searchable(
         name,
         unlabelled=unlabelled,
     )
-
-
-def _with_distance(wanted: VectorParams, there: VectorParams) -> VectorParams:
-    """Accept a collection with dot product as distance, which equals the cosine for unit
-    vectors."""
-    return msgspec.structs.replace(wanted, distance="Dot") if there.distance == "Dot" else wanted

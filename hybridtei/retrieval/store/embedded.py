@@ -292,10 +292,11 @@ class EmbeddedStore:
 
     def _leave(self) -> asyncio.StreamWriter | None:
         """Close the connection, if there is one."""
-        writer = None if self._streams is None else self._streams[1]
+        if self._streams is None:
+            return None
+        _, writer = self._streams
         self._streams = None
-        if writer is not None:
-            writer.close()
+        writer.close()
         return writer
 
     async def _joined(self) -> None:
@@ -414,7 +415,9 @@ class EmbeddedStore:
 async def _receive(reader: asyncio.StreamReader) -> Any:
     (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
     body = await reader.readexactly(length)
-    return unframe(body) if length <= MAX_INLINE_BYTES else await asyncio.to_thread(unframe, body)
+    if length <= MAX_INLINE_BYTES:
+        return unframe(body)
+    return await asyncio.to_thread(unframe, body)
 
 
 async def _points(messages: Sequence[Any]) -> list[Stored]:

@@ -65,8 +65,10 @@ def config_of(schema: Plain) -> edge.EdgeConfig:
 def _flat(params: Plain) -> Plain:
     """A sparse vector's settings and its index's settings, in one object. The engine has no
     modifier `none`."""
-    modifier = params.get("modifier")
-    return {**(params.get("index") or {}), "modifier": None if modifier == "none" else modifier}
+    flat = {"modifier": params.get("modifier"), **(params.get("index") or {})}
+    if flat["modifier"] == "none":
+        del flat["modifier"]
+    return flat
 
 
 def _made(kind: Any, fields: Plain) -> Any:
@@ -115,7 +117,9 @@ def _numbers(vector: Any) -> Any:
         return vector
     # An array from a frame may be misaligned, which memoryviews refuse
     aligned: Any = np.require(vector, requirements="A")
-    return memoryview(aligned) if vector.ndim == 1 else [memoryview(row) for row in aligned]
+    if vector.ndim == 1:
+        return memoryview(aligned)
+    return [memoryview(row) for row in aligned]
 
 
 def point_of(point: Sequence[Any]) -> edge.Point:
@@ -164,9 +168,9 @@ def filter_of(plain: Plain | None) -> Any:
 def _conditions(plain: Any) -> list[Any] | None:
     if plain is None:
         return None
-    return [
-        _condition_of(condition) for condition in ([plain] if isinstance(plain, Mapping) else plain)
-    ]
+    if isinstance(plain, Mapping):
+        plain = [plain]
+    return list(map(_condition_of, plain))
 
 
 def _condition_of(plain: Plain) -> Any:
@@ -203,12 +207,9 @@ def _match(match: Plain) -> Any:
 
 
 def _range(bounds: Plain) -> Any:
-    kind = (
-        edge.RangeDateTime
-        if any(isinstance(bound, str) for bound in bounds.values())
-        else edge.RangeFloat
-    )
-    return kind(**bounds)
+    if any(isinstance(bound, str) for bound in bounds.values()):
+        return edge.RangeDateTime(**bounds)
+    return edge.RangeFloat(**bounds)
 
 
 def _line(line: Plain) -> list[edge.GeoPoint]:
@@ -251,8 +252,6 @@ def request_of(query: Plain) -> edge.QueryRequest:
 
 def payload_selector(selector: Any) -> Any:
     """True, False, a list of keys, or keys to exclude."""
-    return (
-        edge.PayloadSelector.Exclude(list(selector["exclude"]))
-        if isinstance(selector, Mapping)
-        else selector
-    )
+    if isinstance(selector, Mapping):
+        return edge.PayloadSelector.Exclude(list(selector["exclude"]))
+    return selector

@@ -49,7 +49,7 @@ CLIENT_ERRORS = (
     UnexpectedResponse,
     ResponseHandlingException,
     QdrantException,
-    grpc.RpcError,
+    grpc.aio.AioRpcError,
     httpx.HTTPError,
     OSError,
     ValueError,
@@ -99,18 +99,15 @@ def store_error(error: BaseException, url: str) -> HybridTeiError:
             f"{where}: {ADVICE[429]}: {error}", float(max(error.retry_after_s, 0))
         )
     if isinstance(error, UnexpectedResponse):
-        detail = error.content.decode(errors="replace") if error.content else error.reason_phrase
-        return _of_status(
-            where,
-            error.status_code or 0,
-            f"HTTP {error.status_code or 0}: {detail[:500]}",
-            error.headers,
-        )
-    if isinstance(error, grpc.RpcError):
-        code = error.code() if hasattr(error, "code") else None
-        detail = error.details() if hasattr(error, "details") else str(error)
-        advice = DOWN if code == CODE.UNAVAILABLE else None
-        words = f"gRPC {code.name if code else 'error'}: {str(detail)[:500]}"
+        detail = error.content.decode(errors="replace") or error.reason_phrase
+        status = error.status_code or 0
+        return _of_status(where, status, f"HTTP {status}: {detail[:500]}", error.headers)
+    if isinstance(error, grpc.aio.AioRpcError):
+        code = error.code()
+        advice = None
+        if code == CODE.UNAVAILABLE:
+            advice = DOWN
+        words = f"gRPC {code.name}: {str(error.details())[:500]}"
         return _of_status(where, STATUSES.get(code, 0), words, advice=advice)
     return _of_transport(error, where)
 
@@ -319,9 +316,10 @@ class Nodes:
             )
         except CLIENT_ERRORS as error:
             failure = store_error(error, node.url)
-        node.away = failure if isinstance(failure, StoreAway) else None
+        node.away = None
         if node.next_check is not None:
             node.next_check.cancel()
-        if node.away is not None:
+        if isinstance(failure, StoreAway):
+            node.away = failure
             loop = asyncio.get_running_loop()
             node.next_check = loop.call_later(RETURN_S, self._check_of, node)

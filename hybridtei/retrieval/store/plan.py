@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head, Ragged, offsets_of
+from hybridtei.batch import VECTORS, Head, Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
 from hybridtei.inference.tasks.pooling import MultivectorBudget, unpacked
@@ -33,7 +33,7 @@ from hybridtei.retrieval.store.base import (
     SparseVectorParams,
     VectorParams,
 )
-from hybridtei.retrieval.store.query import CollectionPlan, Quantization
+from hybridtei.retrieval.store.query import CollectionPlan, Datatype, Quantization
 
 MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
 # `model` of `checkpoint.fingerprint`; collections of older versions have none
@@ -57,11 +57,10 @@ def with_budget(
     plan: CollectionPlan, tokens: int | None, dtype: MultivectorDtype | None
 ) -> CollectionPlan:
     """The plan, with a default budget of multi-vectors."""
-    return structs.replace(
-        plan,
-        multivector_tokens=tokens if plan.multivector_tokens is None else plan.multivector_tokens,
-        multivector_dtype=dtype if plan.multivector_dtype is None else plan.multivector_dtype,
-    )
+    if plan.multivector_tokens is not None:
+        tokens = plan.multivector_tokens
+    dtype = plan.multivector_dtype or dtype
+    return structs.replace(plan, multivector_tokens=tokens, multivector_dtype=dtype)
 
 
 # Chosen by conformance/quality/budgets.py: 64 binary vectors keep 99 % of the quality of all tokens
@@ -87,16 +86,19 @@ def settled(
     """
     if existing is None:
         # Nothing else finds points
-        is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {Head.MULTIVECTOR}
-        tokens = SMALL_TOKENS if chosen.multivector_tokens is None else chosen.multivector_tokens
-        small: MultivectorDtype = "int8" if (chosen.multivector_dim or width) % 8 else SMALL_DTYPE
-        dtype = chosen.multivector_dtype or ("float" if is_alone else small)
-        if is_alone and dtype != "float":
+        is_alone = heads & VECTORS == {Head.MULTIVECTOR}
+        dtype = SMALL_DTYPE
+        if is_alone:
+            dtype = "float"
+        elif (chosen.multivector_dim or width) % 8:
+            dtype = "int8"
+        chosen = with_budget(chosen, SMALL_TOKENS, dtype)
+        if is_alone and chosen.multivector_dtype != "float":
             raise InvalidInput(
-                f"`multivector_dtype` is {dtype}: multi-vectors have to be float if they are the "
-                "only vectors"
+                f"`multivector_dtype` is {chosen.multivector_dtype}: multi-vectors have to be "
+                "float if they are the only vectors"
             )
-        return structs.replace(chosen, multivector_tokens=tokens, multivector_dtype=dtype)
+        return chosen
     current = plan_of(existing)
     lines = [
         f"  {field}: there {getattr(current, field) or 'nothing'}, asked for {value or 'nothing'}"
@@ -129,40 +131,38 @@ def spread(plan: CollectionPlan, nodes: int) -> CollectionPlan:
 
 def plan_of(schema: CollectionSchema) -> CollectionPlan:
     """The plan of an existing collection, as far as its schema tells."""
-    dense, multivector = schema.vectors.get(DENSE), schema.vectors.get(MULTIVECTOR)
-    sparse = schema.sparse.get(SPARSE)
-    any_dense, index = dense or multivector, {} if sparse is None else sparse.index or {}
+    nothing = VectorParams(size=0, distance="Cosine")
+    dense = schema.vectors.get(DENSE, nothing)
+    multivector = schema.vectors.get(MULTIVECTOR, nothing)
+    sparse = schema.sparse.get(SPARSE, SparseVectorParams())
+    datatype: Datatype = "float32"
+    if "float16" in (dense.datatype, multivector.datatype):
+        datatype = "float16"
     return CollectionPlan(
-        dense_dim=None if dense is None else dense.size,
-        multivector_dim=schema.metadata.get(WIDTH) if multivector is None else multivector.size,
+        dense_dim=dense.size or None,
+        multivector_dim=multivector.size or schema.metadata.get(WIDTH),
         multivector_tokens=schema.metadata.get(TOKENS),
         multivector_dtype=schema.metadata.get(DTYPE, "float"),
-        datatype="float16"
-        if any_dense is not None and any_dense.datatype == "float16"
-        else "float32",
-        quantization=None if dense is None else _kind_of(dense.quantization_config),
-        on_disk=bool(dense is not None and dense.on_disk) or bool(index.get("on_disk")),
+        datatype=datatype,
+        quantization=_kind_of(dense.quantization_config or {}),
+        on_disk=bool(dense.on_disk or (sparse.index or {}).get("on_disk")),
         on_disk_payload=bool(schema.on_disk_payload),
         shards=schema.shard_number,
         replicas=schema.replication_factor,
     )
 
 
-def _kind_of(config: dict[str, Any] | None) -> Quantization | None:
+def _kind_of(config: Mapping[str, Any]) -> Quantization | None:
     """The kind of a quantisation by name and encoding: gRPC gives its numbers as float32, so they
     are not compared."""
+    for kind, quantization in QUANTIZATIONS.items():
+        if _encodings(quantization) == _encodings(config):
+            return kind
+    return None
 
-    def told(settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: fields.get("encoding") for name, fields in settings.items()}
 
-    return next(
-        (
-            kind
-            for kind, quantization in QUANTIZATIONS.items()
-            if config is not None and told(quantization) == told(config)
-        ),
-        None,
-    )
+def _encodings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: fields.get("encoding") for name, fields in config.items()}
 
 
 def schema_for(
@@ -192,11 +192,9 @@ def schema_for(
     MissingArtifact without its tokenizer.
     """
     plan = plan or CollectionPlan(**options)
-    outputs = (
-        spec.heads
-        & (heads if heads is not None else spec.heads)
-        & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
-    )
+    outputs = spec.heads & VECTORS
+    if heads is not None:
+        outputs &= heads
     if not outputs:
         raise InvalidInput(
             f"{model_id}: makes no vectors for a collection: dense, sparse or multivector"
@@ -206,7 +204,9 @@ def schema_for(
     if spec.tokenizer_sha256 is None:
         raise MissingArtifact(f"{spec.folder / 'tokenizer.json'}: missing")
     metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: spec.tokenizer_sha256}
-    stored, on_disk = "float16" if plan.datatype == "float16" else None, plan.on_disk or None
+    # Qdrant's default is float32
+    stored = "float16" if plan.datatype == "float16" else None
+    on_disk = plan.on_disk or None
     if Head.DENSE in outputs:
         vectors[DENSE] = VectorParams(
             size=_width(plan.dense_dim, spec.dense_width, "dense_dim", is_there=is_there),
@@ -237,13 +237,13 @@ def schema_for(
                 )
             metadata |= {DTYPE: plan.multivector_dtype, WIDTH: width}
     if Head.SPARSE in outputs and spec.sparse is not None:
-        idf = spec.sparse.idf and not spec.is_splade if sparse_idf is None else sparse_idf
-        index = {
-            name: value
-            for name, value in (("on_disk", on_disk), ("datatype", stored))
-            if value is not None
-        }
-        sparse[SPARSE] = SparseVectorParams(modifier="idf" if idf else None, index=index or None)
+        if sparse_idf is None:
+            sparse_idf = spec.sparse.idf and not spec.is_splade
+        fields = {"on_disk": on_disk, "datatype": stored}
+        index = {name: value for name, value in fields.items() if value is not None}
+        sparse[SPARSE] = SparseVectorParams(
+            modifier="idf" if sparse_idf else None, index=index or None
+        )
     return CollectionSchema(
         vectors, sparse, metadata, plan.shards, plan.replicas, plan.on_disk_payload or None
     )
@@ -287,11 +287,9 @@ class PackedFormat:
 def packed_format(schema: CollectionSchema) -> PackedFormat | None:
     """The format of a collection with multi-vectors in payloads; None for other collections."""
     dtype, width = schema.metadata.get(DTYPE), schema.metadata.get(WIDTH)
-    return (
-        PackedFormat(dtype, width)
-        if dtype in ("int8", "binary") and isinstance(width, int)
-        else None
-    )
+    if dtype not in ("int8", "binary") or not isinstance(width, int):
+        return None
+    return PackedFormat(dtype, width)
 
 
 def packed_text(rows: NDArray[Any]) -> str:
@@ -312,37 +310,17 @@ def payload_of(schema: CollectionSchema) -> Selector:
 def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embeddings:
     """Cut dense and multi-vectors to the collection's widths, and scale floats to length 1."""
     dense, multivector, packed = embeddings.dense, embeddings.multivector, packed_format(schema)
-    if (
-        dense is not None
-        and DENSE in schema.vectors
-        and schema.vectors[DENSE].size < dense.shape[1]
-    ):
-        dense = unit(cut(dense, schema.vectors[DENSE].size))
-    if multivector is not None and multivector.values.dtype != np.float32:
-        multivector = (
-            multivector
-            if packed is None
-            else Ragged(multivector.values[:, : packed.row_bytes], multivector.offsets)
-        )
-    elif multivector is not None and (packed is not None or MULTIVECTOR in schema.vectors):
-        width = schema.vectors[MULTIVECTOR].size if packed is None else packed.width
-        if width < multivector.values.shape[1]:
-            multivector = Ragged(unit(cut(multivector.values, width)), multivector.offsets)
+    plan = plan_of(schema)
+    if dense is not None and plan.dense_dim and plan.dense_dim < dense.shape[1]:
+        dense = unit(cut(dense, plan.dense_dim))
+    if multivector is not None:
+        values, width = multivector.values, plan.multivector_dim
+        if values.dtype != np.float32 and packed is not None:
+            values = values[:, : packed.row_bytes]
+        elif values.dtype == np.float32 and width and width < values.shape[1]:
+            values = unit(cut(values, width))
+        multivector = Ragged(values, multivector.offsets)
     return replace(embeddings, dense=dense, multivector=multivector)
-
-
-def vectors_of(embeddings: Embeddings, row: int) -> dict[str, Any]:
-    """One row's vectors by name, as stores take them. A multi-vector has all its rows, query
-    expansion included."""
-    vectors: dict[str, Any] = {}
-    if embeddings.dense is not None:
-        vectors[DENSE] = embeddings.dense[row]
-    if embeddings.sparse is not None:
-        indices, values = embeddings.sparse.row(row)
-        vectors[SPARSE] = {"indices": indices.astype(np.uint32), "values": values}
-    if embeddings.multivector is not None:
-        vectors[MULTIVECTOR] = embeddings.multivector.row(row)
-    return vectors
 
 
 # m=0 alone would still link points whose payload is indexed
@@ -358,8 +336,10 @@ QUANTIZATIONS: Mapping[Quantization, dict[str, Any]] = {
 
 
 def _quantization(kind: Quantization | None) -> dict[str, Any] | None:
-    if kind is not None and kind not in QUANTIZATIONS:
+    if kind is None:
+        return None
+    if kind not in QUANTIZATIONS:
         raise InvalidInput(
             f"`quantization` is {kind!r}, should be scalar, binary, binary-2bit, product or turbo"
         )
-    return None if kind is None else QUANTIZATIONS[kind]
+    return QUANTIZATIONS[kind]

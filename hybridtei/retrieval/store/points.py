@@ -37,7 +37,6 @@ from hybridtei.retrieval.store.plan import (
     PackedFormat,
     packed_format,
     packed_text,
-    vectors_of,
 )
 
 MAX_ID = 2**64 - 1
@@ -73,7 +72,8 @@ def to_points(
     taken. Raises ValueError if counts differ.
     """
     check_ids(ids)
-    payloads = payloads if payloads is not None else [{}] * len(ids)
+    if payloads is None:
+        payloads = [{}] * len(ids)
     rows = embeddings.multivector
     if rows is not None and rows.values.dtype != np.float32:
         for payload in payloads:
@@ -89,12 +89,14 @@ def to_points(
             "as many of each"
         )
     points = [
-        Stored(identity, dict(payload), vectors_of(embeddings, row))
+        Stored(identity, dict(payload), embeddings.row(row))
         for row, (identity, payload) in enumerate(zip(ids, payloads, strict=True))
     ]
     for point in points:
-        if SPARSE in point.vector and not len(point.vector[SPARSE]["indices"]):
-            del point.vector[SPARSE]
+        if sparse := point.vector.get(SPARSE):
+            sparse["indices"] = sparse["indices"].astype(np.uint32)
+            if not len(sparse["indices"]):
+                del point.vector[SPARSE]
     return points
 
 

@@ -125,7 +125,7 @@ class ServerStore:
             return await self._describe_existing(name) if await self._exists(name) else None
 
     async def _describe_existing(self, name: str) -> CollectionSchema:
-        return schema_of(await self._call(lambda client: client.get_collection(name)))
+        return schema_of(await self.info(name))
 
     async def _exists(self, name: str) -> bool:
         return bool(await self._call(lambda client: client.collection_exists(name)))
@@ -155,8 +155,9 @@ class ServerStore:
                 collection_name=name,
                 field_name=key,
                 field_schema=OF_WORDS,
+                wait=False,
             )
-            await self._call(partial(index, wait=False))
+            await self._call(index)
 
     async def drop(self, name: str) -> None:
         await self._call(lambda client: client.delete_collection(name, timeout=self._whole_timeout))
@@ -304,7 +305,8 @@ def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
             name: models.VectorParams(**plain(params)) for name, params in schema.vectors.items()
         },
         "sparse_vectors_config": {
-            name: models.SparseVectorParams(**plain(one)) for name, one in schema.sparse.items()
+            name: models.SparseVectorParams(**plain(params))
+            for name, params in schema.sparse.items()
         }
         or None,
         "metadata": dict(schema.metadata) or None,
@@ -354,16 +356,13 @@ def _listed(vector: Any) -> Any:
 
 def selectors(payload: Selector, vectors: Selector) -> dict[str, Any]:
     """The arguments of qdrant-client for the parts of points."""
-    chosen = (
-        models.PayloadSelectorExclude(exclude=list(payload["exclude"]))
-        if isinstance(payload, Mapping)
-        else payload
-    )
-    choices = {"with_payload": chosen, "with_vectors": vectors}
-    return {
-        name: list(choice) if isinstance(choice, Sequence) else choice
-        for name, choice in choices.items()
-    }
+    choices: dict[str, Any] = {"with_payload": payload, "with_vectors": vectors}
+    for name, choice in choices.items():
+        if isinstance(choice, Mapping):
+            choices[name] = models.PayloadSelectorExclude(exclude=list(choice["exclude"]))
+        elif isinstance(choice, Sequence):
+            choices[name] = list(choice)
+    return choices
 
 
 def query_arguments(query: Query) -> dict[str, Any]:
@@ -383,9 +382,11 @@ def query_arguments(query: Query) -> dict[str, Any]:
     }
 
 
-def served_filter(given: Filter | None) -> models.Filter | None:
+def served_filter(plain: Filter | None) -> models.Filter | None:
     """Convert the filter to qdrant-client's."""
-    return None if given is None else models.Filter.model_validate(msgspec.to_builtins(given))
+    if plain is None:
+        return None
+    return models.Filter.model_validate(msgspec.to_builtins(plain))
 
 
 def grpc_point(point: Stored) -> grpc.PointStruct:

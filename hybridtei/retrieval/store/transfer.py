@@ -245,9 +245,9 @@ async def _store(
         lambda: [_point(line, schema, f"line {n}") for n, line in enumerate(lines, first)]
     )
     ids = [point.id for point in points]
-    stored = (
-        await schemas.store.retrieve(str(schema.stored_as), ids, with_payload=False) if ids else []
-    )
+    stored: list[Stored] = []
+    if ids:
+        stored = await schemas.store.retrieve(str(schema.stored_as), ids, with_payload=False)
     stored_ids = {record.id for record in stored}
     new = [point for point in points if point.id not in stored_ids]
     if new and not await schemas.upsert(name, schema, new):

@@ -299,9 +299,7 @@ def _own_task(
         *heads,
         dimensions=request.dimensions,
         input_type=request.input_type or context.side,
-        multivector=budget_of(context.model)
-        if request.multivector is None
-        else request.multivector,
+        multivector=request.multivector or budget_of(context.model),
         uses_default_prompt=True,
         **options,
     )

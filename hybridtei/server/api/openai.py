@@ -51,6 +51,7 @@ from hybridtei.server.vectors import (
 
 log = logging.getLogger(__name__)
 
+SIDES: dict[str, InputType] = {"query": "query", "document": "document"}
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
 Side = Annotated[
@@ -128,17 +129,19 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def width(self) -> int | None:
         """The number of dimensions; None: all."""
-        width = self.dimensions if self.output_dimension is None else self.output_dimension
-        return None if width == 0 and self.modality is not None else width
+        width = self.output_dimension
+        if width is None:
+            width = self.dimensions
+        if width == 0 and self.modality is not None:
+            return None
+        return width
 
     @property
     def side(self) -> InputType | None:
         """query or document; None for any other task."""
         if self.input_type is None:
             return TASK_SIDES.get(self.task or "")
-        if self.input_type == "query":
-            return "query"
-        return "document" if self.input_type == "document" else None
+        return SIDES.get(self.input_type)
 
     @property
     def items(self) -> Any:
@@ -159,9 +162,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def _jina_type(self) -> JinaType | None:
         form = self.embedding_type
-        if not isinstance(form, list):
-            return form
-        return form[0] if form else None
+        if isinstance(form, list):
+            return next(iter(form), None)
+        return form
 
 
 class OpenAICompatEmbedding(Struct, frozen=True):
@@ -211,7 +214,9 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     # The wire needs `embedding`
     heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)
     width, max_tokens = request.width, request.truncate_prompt_tokens
-    truncate = request.truncate if request.truncation is None else request.truncation
+    truncate = request.truncation
+    if truncate is None:
+        truncate = request.truncate
     task = Embed(
         inputs,
         heads,
@@ -262,10 +267,12 @@ def check_chunks(count: int, field: str) -> None:
 
 def only_texts(items: Sequence[Input]) -> list[str]:
     """Return the items. Raises InvalidInput for ids."""
-    place = next((place for place, item in enumerate(items) if not isinstance(item, str)), None)
-    if place is not None:
-        raise InvalidInput(f"`input[{place}]` holds ids; `late_chunking` takes texts")
-    return [item for item in items if isinstance(item, str)]
+    texts: list[str] = []
+    for place, item in enumerate(items):
+        if not isinstance(item, str):
+            raise InvalidInput(f"`input[{place}]` holds ids; `late_chunking` takes texts")
+        texts.append(item)
+    return texts
 
 
 def check_ids(context: Context, inputs: Sequence[Input]) -> None:
@@ -396,7 +403,7 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
     texts = [joined(chunks) for chunks in request.inputs]
     side = context.side
     if request.input_type is not None:
-        side = "query" if request.input_type == "query" else "document"
+        side = SIDES.get(request.input_type, "document")
     heads, width = frozenset({Head.DENSE}), request.output_dimension
     task = Embed((), heads, context.truncate(None), dimensions=width, input_type=side)
     smaller = smaller_vectors(context, heads, request.output_dtype, width)

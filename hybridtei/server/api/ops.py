@@ -59,9 +59,10 @@ async def health(context: Context, request: HttpRequest) -> Reply:
 @get("/metrics", role=None, source="models", is_tei=True)
 async def metrics(models: Models, request: HttpRequest) -> Reply:
     """Prometheus metrics."""
-    text = (
-        models.metrics() if request.alias is None else models.named(request.alias).registry.text()
-    )
+    if request.alias is None:
+        text = models.metrics()
+    else:
+        text = models.named(request.alias).registry.text()
     return Reply(text.encode(), media_type=b"text/plain; charset=utf-8")
 
 
@@ -128,7 +129,7 @@ def facts(context: Context) -> dict[str, Any]:
             "dimensions": {
                 "dense": spec.dense_width or None,
                 "sparse": spec.sparse_width if Head.SPARSE in spec.heads else None,
-                "multivector": spec.multivector and spec.multivector.width,
+                "multivector": spec.multivector_width or None,
             },
             "prompts": dict(spec.prompts or {}),
             "adapters": [] if spec.adapters is None else list(spec.adapters.names),
@@ -146,11 +147,8 @@ def facts(context: Context) -> dict[str, Any]:
 def _model_type(spec: ModelSpec) -> dict[str, Any]:
     """The model's type for TEI's clients. TEI has no taggers, so they are classifiers."""
     if spec.kind == "embedding":
-        pooling = (
-            "splade"
-            if spec.is_splade
-            else "+".join(POOLING_NAMES.get(mode, mode) for mode in spec.pooling)
-        )
+        modes = ("splade",) if spec.is_splade else spec.pooling
+        pooling = "+".join(POOLING_NAMES.get(mode, mode) for mode in modes)
         return {"embedding": {"pooling": pooling}}
     labels = {
         "id2label": {str(number): label for number, label in enumerate(spec.labels)},
@@ -174,7 +172,7 @@ class ModelState(Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
-MANAGED: dict[str, Any] = {
+MANAGED = {
     "source": "models",
     "span": None,
     "in_schema": False,

@@ -161,10 +161,10 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
             usages.append(usage)
             ready = await asyncio.to_thread(_points, good, fit.fitted(embedded), fit.schema, failed)
             bad = {failure.index for failure in failed}
-            stored += [one.identity for one in good if one.index not in bad]
+            stored += [point.identity for point in good if point.index not in bad]
         if ready and not await stores.schemas.upsert(name, fit.schema, ready):
             return None
-    failed.sort(key=lambda one: one.index)
+    failed.sort(key=lambda failure: failure.index)
     return Reply(
         PointsResponse(name, created, len(stored), stored, failed),
         Usage.total(usages) if usages else None,
@@ -183,11 +183,11 @@ def _points(
 
     ready: list[Stored] = []
     points = to_points(embedded, [item.identity for item in good], [item.payload for item in good])
-    for one, point in zip(good, points, strict=True):
+    for item, point in zip(good, points, strict=True):
         try:
             ready.extend(check_points([point], schema))
         except InvalidPoint as error:
-            failed.append(FailedPoint(one.index, one.client_id, str(error)))
+            failed.append(FailedPoint(item.index, item.client_id, str(error)))
     return ready
 
 
@@ -233,13 +233,10 @@ def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], li
             new.append(point)
         except (msgspec.ValidationError, InvalidPoint) as error:
             client_id = raw.get("id") if isinstance(raw, dict) else None
-            message = (
-                client_id
-                if isinstance(client_id, str)
-                or (type(client_id) is int and _is_writable(client_id))
-                else None
-            )
-            failed.append(FailedPoint(index, message, f"points[{index}]: {error}"))
+            is_number = type(client_id) is int and _is_writable(client_id)
+            if not is_number and not isinstance(client_id, str):
+                client_id = None
+            failed.append(FailedPoint(index, client_id, f"points[{index}]: {error}"))
     return new, failed
 
 
@@ -258,9 +255,9 @@ def _read(index: int, point: Point) -> _NewPoint:
     # -1: no client's id, which gets 0, gives the same UUID
     identity: PointId = point_id(point.text, -1)
     if point.id is not None:
-        identity = (
-            point.id if isinstance(point.id, int) or _is_uuid(point.id) else point_id(point.id, 0)
-        )
+        identity = point.id
+        if isinstance(identity, str) and not _is_uuid(identity):
+            identity = point_id(identity, 0)
         payload.setdefault(DOCUMENT_ID, str(point.id))
     return _NewPoint(index, point.id, identity, point.text, payload)
 
@@ -289,21 +286,21 @@ async def _embedded(
         return points, *await context.embed_in_chunks(replace(task, inputs=texts), load)
     except RequestError as error:
         if len(points) == 1:
+            point = points[0]
             failed.append(
-                FailedPoint(
-                    points[0].index, points[0].client_id, f"points[{points[0].index}]: {error}"
-                )
+                FailedPoint(point.index, point.client_id, f"points[{point.index}]: {error}")
             )
             return [], None, None
-    parts = [await _embedded(context, [one], task, failed) for one in points]
-    good = [(part[0], embedded, usage) for part, embedded, usage in parts if embedded is not None]
-    if not good:
-        return [], None, None
-    return (
-        [one for one, _, _ in good],
-        Embeddings.concat([embedded for _, embedded, _ in good]),
-        good[-1][2],
-    )
+    good: list[_NewPoint] = []
+    rows: list[Embeddings] = []
+    last: Usage | None = None
+    for point in points:
+        stored, embedded, usage = await _embedded(context, [point], task, failed)
+        if embedded is not None:
+            good += stored
+            rows.append(embedded)
+            last = usage
+    return good, Embeddings.concat(rows) if rows else None, last
 
 
 @get("/collections/{name:str}/export", source="store", role="manage", gives=JSON_LINES)

@@ -264,9 +264,9 @@ Items = list[dict[str, Any]]
 async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
     """Labels of tokens, or entities, for each item of `inputs`. The results of an inner list are
     joined."""
-    inputs: list[str | list[str]] = (
-        [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    )
+    is_batch = not isinstance(request.inputs, str)
+    inputs: list[str | list[str]] = []
+    inputs += [request.inputs] if isinstance(request.inputs, str) else request.inputs
     groups = [[item] if isinstance(item, str) else item for item in inputs]
     texts = [text for group in groups for text in group]
     task = label.Tag(
@@ -287,14 +287,16 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
         ]
 
     def name(place: int) -> str:
-        names = [
-            f"inputs[{i}]" if isinstance(inputs[i], str) else f"inputs[{i}][{j}]"
-            for i, group in enumerate(groups)
-            for j in range(len(group))
-        ]
-        return names[place] if is_batch else "inputs"
+        if not is_batch:
+            return "inputs"
+        names: list[str] = []
+        for i, item in enumerate(inputs):
+            if isinstance(item, str):
+                names.append(f"inputs[{i}]")
+            else:
+                names += [f"inputs[{i}][{j}]" for j in range(len(item))]
+        return names[place]
 
-    is_batch = not isinstance(request.inputs, str)
     return await _tag(context, task, write, is_batch=is_batch, field=name)
 
 
@@ -314,12 +316,10 @@ def _items(tagged: label.Tagged, request: PredictTokensRequest, labels: Sequence
 
 
 def _token(token: label.TaggedToken, labels: Sequence[str], *, whole: bool) -> dict[str, Any]:
-    best = int(token.scores.argmax())
-    results = (
-        dict(zip(labels, token.scores, strict=True))
-        if whole
-        else {labels[best]: token.scores[best]}
-    )
+    results = dict(zip(labels, token.scores, strict=True))
+    if not whole:
+        best = labels[int(token.scores.argmax())]
+        results = {best: results[best]}
     return _item(token.text, token.token_id, token.start, token.end, results)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -37,7 +37,7 @@ from hybridtei.server.models import EMBED_HYBRID, NO_NAMES, Models
 from hybridtei.server.routing import post, row_of
 
 Vector = Literal["dense", "sparse", "multivector"]
-VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")
+VECTORS: tuple[Vector, ...] = get_args(Vector)
 
 
 class InferenceOptions(Struct, frozen=True):
@@ -206,11 +206,9 @@ def _target(
     if options.dimensions is not None:
         if head is Head.SPARSE:
             raise InvalidInput(f"`{where}.options.dimensions` means nothing for sparse vectors")
-        width = (
-            spec.multivector.width
-            if head is Head.MULTIVECTOR and spec.multivector
-            else spec.dense_width
-        )
+        width = spec.dense_width
+        if head is Head.MULTIVECTOR:
+            width = spec.multivector_width
         if not 1 <= options.dimensions <= width:
             raise InvalidDimensions(
                 f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and "
@@ -242,7 +240,9 @@ def split_model(name: str) -> tuple[str, Vector | None]:
     """`ALIAS/sparse` -> ("ALIAS", "sparse"). Any other ending belongs to the name, since hub ids
     contain slashes."""
     front, _, last = name.rpartition("/")
-    return (front, last) if last in VECTORS else (name, None)
+    if last not in VECTORS:
+        return name, None
+    return front, last
 
 
 async def _embedded(
@@ -272,11 +272,9 @@ async def _embedded(
 def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any:
     if target.head is Head.SPARSE and embedded.sparse is not None:
         return sparse_qdrant(embedded.sparse, row)
-    vectors = (
-        embedded.dense[row : row + 1]
-        if target.head is Head.DENSE and embedded.dense is not None
-        else None
-    )
+    vectors = None
+    if target.head is Head.DENSE and embedded.dense is not None:
+        vectors = embedded.dense[row : row + 1]
     if target.head is Head.MULTIVECTOR and embedded.multivector is not None:
         vectors = embedded.multivector.row(row)
         if not len(vectors):
@@ -286,9 +284,14 @@ def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any
         raise UnsupportedHead(
             f"`inputs[{place}].model`: {name} makes no {target.head.value} vector of a query"
         )
-    vectors = vectors if target.dimensions is None else unit(cut(vectors, target.dimensions))
-    return vectors[0] if target.head is Head.DENSE else np.ascontiguousarray(vectors)
+    if target.dimensions is not None:
+        vectors = unit(cut(vectors, target.dimensions))
+    if target.head is Head.DENSE:
+        return vectors[0]
+    return np.ascontiguousarray(vectors)
 
 
 def _size(vector: Any) -> int:
-    return int(np.size(vector["indices"]) * 2 if isinstance(vector, dict) else np.size(vector))
+    if isinstance(vector, dict):
+        return 2 * len(vector["indices"])
+    return int(np.size(vector))

@@ -257,14 +257,16 @@ class Enveloped(Struct, frozen=True):
 
 def direction(name: TruncationDirection) -> Direction:
     """TEI's four spellings -> the tokenizer's two."""
-    return "left" if name in ("Left", "left") else "right"
+    return "left" if name.lower() == "left" else "right"
 
 
 def texts_of(given: str | list[str], field: str) -> list[str]:
     """The texts of a field that takes one or several. Raises NoInputs."""
     if not given and not isinstance(given, str):
         raise NoInputs(f"`{field}` cannot be empty")
-    return [given] if isinstance(given, str) else given
+    if isinstance(given, str):
+        return [given]
+    return given
 
 
 def check_inputs(raw: Any, field: str = "inputs") -> None:
@@ -290,8 +292,9 @@ def _mixes_ids(raw: list[Any]) -> bool:
 def parse_inputs(raw: Any) -> tuple[list[Input], bool]:
     """Parse a text, a list of ids (one input, even if empty), or a list of texts and id lists: the
     inputs, and True for a list of them. Call `check_inputs` first."""
-    is_batch = isinstance(raw, list) and bool(raw) and type(raw[0]) is not int
-    return (raw if is_batch else [raw]), is_batch
+    if isinstance(raw, list) and raw and type(raw[0]) is not int:
+        return raw, True
+    return [raw], False
 
 
 def check_ids(raw: list[int | list[int]]) -> None:
@@ -317,10 +320,10 @@ def parse_predict(raw: Any) -> tuple[list[Text], bool]:
         raise SchemaError(
             f"inputs: got {len(raw)} texts, expected one or two, or lists of one or two"
         )
-    return [
-        parts[0] if len(parts) == 1 else (parts[0], parts[1])
-        for parts in (raw if is_batch else [raw])
-    ], is_batch
+    texts: list[Text] = []
+    for first, *second in raw if is_batch else [raw]:
+        texts.append((first, *second) if second else first)
+    return texts, is_batch
 
 
 ANSWER_BYTES = 200_000_000
@@ -332,14 +335,12 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
     with context.counting_failures():
         texts = texts_of(request.inputs, "inputs")
         context.check_batch(len(texts))
-        tokens, special, prompt = (
+        tokens = partial(
             context.service.reader.tokens,
-            request.add_special_tokens,
-            request.prompt_name,
+            add_special_tokens=request.add_special_tokens,
+            prompt_name=request.prompt_name,
         )
-        return await _aside(
-            context, texts, partial(tokens, add_special_tokens=special, prompt_name=prompt)
-        )
+        return await _aside(context, texts, tokens)
 
 
 @post("/decode", DecodeRequest, list[str], takes_permits=False, is_tei=True)

@@ -8,7 +8,7 @@ to true.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -244,7 +244,7 @@ class Method:
     most: int = 1024
 
 
-METHODS: Mapping[str, Method] = {
+METHODS = {
     "Info": Method(_info, None),
     "Embed": Method(_embed, "embed", EMBED),
     "EmbedSparse": Method(_embed_sparse, "embed_sparse", EMBED_SPARSE),

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from inspect import isasyncgenfunction
 from math import inf
@@ -46,7 +46,7 @@ DRAIN_SECONDS = 1.0
 DETAIL_CHARACTERS = 600
 
 STATUS = grpc.StatusCode
-CODES: Mapping[str, grpc.StatusCode] = {
+CODES = {
     **dict.fromkeys(("Validation", "Empty"), STATUS.INVALID_ARGUMENT),
     **dict.fromkeys(("Backend", "Tokenizer"), STATUS.FAILED_PRECONDITION),
     **dict.fromkeys(("Unhealthy", "Store"), STATUS.UNAVAILABLE),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -162,7 +162,7 @@ STATUSES = health_pb2.HealthCheckResponse
 
 
 # Service -> a function that tells if a model serves it; None: no model is needed.
-FITS: Mapping[str, Callable[[Context], bool] | None] = {
+FITS = {
     "": None,
     f"{PACKAGE}.Info": None,
     f"{PACKAGE}.Tokenize": None,

@@ -16,7 +16,6 @@ from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.retrieval.search.fusion import Legs, legs_of, reciprocal_ranks
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import Stored
-from hybridtei.retrieval.store.plan import vectors_of
 from tests.retrieval.search.fusion import Ranking, rrf
 from tests.retrieval.store.stores import TOLERANCE, VOCABULARY, WIDTH, embeddings
 
@@ -97,7 +96,7 @@ def test_what_cannot_be_asked_is_named(
 
 def test_each_row_asks_with_its_own_vectors() -> None:
     for row in range(3):
-        vectors = vectors_of(QUERY, row)
+        vectors = QUERY.row(row)
         assert vectors["dense"].tolist() == QUERY.dense[row].tolist()
         assert vectors["sparse"]["indices"].tolist() == QUERY.sparse.row(row)[0].tolist()
 

@@ -19,7 +19,6 @@ from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.retrieval.store import memory
 from hybridtei.retrieval.store.base import CollectionSchema, SparseVectorParams, Store, VectorParams
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.plan import vectors_of
 from hybridtei.retrieval.store.query import Query
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import speaking
@@ -137,7 +136,7 @@ def leg(
     query: Embeddings, using: str = "dense", limit: int = 10, *, row: int = 0, **fields: Any
 ) -> Query:
     """The best points by one vector of a row."""
-    return Query(using=using, vector=vectors_of(query, row)[using], limit=limit, **fields)
+    return Query(using=using, vector=query.row(row)[using], limit=limit, **fields)
 
 
 def unit(rows: Any) -> Any:

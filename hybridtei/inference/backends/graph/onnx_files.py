@@ -8,7 +8,7 @@ with theirs.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 # Patterns of the names that exporters give, by the precision that runs them. The first one is what
 # we export.
-_NAMES: Mapping[str, tuple[str, ...]] = {
+_NAMES = {
     "float32": ("model", "model_optimized", "model_O[123]"),
     "int8": ("model_quantized", "model_int8", "model_uint8", "model_qint8*", "model_quint8*"),
 }
-FILES: Mapping[str, tuple[str, ...]] = {
+FILES = {
     dtype: tuple(f"{home}{name}.onnx" for name in names for home in ("onnx/", ""))
     for dtype, names in _NAMES.items()
 }
@@ -40,7 +40,7 @@ NEEDED = frozenset({"input_ids", "attention_mask"})
 HIDDEN = ("last_hidden_state", "token_embeddings", "hidden_states", "hidden")
 
 # Fields of ONNX's messages that lead to tensors: message -> field -> inner message.
-_PATHS: Mapping[str, Mapping[int, str]] = {
+_PATHS = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "function": {7: "node", 11: "attribute"},

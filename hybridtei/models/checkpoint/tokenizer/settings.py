@@ -50,7 +50,7 @@ BYTE_LEVEL_CLASSES = frozenset(
 )
 # Classes that make their template from the two keys -> (begin token, end token, default of
 # `add_bos_token`).
-TEMPLATE_CLASSES: Mapping[str, tuple[str, str, bool]] = {
+TEMPLATE_CLASSES = {
     "CodeLlamaTokenizer": ("<s>", "</s>", True),
     "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", True),
     "GPTNeoXTokenizer": ("<|endoftext|>", "<|endoftext|>", False),
@@ -62,7 +62,7 @@ MAKES_ITS_TEMPLATE = "GPTNeoXTokenizer"
 # These use tokenizer.json alone.
 AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})
 # The default class of a model type, from transformers' table.
-CLASS_OF_TYPE: Mapping[str, str] = {
+CLASS_OF_TYPE = {
     **dict.fromkeys(
         ("bert", "convbert", "distilbert", "electra", "ernie", "megatron-bert", "nomic_bert"),
         "BertTokenizer",

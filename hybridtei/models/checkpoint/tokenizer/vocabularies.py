@@ -59,7 +59,7 @@ def tokenizer_sha256(folder: Path) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _sha256(path: Path, facts: tuple[int, int, int]) -> str:
+def _sha256(path: Path, facts: tuple[int, ...]) -> str:
     """`facts`: another file of this path is read again."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -78,9 +78,9 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     """Return a folder's `tokenizer.json`, existing or built. Raises MissingArtifact or LoadError,
     naming the file."""
     file = folder / TOKENIZER
-    return (
-        read_object(require(file)) if file.is_file() else dict(json.loads(build(folder).to_str()))
-    )
+    if file.is_file():
+        return read_object(require(file))
+    return dict(json.loads(build(folder).to_str()))
 
 
 class _Added(msgspec.Struct):
@@ -111,11 +111,9 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     try:
         vocab = settings["model"]["vocab"]
         # Unigram has a list of pieces and their scores.
-        words = (
-            dict(vocab)
-            if isinstance(vocab, dict)
-            else {entry[0]: place for place, entry in enumerate(vocab)}
-        )
+        if isinstance(vocab, list):
+            vocab = {entry[0]: place for place, entry in enumerate(vocab)}
+        words = dict(vocab)
         added = {token["content"]: token["id"] for token in settings.get("added_tokens") or []}
     except (KeyError, TypeError, IndexError, ValueError) as error:
         file = folder / TOKENIZER
@@ -162,21 +160,21 @@ def _around(processor: Any) -> dict[str, int]:
 
 
 def token_text(value: object) -> str | None:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else None
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
 
 
 def build(folder: Path) -> RawTokenizer:
     """Return the tokenizer of a folder without `tokenizer.json`. Raises MissingArtifact or
     LoadError, naming the remedy."""
     files = [path for path in (*tokenizer_files(folder), folder / "config.json") if path.is_file()]
-    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return RawTokenizer.from_str(_built(folder, *stamps))
+    return RawTokenizer.from_str(_built(folder, *map(facts_of, files)))
 
 
 # Cached as text, since callers change their tokenizer; Gemma's merges take seconds
 @lru_cache(4)
-def _built(folder: Path, *_: tuple[str, int, int]) -> str:
+def _built(folder: Path, *_: tuple[int, ...]) -> str:
     files = [name for name in FILES if (folder / name).is_file()]
     if not files:
         raise MissingArtifact(
@@ -221,13 +219,9 @@ def _class_name(folder: Path, settings: Settings) -> str:
     unknown name."""
     config = read_object(folder / "config.json", optional=True)
     named = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "")
-    generic = named in ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
-    kind = (
-        config.get("model_type")
-        if generic
-        else named.removesuffix("Fast").removesuffix("Tokenizer")
-    )
-    return class_key(str(kind))
+    if named in ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"):
+        return class_key(str(config.get("model_type")))
+    return class_key(named.removesuffix("Fast").removesuffix("Tokenizer"))
 
 
 def class_key(name: str) -> str:
@@ -238,8 +232,7 @@ def class_key(name: str) -> str:
 def named_tokens(name: str, settings: Settings) -> dict[str, AddedToken]:
     """Return the special tokens by key: those of `settings`, else the defaults of the class
     `name`."""
-    kind = CLASSES.get(name)
-    named = {} if kind is None else dict(kind.specials)
+    named = dict(CLASSES[name].specials) if name in CLASSES else {}
     named.update((key, value) for key, value in settings.items() if key in ROBERTA)
     return {key: _token(value) for key, value in named.items() if token_text(value)}
 
@@ -247,8 +240,9 @@ def named_tokens(name: str, settings: Settings) -> dict[str, AddedToken]:
 def more_tokens(settings: Settings) -> list[AddedToken]:
     """Return the special tokens that have no key of their own."""
     more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
-    values = more.values() if isinstance(more, dict) else more
-    return [_token(value) for value in values if token_text(value)]
+    if isinstance(more, dict):
+        more = more.values()
+    return [_token(value) for value in more if token_text(value)]
 
 
 def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTokenizer:
@@ -275,12 +269,11 @@ def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTok
     }
     if kind.trims:
         sides = [(contents[key], ids[contents[key]]) for key in ("sep", "cls")]
-        prefix, trims = (
-            bool(settings.get("add_prefix_space")),
-            bool(settings.get("trim_offsets", True)),
-        )
         raw.post_processor = processors.RobertaProcessing(
-            sides[0], sides[1], trim_offsets=trims, add_prefix_space=prefix
+            sides[0],
+            sides[1],
+            trim_offsets=bool(settings.get("trim_offsets", True)),
+            add_prefix_space=bool(settings.get("add_prefix_space")),
         )
     elif ids:
         parts = [[part.format(**contents) for part in form.split()] for form in (first, second)]
@@ -292,9 +285,14 @@ def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTok
 
 def _flagged(settings: Settings, contents: Mapping[str, str], *, starts: bool) -> tuple[str, str]:
     """Return the templates from `add_bos_token` (default: `starts`) and `add_eos_token`."""
-    bos = ["{bos}"] if settings.get("add_bos_token", starts) and "bos" in contents else []
-    eos = ["{eos}"] if settings.get("add_eos_token") and "eos" in contents else []
-    return " ".join([*bos, "$A", *eos]), " ".join(f"{part}:1" for part in (*bos, "$B", *eos))
+    first, second = ["$A"], ["$B:1"]
+    if settings.get("add_bos_token", starts) and "bos" in contents:
+        first.insert(0, "{bos}")
+        second.insert(0, "{bos}:1")
+    if settings.get("add_eos_token") and "eos" in contents:
+        first.append("{eos}")
+        second.append("{eos}:1")
+    return " ".join(first), " ".join(second)
 
 
 def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
