@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 import os
 import subprocess
 import sys
@@ -46,16 +45,6 @@ def run(*flags: str) -> tuple[int, str, list[dict]]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout, done.stderr
     return done.returncode, done.stdout, json.loads(done.stdout.splitlines()[-1])["clients"]
-
-
-@pytest.mark.slow
-def test_requests_as_their_sources_send_them():
-    status, table, (told,) = run()
-    assert not told["failed"]
-    assert not told["skipped"]
-    assert "dify_tei_rerank" in told["passed"]
-    assert f"{len(told['passed'])} passed, 0 failed" in table
-    assert status == 0
 
 
 @pytest.fixture(scope="module")
@@ -135,35 +124,6 @@ def test_a_server_that_answers_wrongly_is_found_out():
     assert "dify_tei_rerank" in told["failed"]
     assert "FAILED dify_tei_rerank" in table
     assert status == 1
-
-
-@pytest.mark.parametrize(
-    ("found", "wanted", "where"),
-    [
-        ([1.0], [1.0, 2.0], r"answer: 1 items"),
-        ([[1.0, 2.0]], [[1.0, 2.1]], r"answer\[0\]\[1\]"),
-        ([math.nan], [1.0], r"answer\[0\]"),
-        ([None], [1.0], r"answer\[0\]"),
-        ({"a": 1}, {"b": 1}, "keys"),
-        ({"a": {"b": "x"}}, {"a": {"b": "y"}}, r"answer\.a\.b"),
-        (1.0, True, "answer"),
-        (0, [], "answer"),
-    ],
-)
-def test_what_is_not(found, wanted, where):
-    with pytest.raises(AssertionError, match=where):
-        harness.same(found, wanted)
-
-
-def test_refused_wants_all_words():
-    def fails():
-        raise ValueError("batch size 33")
-
-    harness.refused(fails, "ValueError", "33")
-    with pytest.raises(AssertionError, match="without"):
-        harness.refused(fails, "34")
-    with pytest.raises(AssertionError, match="should have been refused"):
-        harness.refused(lambda: None)
 
 
 def test_every_client_has_a_script_and_a_list():
