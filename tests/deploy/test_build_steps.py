@@ -86,8 +86,3 @@ def test_a_server_must_become_healthy_and_end_with_0(
         return
     with pytest.raises(SystemExit, match=fault):
         start(served(body), environment, CHECK, tmp_path / "log")
-
-
-def test_a_check_that_is_always_content_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="with nobody there"):
-        start(["false"], {"READY": str(tmp_path)}, CHECK, tmp_path / "log")

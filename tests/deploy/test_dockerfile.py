@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.dockerfile import expand, lineage, needed, parse
+from deploy.dockerfile import expand, lineage, parse
 from hybridtei.config import ServerConfig
 from hybridtei.errors import BackendError
 from tests.deploy.command_line import ROOT, check_serve
@@ -44,42 +44,6 @@ def environment(target: str) -> dict[str, str]:
                 name: expand(value, {"PATH": "/bin"}) for name, value in instruction.pairs().items()
             }
     return found
-
-
-def test_lines_are_joined_and_stages_told_apart() -> None:
-    one = "# a\nARG BASE=x:1\nFROM ${BASE} AS one\nRUN a \\\n # why\n  && b\n"
-    stages = parse(f"{one}\nFROM one AS two\nCOPY --from=one --chown=1:1 /p /q\n")
-    assert [(stage.name, stage.base) for stage in stages.values()] == [
-        ("one", "x:1"),
-        ("two", "one"),
-    ]
-    [run] = stages["one"].all("RUN")
-    assert (run.arguments, run.line) == ("a && b", 4)
-    [copy] = stages["two"].all("COPY")
-    assert copy.flags() == {"from": "one", "chown": "1:1"}
-    assert copy.paths() == ["/p", "/q"]
-
-
-def test_what_belongs_to_no_stage_is_refused() -> None:
-    with pytest.raises(ValueError, match="line 2: RUN before the first FROM"):
-        parse("ARG A=1\nRUN x\n")
-
-
-def test_shell_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="line 2: CMD should be in exec form"):
-        parse("FROM x AS y\nCMD run it\n")["y"].all("CMD")[0].words()
-
-
-@pytest.mark.parametrize("target", FINAL)
-def test_a_target_comes_after_what_it_needs(target: str) -> None:
-    order = needed(STAGES, target)
-    assert order[-1] == target
-    for name in order:
-        wanted = {
-            STAGES[name].base,
-            *(copy.flags().get("from") for copy in STAGES[name].all("COPY")),
-        } & set(STAGES)
-        assert wanted <= set(order[: order.index(name)])
 
 
 def test_hadolint_has_nothing_to_say() -> None:
