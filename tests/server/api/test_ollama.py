@@ -29,22 +29,6 @@ def test_what_is_too_long_is_cut_unless_told_otherwise(server):
     assert "must have less than" in refused.json()["error"]
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        ({"input": ["x", "", ""]}, 400, "Input validation error: `input[1]` cannot be empty"),
-        (
-            {"input": ["x"] * 2049},
-            422,
-            "the request holds 2049 texts > maximum allowed 2048 (max-split-texts)",
-        ),
-    ],
-)
-def test_errors_are_under_error(server, body, status, message):
-    response = server.post("/api/embed", body)
-    assert (response.status_code, response.json()["error"]) == (status, message)
-
-
 @pytest.mark.parametrize("body", [{}, {"input": []}, {"input": ""}])
 def test_no_input_loads_the_model(server, body):
     response = server.post("/api/embed", {"model": "small", **body})
