@@ -113,6 +113,8 @@ def families() -> dict[str, Case]:
             classifier(name, **POOLED),
         )
     found["ce-eurobert-bos"] = ranker("eurobert", classifier_pooling="bos")
+    found["cls3-eurobert-late"] = classifier("eurobert", classifier_pooling="late")
+    found["cls3-modernbert-biases"] = classifier("modernbert", classifier_bias=True, norm_bias=True)
     tagged = (
         "bert",
         "bert-cased",
@@ -190,7 +192,7 @@ def heads() -> dict[str, Case]:
         "ce-activation-old": ranker("bert", config(**old_act)),
         "ce-max-length-small": ranker("bert", words(model_max_length=32)),
         "ce-mml-huge": ranker("bert", words(model_max_length=1e30)),
-        "ce-sbert-config": ranker("bert", sbert(max_seq_length=32)),
+        "ce-sbert-config": ranker("bert-cased", sbert(max_seq_length=32, do_lower_case=True)),
         "ce-no-type-ids": ranker("bert", words(model_input_names=UNTYPED)),
         "ce-bert-with-roberta-tokenizer": ranker("bert", other_words("roberta"), vocab_size=600),
         "ce-bert-with-xlmr-tokenizer": ranker("bert", other_words("unigram")),

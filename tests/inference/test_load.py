@@ -14,7 +14,6 @@ import torch
 from conformance.families.oracle import difference, states_of, texts_of
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference import load
 from hybridtei.inference.backends import select as backend_choice
@@ -27,8 +26,6 @@ from tests.inference.backends.torch.test_trunk import LONG
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
-EVERYTHING = ("dense", "sparse", "multivector", "tokens")
-CRANFIELD = Path(__file__).parents[3] / "shared" / "data" / "cranfield" / "queries.jsonl"
 
 
 def loaded(folder: Path, **engine: Any) -> load.LoadedModel:
@@ -112,19 +109,6 @@ def test_onnxruntime_runs_what_has_a_graph_and_torch_where_it_is_asked_for(
     assert isinstance(backend_of(bert), OnnxBackend)
     assert isinstance(backend_of(bert, backend="ort"), OnnxBackend)
     assert isinstance(backend_of(bert, backend="torch"), TorchBackend)
-
-
-def test_weights_that_torch_saved_run_on_onnxruntime(
-    bert: Path, copied: Copied, cache: Path
-) -> None:
-    from safetensors.torch import load_file
-
-    folder = copied(bert)
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert isinstance(backend_of(folder), OnnxBackend)
-    ours, theirs = (Encoder.load(str(one)).encode(["baka bulo"]).dense for one in (folder, bert))
-    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_bare_pickles_go_to_torch(bert: Path, copied: Copied, cache: Path) -> None:

@@ -16,6 +16,7 @@ from hybridtei.inference.tasks.rerank import (
     preset,
     rerank_task,
 )
+from hybridtei.models.text.reader import TextReader
 from tests import tiny, vocabulary
 from tests.sampled import sampled
 
@@ -76,14 +77,13 @@ def test_the_query_is_read_once_however_many_parts(
     encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    reader = type(encoder._model.reader)
-    original = reader.read
+    original = TextReader.read
 
     def spying(self: Any, inputs: Any, **options: Any) -> Any:
         read.extend(inputs)
         return original(self, inputs, **options)
 
-    monkeypatch.setattr(reader, "read", spying)
+    monkeypatch.setattr(TextReader, "read", spying)
     documents = [f"{DOCUMENTS[i % len(DOCUMENTS)]} bulo" for i in range(700)]
     ranked = encoder.rerank(QUERY, documents)
     assert read.count(QUERY) == 1

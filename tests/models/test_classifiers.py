@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder
 from tokenizers import Tokenizer, processors
 from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -17,12 +16,11 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import (
     EmptyInput,
     InvalidInput,
-    LoadError,
-    NotANumber,
     UnsupportedArchitecture,
     WeightMismatch,
 )
 from hybridtei.models.checkpoint.classifiers import DECODERS, PADDING
+from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import Text
 from tests import tiny, tolerances, vocabulary
 from tests.sampled import crossed, sampled
@@ -114,41 +112,10 @@ def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, label
     assert np.ptp(expected, axis=0).min() > 100 * TOLERANCE
 
 
-def test_a_trunk_without_the_prefix_of_its_names(tmp_path: Path) -> None:
-    folder = tiny.write_classifier(tmp_path, "bert")
-    expected = theirs(folder, TEXTS)
-    tiny.change(
-        folder, lambda tensors: {name.removeprefix("bert."): one for name, one in tensors.items()}
-    )
-    close(theirs(folder, TEXTS), expected)
-    close(ours(Encoder.load(str(folder)), TEXTS), expected)
-
-
 def test_a_longformer_that_classifies_is_refused(tmp_path: Path) -> None:
     folder = tiny.write_classifier(tmp_path, "longformer")
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}: config.json: a Longformer"):
         Encoder.load(str(folder))
-
-
-@pytest.mark.parametrize(
-    ("model_type", "pooling"),
-    [
-        ("modernbert", "mean"),
-        ("modernbert", "cls"),
-        ("eurobert", "bos"),
-        ("eurobert", "mean"),
-        ("eurobert", "late"),
-    ],
-)
-def test_the_pooling_that_config_names(tmp_path: Path, model_type: str, pooling: str) -> None:
-    folder = tiny.write_classifier(
-        tmp_path,
-        model_type,
-        3,
-        classifier_pooling=pooling,
-        **({"classifier_bias": True, "norm_bias": True} if model_type == "modernbert" else {}),
-    )
-    close(ours(Encoder.load(str(folder)), TEXTS), theirs(folder, TEXTS))
 
 
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])
@@ -158,54 +125,6 @@ def test_a_pair_is_cut_on_the_left_as_transformers_does(tmp_path: Path, model_ty
         ours(Encoder.load(str(folder)), PAIRS, truncation_direction="left"),
         theirs(folder, PAIRS, truncation_side="left"),
     )
-
-
-@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
-def test_a_reranker_ranks_as_cross_encoder_does(tmp_path: Path, model_type: str) -> None:
-    folder = tiny.write_classifier(tmp_path, model_type)
-    query, documents = TEXTS[0], [*dict.fromkeys(vocabulary.texts(60, seed=1))]  # without ties
-    reference = CrossEncoder(str(folder), device="cpu").rank(query, documents)
-    ranked = Encoder.load(str(folder)).rerank(query, documents)
-    close(
-        np.array([one.score for one in ranked]),
-        np.array([one["score"] for one in reference]),
-        3 * TOLERANCE,
-    )
-    by_index = {
-        one["corpus_id"]: one["score"] for one in reference
-    }  # of two that are as close, rounding decides who is first
-    close(
-        np.array([one.score for one in ranked]),
-        np.array([by_index[one.index] for one in ranked]),
-        3 * TOLERANCE,
-    )
-    assert [one.text for one in ranked] == [documents[one.index] for one in ranked]
-
-
-@pytest.mark.parametrize("backend", ["ort", "torch"])
-@pytest.mark.parametrize("files", ["names", "lengths"])
-def test_files_beside_a_reranker_mean_what_they_mean_to_cross_encoder(
-    tmp_path: Path, files: str, backend: Any
-) -> None:
-    """A tokenizer that names no token types gives none; a bi-encoder's settings are not a cross-encoder's."""
-    folder = tiny.write_classifier(tmp_path, "bert")
-    if files == "names":
-        tiny.edit_json(
-            folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"]
-        )
-    else:
-        tiny.write_json(
-            folder / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True}
-        )
-    oracle = CrossEncoder(str(folder), device="cpu")
-    expected = oracle.predict(PAIRS, activation_fn=torch.nn.Identity())
-    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend=backend))
-    assert (encoder.spec.has_token_types, encoder.spec.tokenizer_settings.lowercase) == (
-        files != "names",
-        False,
-    )
-    assert encoder.spec.max_input_length == oracle.max_seq_length
-    close(ours(encoder, PAIRS)[:, 0], expected, 3 * TOLERANCE)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "qwen3"])
@@ -245,13 +164,13 @@ def test_ten_thousand_documents_are_held_in_parts(
 ) -> None:
     documents = vocabulary.texts(10_000, most=6)
     sizes: list[int] = []
-    read = type(encoder._model.reader).read_pairs
+    read = TextReader.read_pairs
 
     def spying(self: Any, pairs: Any, **options: Any) -> Any:
         sizes.append(len(pairs))
         return read(self, pairs, **options)
 
-    monkeypatch.setattr(type(encoder._model.reader), "read_pairs", spying)
+    monkeypatch.setattr(TextReader, "read_pairs", spying)
     ranked = encoder.rerank("baka", documents, top_n=5)
     assert sum(sizes) == 10_000
     assert max(sizes) <= 256
@@ -283,22 +202,6 @@ def test_bad_input_is_refused(
 ) -> None:
     with pytest.raises(error):
         encoder.rerank(query, documents, **options)
-
-
-def test_a_score_that_is_no_number_is_an_error_and_never_zero(tmp_path: Path) -> None:
-    folder = tiny.write_classifier(tmp_path, "bert")
-    broken = damage(folder, **{"classifier/bias": torch.tensor([torch.nan])})
-    with pytest.raises(LoadError, match=r"`classifier\.bias` holds NaN"):
-        Encoder.load(str(broken))
-    damage(folder, **{"classifier/bias": torch.tensor([0.0])})
-    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
-    encoder._backend._heads.classifier[-1].bias.fill_(torch.nan)  # as memory that broke since
-    for asked in (
-        lambda: encoder.rerank("baka", ["bake"]),
-        lambda: encoder.classify("baka", raw_scores=True),
-    ):
-        with pytest.raises(NotANumber, match=r"^score is NaN$"):
-            asked()
 
 
 # --- weights, strictly ----------------------------------------------------------------------------------------------------

@@ -160,23 +160,6 @@ def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path: Path) -> None:
     )  # without special tokens
 
 
-def test_a_model2vec_without_modules_is_what_it_is_with_them(tmp_path: Path) -> None:
-    words = vocabulary.tokenizer("wordpiece").backend_tokenizer
-    words.save(str(tmp_path / "tokenizer.json"))
-    table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
-    save_file({"embeddings": table}, tmp_path / "model.safetensors")
-    tiny.write_json(
-        tmp_path / "config.json",
-        {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True},
-    )
-    texts = [*TEXTS, "baka 東京 bemo"]
-    ours = Encoder.load(str(tmp_path)).encode(texts, normalize=False).dense
-    theirs = SentenceTransformer(
-        modules=[StaticEmbedding.load(str(tmp_path))], device="cpu"
-    ).encode(texts)
-    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
-
-
 def test_what_modules_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
     folder = reranker(tmp_path)
     modules = tiny.json.loads((folder / "modules.json").read_text())

@@ -9,7 +9,9 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
+from hybridtei.inference.load import text_reader
 from hybridtei.models.checkpoint.rankers import NVIDIA, OWN_FILE, template_source
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
 from tests import tiny, tolerances, vocabulary
@@ -87,9 +89,9 @@ def test_nvidias_ranker_has_the_template_of_its_card(tmp_path: Path) -> None:
     assert spec.template is not None
     assert spec.template.body == NVIDIA.body
     assert source(spec) == "LlamaBidirectionalForSequenceClassification"
-    encoder, words = Encoder.load(str(folder)), AutoTokenizer.from_pretrained(folder)
+    words = AutoTokenizer.from_pretrained(folder)
     pairs = [(QUERY, document) for document in DOCUMENTS]
-    encodings = encoder._model.reader.ask(spec.template, pairs, truncate=True)
+    encodings = text_reader(spec, EngineConfig()).ask(spec.template, pairs, truncate=True)
     for document, encoding in zip(DOCUMENTS, encodings, strict=True):
         text = f"question:{QUERY} \n \n passage:{document}"
         assert encoding.input_ids.tolist() == words(text)["input_ids"]

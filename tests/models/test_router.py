@@ -10,7 +10,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from hybridtei.batch import Encoding, Head, pack
+from conformance.families.oracle import open_engine
+from hybridtei.batch import Encoding, Head
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
     InvalidInput,
@@ -22,6 +23,7 @@ from hybridtei.errors import (
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, vocabulary
+from tests.inference.backends.outputs import run
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]
 TOLERANCE = 1e-5
@@ -111,14 +113,12 @@ def test_without_a_default_the_error_names_what_is_missing(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("backend", ["ort", "torch"])
 def test_one_batch_holds_queries_and_documents(tmp_path: Path, backend: str) -> None:
-    encoder = Encoder.load(str(saved(tmp_path)), backend=backend)
-    ids = [np.array([5 + place, 9, 7][: 1 + place % 3], dtype=np.int64) for place in range(7)]
+    opened = open_engine(backend, read_spec(saved(tmp_path)))
+    ids = [np.array([5 + place, 9, 7][: 1 + place % 3]) for place in range(7)]
     texts = [Encoding(one, route=place % 2) for place, one in enumerate(ids)]
-    spec, heads = encoder.spec, frozenset({Head.DENSE})
-    together = encoder._backend.forward(pack(texts, heads, spec.positions)).dense
+    together = run(opened, texts).dense
     for place, text in enumerate(texts):
-        alone = encoder._backend.forward(pack([text], heads, spec.positions)).dense
-        close(together[place], alone[0])
+        close(together[place], run(opened, [text]).dense[0])
     assert texts[0].key != Encoding(ids[0], route=1).key
 
 

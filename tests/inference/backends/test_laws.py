@@ -21,7 +21,6 @@ from tests import tiny
 from tests.inference.backends.outputs import (
     columns_of,
     near,
-    random_encodings,
     run,
     same,
     sixty_four,
@@ -126,16 +125,3 @@ def test_a_weight_that_is_missing_or_has_another_shape_is_named(bert, copied, en
     )
     with pytest.raises(WeightMismatch, match=rf"{folder}.*`{BIAS}`"):
         opened(engine, read_spec(folder))
-
-
-@each
-@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
-def test_weights_in_half_precision_are_widened(bert, copied, engine, stored):
-    folder = change(
-        copied(bert), lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()}
-    )
-    spec = read_spec(folder)
-    texts = random_encodings(spec)
-    halved = run(opened(engine, spec), texts)
-    change(folder, lambda tensors: {name: tensor.float() for name, tensor in tensors.items()})
-    same(halved, run(opened(engine, spec), texts), len(texts))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hybridtei.config import ModelConfig
@@ -108,14 +105,6 @@ def test_a_file_must_have_content_of_its_own(
         path.write_text(content)
     with pytest.raises(MissingArtifact, match=rf"model\.safetensors.*{reason}"):
         require(path)
-
-
-def test_a_byte_order_mark_changes_nothing(bert: Path, copied: Callable[[Path], Path]) -> None:
-    folder = copied(bert)
-    expected = Encoder.load(folder).encode(["baka bemo"]).dense
-    for file in folder.rglob("*.json"):
-        file.write_bytes(BOM_UTF8 + file.read_bytes())
-    np.testing.assert_array_equal(Encoder.load(folder).encode(["baka bemo"]).dense, expected)
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

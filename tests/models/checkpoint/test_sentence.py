@@ -226,38 +226,6 @@ def test_numbers_of_weights_are_in_the_fingerprint(splade: Path, copied: Copied)
     assert found == ["splade", "splade of 9"]
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        ("Transformer", "Dropout", "Pooling", "Dropout"),
-        ("Transformer", "Pooling", "Normalize", "Normalize"),
-        ("Transformer", "Pooling", "Normalize", "Dropout", "Normalize"),
-    ],
-)
-def test_modules_without_an_effect_are_served(
-    bert: Path, copied: Copied, order: tuple[str, ...]
-) -> None:
-    folder = copied(bert)
-    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
-    places = {"Transformer": "", "Pooling": "1_Pooling"}
-    modules = [
-        {"type": f"x.{name}", "path": places.get(name, f"{i}_{name}")}
-        for i, name in enumerate(order)
-    ]
-    tiny.write_json(folder / "modules.json", modules)
-    close(dense_of(folder), expected)
-
-
-@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
-def test_an_embedder_in_modules_may_bear_the_name_of_a_classifier(
-    bert: Path, copied: Copied, task: str
-) -> None:
-    folder = copied(bert)
-    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
-    tiny.edit_json(folder / "config.json", architectures=[f"BertFor{task}"])
-    close(dense_of(folder), expected)
-
-
 def test_a_folder_that_modules_do_not_list_is_not_read(bert: Path, copied: Copied) -> None:
     folder = copied(bert)
     tiny.write_dense(folder / "2_Dense", tiny.HIDDEN, 12)

@@ -1,6 +1,5 @@
 """Every family against transformers, on both engines, alone and among neighbours; and what is not understood is refused."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,27 +36,8 @@ from hybridtei.outputs import Floats
 from tests import tiny
 from tests.sampled import paired
 
-# As the configurations of older checkpoints are written.
+# As the configurations of older checkpoints are written; others: `conformance/checkpoints`.
 OLDER: list[tuple[str, dict[str, Any]]] = [
-    ("qwen3", {"rope_parameters": ..., "rope_theta": 500.0}),
-    (
-        "llama",
-        {
-            "rope_parameters": ...,
-            "rope_theta": 500.0,
-            "rope_scaling": {"type": "linear", "factor": 2.0},
-        },
-    ),
-    (
-        "modernbert",
-        {
-            "rope_parameters": ...,
-            "layer_types": ...,
-            "global_rope_theta": 500.0,
-            "local_rope_theta": 50.0,
-        },
-    ),
-    ("gemma3_text", {"rope_parameters": ..., "rope_theta": 500.0, "rope_local_base_freq": 50.0}),
     (
         "gemma3_text",
         {
@@ -76,35 +56,8 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
         {
             "layer_types": ...,
             "use_sliding_window": True,
-            "sliding_window": 8,
-            "max_window_layers": 1,
-        },
-    ),
-    (
-        "qwen2",
-        {
-            "layer_types": ...,
-            "use_sliding_window": True,
-            "sliding_window": 8,
-            "max_window_layers": ...,
-        },
-    ),
-    (
-        "qwen2",
-        {
-            "layer_types": ...,
-            "use_sliding_window": True,
             "sliding_window": None,
             "max_window_layers": 0,
-        },
-    ),
-    (
-        "qwen3",
-        {
-            "layer_types": ...,
-            "use_sliding_window": True,
-            "sliding_window": 8,
-            "max_window_layers": 1,
         },
     ),
     (
@@ -116,20 +69,8 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
             "max_window_layers": 0,
         },
     ),
-    (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "partial_rotary_factor": 0.5,
-            }
-        },
-    ),
-    ("llama", {"partial_rotary_factor": 0.5}),
     ("nomic_bert", {"partial_rotary_factor": 0.5}),
     ("eurobert", {"rms_norm_eps": ...}),
-    ("mpnet", {"pad_token_id": 0}),
     ("nomic_bert", {"head_dim": ...}),
     ("nomic_bert", {"type_vocab_size": ...}),
     ("gte", {"type_vocab_size": ...}),
@@ -192,16 +133,6 @@ def test_a_family_without_a_table_of_positions_has_no_longest_text(
     )
     length = {} if family == "t5" else {"max_position_embeddings": 24}
     equals_transformers(tiny.write_family(tmp_path, family, **deberta, **length), engine)
-
-
-def test_a_base_of_null_for_modernberts_windows_is_that_of_the_other_layers(tmp_path: Path) -> None:
-    """As transformers 4 has it; 5 takes none, so the oracle has the base written out."""
-    folder = tiny.write_family(tmp_path, "modernbert")
-    older = {"rope_parameters": ..., "layer_types": ..., "global_rope_theta": 500.0}
-    tiny.edit_json(folder / "config.json", **older, local_rope_theta=500.0)
-    expected = reference(folder, texts_of(read_spec(folder, pooling="mean")))
-    tiny.edit_json(folder / "config.json", local_rope_theta=None)
-    equals_transformers(folder, expected=expected)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
@@ -342,9 +273,6 @@ def test_every_family_has_a_checkpoint_here() -> None:
     }  # of which transformers has no class: see test_hub_layouts
     assert set(FAMILIES) == {*tiny.FAMILIES, *without}
     assert sorted(FAMILIES) == [*SERVED]
-
-
-Buckets = Callable[..., Any]
 
 
 @pytest.mark.parametrize(("number", "furthest"), [(256, 512), (32, 128), (8, 128), (-1, 20)])

@@ -116,7 +116,7 @@ def test_ids_with_a_prompt_are_a_text_like_any() -> None:
 def test_ids_that_stand_for_no_text_are_refused() -> None:
     reader = reader_of("unigram")
     blank = reader.tokenizer.encode([" "], add_special_tokens=False)[0].ids
-    assert blank == [reader.tokenizer._raw.token_to_id("▁")]
+    assert blank == [reader.tokenizer.id_of("▁")]
     error = refused(reader, [blank])
     assert type(error) is InvalidInput
     assert "no token at all" in str(error)
