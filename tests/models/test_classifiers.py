@@ -26,19 +26,24 @@ from tests import tiny, tolerances, vocabulary
 from tests.sampled import crossed, sampled
 
 FAMILIES = [
-    *(
-        "bert",
-        "xlm-roberta",
-        "roberta",
-        "camembert",
-        "electra",
-        "distilbert",
-        "modernbert",
-        "deberta-v2",
-        "mpnet",
-    ),
-    *("gte", "nomic_bert", "jina_embeddings_v3", "eurobert"),
-    *("qwen2", "qwen3", "llama", "mistral", "gemma3_text"),
+    "bert",
+    "xlm-roberta",
+    "roberta",
+    "camembert",
+    "electra",
+    "distilbert",
+    "modernbert",
+    "deberta-v2",
+    "mpnet",
+    "gte",
+    "nomic_bert",
+    "jina_embeddings_v3",
+    "eurobert",
+    "qwen2",
+    "qwen3",
+    "llama",
+    "mistral",
+    "gemma3_text",
 ]
 # Those that transformers' own modules run, but for the ones that are refused.
 OTHERS = [

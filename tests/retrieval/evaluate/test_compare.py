@@ -161,22 +161,18 @@ def test_vectors_are_read_of_answers_of_tei_and_openai(answer: Any) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        *(
-            None,
-            [],
-            [[]],
-            [[1.0], [1.0, 2.0]],
-            [1.0],
-            [["a"]],
-            [[float("nan")]],
-            {"error": "no"},
-            {"data": [1]},
-        ),
-        *(
-            {"data": []},
-            {"data": [row("%%%")]},
-            {"data": [row([1.0], index=None), row([1.0], index=1)]},
-        ),
+        None,
+        [],
+        [[]],
+        [[1.0], [1.0, 2.0]],
+        [1.0],
+        [["a"]],
+        [[float("nan")]],
+        {"error": "no"},
+        {"data": [1]},
+        {"data": []},
+        {"data": [row("%%%")]},
+        {"data": [row([1.0], index=None), row([1.0], index=1)]},
     ],
 )
 def test_what_holds_no_vectors_is_refused(answer: Any) -> None:

@@ -17,17 +17,20 @@ FILE = (
     + f"{EVERYTHING}:key-{EVERYTHING}\n"
 )
 INFER = [
-    *(
-        *POSTS,
-        "/predict_tokens",
-        "/score",
-        "/v1/score",
-        "/v1/rerank",
-        "/v2/rerank",
-        "/classify",
-        "/v1/classify",
-    ),
-    *("/v1/embed", "/v2/embed", "/api/embed", "/qdrant/inference", "/", "/m/small/embed"),
+    *POSTS,
+    "/predict_tokens",
+    "/score",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/classify",
+    "/v1/classify",
+    "/v1/embed",
+    "/v2/embed",
+    "/api/embed",
+    "/qdrant/inference",
+    "/",
+    "/m/small/embed",
 ]
 ROUTES = [
     *((path, "infer") for path in INFER),

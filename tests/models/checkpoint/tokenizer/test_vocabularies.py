@@ -35,17 +35,16 @@ CHARSMAP = zlib.decompress(
     )
 )
 TEXTS = [
-    *(
-        "baka bemo",
-        "Baka, ＡＢ",
-        "  bona  7, duti ",
-        "é bé",
-        "bona\nbebo\u3000baka",
-        "",
-        "x <mask> [MASK] baka",
-        "東京",
-    ),
-    *("</s> baka [SEP] bebo", "<x>baka"),
+    "baka bemo",
+    "Baka, ＡＢ",
+    "  bona  7, duti ",
+    "é bé",
+    "bona\nbebo\u3000baka",
+    "",
+    "x <mask> [MASK] baka",
+    "東京",
+    "</s> baka [SEP] bebo",
+    "<x>baka",
 ]
 PAIRS = [("baka bebo", "bona")]
 FAIRSEQ, T5, ALBERT = (
