@@ -164,7 +164,6 @@ OTHERS: Mapping[str, Family] = {
     "roformer": Family("RoFormer", "wordpiece", {**ENCODER, "embedding_size": HIDDEN}),
     "xlm-roberta-xl": Family("XLMRobertaXL", "unigram", ROBERTA),
 }
-BIASED = frozenset({"mpnet", "deberta-v2", "mt5", "t5"})  # their attention adds a bias to scores
 
 
 def write_family(

@@ -120,16 +120,13 @@ def test_work_ends_when_its_client_leaves_and_only_then():
     assert asyncio.run(leave()) == 7
 
 
-def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
-    async def cancel() -> None:
-        async def work() -> None:
-            with while_connected({"extensions": {DISCONNECT: Disconnect()}}):
-                await asyncio.sleep(HANG)
+async def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
+    async def work() -> None:
+        with while_connected({"extensions": {DISCONNECT: Disconnect()}}):
+            await asyncio.sleep(HANG)
 
-        task = asyncio.ensure_future(work())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

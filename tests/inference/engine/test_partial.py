@@ -18,7 +18,6 @@ from tests.fake_backend import FakeBackend, Held
 from tests.inference.engine import small
 from tests.inference.engine.test_device import on_device
 
-HANG = 120
 DENSE = frozenset({Head.DENSE})
 SPEC = small.model_spec()
 

@@ -21,7 +21,6 @@ from tests import tiny, vocabulary
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
-TOLERANCE = 1e-6
 TEXT = " ".join(vocabulary.texts(3, seed=5))
 WORDS = [(found, found + len(word)) for word in TEXT.split() for found in [TEXT.index(word)]]
 SPANS = [(0, len(TEXT)), (0, WORDS[2][1]), (WORDS[2][0], WORDS[4][1]), WORDS[1]]

@@ -205,21 +205,18 @@ def test_turns_come_in_order_and_never_beyond_the_bound(sizes):
     asyncio.run(all_of_them())
 
 
-def test_who_waits_in_vain_or_leaves_gives_up_its_turn():
+async def test_who_waits_in_vain_or_leaves_gives_up_its_turn():
     from hybridtei.errors import AnswersUnsent
 
-    async def waiting() -> None:
-        turns = Turns(100, wait_seconds=0.01)
-        held = await turns.unsent.room(75)
-        left = asyncio.ensure_future(turns.ask(0, 50))
-        await asyncio.sleep(0)
-        left.cancel()
-        with pytest.raises(AnswersUnsent, match="75 bytes of answers wait for clients"):
-            await turns.ask(1, 50)
-        with pytest.raises(asyncio.CancelledError):
-            await left
-        turns.unsent.add(-held)
-        await turns.ask(2, 75)
-        assert (turns.came, turns.unsent.bytes) == ([2], 0)
-
-    asyncio.run(waiting())
+    turns = Turns(100, wait_seconds=0.01)
+    held = await turns.unsent.room(75)
+    left = asyncio.ensure_future(turns.ask(0, 50))
+    await asyncio.sleep(0)
+    left.cancel()
+    with pytest.raises(AnswersUnsent, match="75 bytes of answers wait for clients"):
+        await turns.ask(1, 50)
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    turns.unsent.add(-held)
+    await turns.ask(2, 75)
+    assert (turns.came, turns.unsent.bytes) == ([2], 0)

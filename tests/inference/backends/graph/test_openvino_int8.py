@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +44,6 @@ from tests.sampled import paired, sampled
 from tests.tiny import change
 from tests.vocabulary import LONGEST
 
-Copied = Callable[[Path], Path]
 pytestmark = pytest.mark.usefixtures("cache")
 CLOSE, FAR = Fidelity(0.999, 0.9999, 0.99), Fidelity(0.98, 0.999, 0.99)
 

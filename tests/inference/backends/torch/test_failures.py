@@ -22,7 +22,6 @@ from hybridtei.system.machine import LaneKind
 from tests import tolerances
 from tests.inference.engine import small
 
-HANG = 60
 DENSE = frozenset({Head.DENSE})
 
 
