@@ -30,7 +30,7 @@ def costly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         yield target
 
 
-def test_the_search_finds_what_costs_too_much(costly: Target) -> None:
+def test_the_search_finds_what_costs_too_much(costly):
     content = {"application/json": {"schema": SCHEMA}}
     told = {
         "paths": {path: {"post": {"requestBody": {"content": content}}} for path in PATHS},

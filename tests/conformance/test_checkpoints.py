@@ -13,7 +13,7 @@ def verdicts(name: str, scratch: Path, **changes: object) -> list[str]:
     return [row["verdict"] for row in run(name, replace(CASES[name], **changes), scratch, ["ort"])]
 
 
-def test_an_oracle_of_another_pooling_is_a_wrong_answer(tmp_path: Path) -> None:
+def test_an_oracle_of_another_pooling_is_a_wrong_answer(tmp_path):
     other = (
         edit("1_Pooling/config.json", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False),
     )
@@ -23,7 +23,7 @@ def test_an_oracle_of_another_pooling_is_a_wrong_answer(tmp_path: Path) -> None:
     ]
 
 
-def test_what_cannot_be_built_or_judged_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_built_or_judged_is_told(tmp_path):
     assert verdicts("fam-bert", tmp_path / "built", settings={"num_attention_heads": 5}) == [
         "could not be built"
     ]
@@ -32,7 +32,7 @@ def test_what_cannot_be_built_or_judged_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_the_list_of_known_faults_only_shrinks() -> None:
+def test_the_list_of_known_faults_only_shrinks():
     def row(case: str, verdict: str) -> dict[str, str]:
         return {"case": case, "backend": "ort", "verdict": verdict, "deviation": "1", "message": ""}
 
@@ -43,7 +43,7 @@ def test_the_list_of_known_faults_only_shrinks() -> None:
     assert len(faults_of([row("broken", "could not be built")], known)) == 1
 
 
-def test_the_sample_names_cases_of_every_kind() -> None:
+def test_the_sample_names_cases_of_every_kind():
     assert set(COMPILED) <= set(SAMPLE) <= set(CASES)
     assert {CASES[name].kind for name in SAMPLE} == {case.kind for case in CASES.values()}
     assert {case for case, _ in KNOWN} <= set(CASES)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +72,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "plain_http",
     ],
 )
-def test_every_call_of_a_client_that_is_installed_here(script: str, fleet: Path):
+def test_every_call_of_a_client_that_is_installed_here(script, fleet):
     command = [sys.executable, "-W", "ignore", str(CLIENTS / "calls" / f"{script}.py"), str(fleet)]
     environment = {**os.environ, "PYTHONPATH": str(CLIENTS)}
     done = subprocess.run(
@@ -98,9 +97,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", SEPARATE, ids=lambda client: client.script)
-def test_every_call_of_a_client_with_an_environment_of_its_own(
-    client: Any, request: pytest.FixtureRequest
-):
+def test_every_call_of_a_client_with_an_environment_of_its_own(client, request):
     home = environments.ready(client.group)
     if home is None:
         pytest.skip(f"not made: python conformance/clients/environments.py {client.group}")

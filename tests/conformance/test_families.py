@@ -17,9 +17,7 @@ IN_FEWER_BITS = {"int8": ["ort", "openvino"], "bfloat16": ["openvino", "torch"]}
     ("dtype", "engines"),
     [(dtype, engines) for dtype, engines in IN_FEWER_BITS.items() if runs_here("openvino", dtype)],
 )
-def test_a_family_in_fewer_bits(
-    capsys: pytest.CaptureFixture[str], dtype: str, engines: list[str]
-) -> None:
+def test_a_family_in_fewer_bits(capsys, dtype, engines):
     assert table.main(["gte", "--dtype", dtype]) == 0
     head, row, last = capsys.readouterr().out.splitlines()
     assert head.split()[2:-2:2] == [engine for engine in engines for _ in range(2)]
@@ -29,9 +27,7 @@ def test_a_family_in_fewer_bits(
     assert last.startswith("1 checkpoints, 0 beyond")
 
 
-def test_a_family_beyond_the_tolerances(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_family_beyond_the_tolerances(capsys, monkeypatch):
     reference = table.reference
     monkeypatch.setattr(table, "reference", lambda *given: reference(*given) + np.float32(1e-4))
     assert table.main(["gte"]) == 1

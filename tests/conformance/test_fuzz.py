@@ -67,7 +67,7 @@ def server_of(running: Running, name: str) -> Server:
 
 @pytest.mark.parametrize("requests", [200, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sampled(PLANS, ["hybrid", "classifier"]))
-def test_a_storm_leaves_nothing_behind(name: str, requests: int):
+def test_a_storm_leaves_nothing_behind(name, requests):
     found: list[Finding] = []
     with serving(PLANS[name]()) as running:
         tally = asyncio.run(Storm(server_of(running, name), SEED, requests, found.append).run())
@@ -98,7 +98,7 @@ def read_or_refused(body: bytes, kind: type) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(seed=st.integers(0, 2**32), noise=st.binary(max_size=60))
-def test_bytes_are_read_or_refused(kind: type, seed: int, noise: bytes):
+def test_bytes_are_read_or_refused(kind, seed, noise):
     """Nothing but a `BodyError` comes of reading, whatever the bytes."""
     draw = Random(seed)
     route = draw.choice([*POSTS])
@@ -156,7 +156,7 @@ def said(status: int, body: bytes) -> bytes:
         (b"", "1 of 1 answers missing"),
     ],
 )
-def test_wrong_answers_are_found(answer: bytes, reason: str):
+def test_wrong_answers_are_found(answer, reason):
     def talk(_: bytes, plug: socket.socket) -> bool:
         plug.sendall(answer)
         return True
@@ -196,7 +196,7 @@ def test_a_valid_request_that_is_answered_otherwise_is_found():
         ([100.0 + 2 * step for step in range(50)], ""),  # too short to say
     ],
 )
-def test_memory_that_grows_is_found(megabytes: list[float], grows: str):
+def test_memory_that_grows_is_found(megabytes, grows):
     server = Server(Plan("hybrid", ("hybrid",), 1), "x", 1, None, None)
     server.megabytes = megabytes
     assert flatness(server) == ([f"memory grows: its low-water mark {grows}"] if grows else [])

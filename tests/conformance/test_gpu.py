@@ -29,7 +29,7 @@ def smoke(out: Path, *arguments: str, path: str = "") -> tuple[list[dict[str, An
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_device_it_says_so_and_claims_nothing() -> None:
+def test_without_a_device_it_says_so_and_claims_nothing():
     done = run()
     assert done.returncode == 1
     assert "torch finds no CUDA device here: nothing was measured" in done.stderr
@@ -37,7 +37,7 @@ def test_without_a_device_it_says_so_and_claims_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_each_way_is_measured_and_one_that_raises_loses_no_other(tmp_path: Path) -> None:
+def test_each_way_is_measured_and_one_that_raises_loses_no_other(tmp_path):
     """Without any package of the server."""
     for name in OF_THE_SERVER:
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")

@@ -17,5 +17,5 @@ from conformance.licences import verdict
         ("none", "other"),
     ],
 )
-def test_licences(text: str, word: str) -> None:
+def test_licences(text, word):
     assert verdict("package", text) == word

@@ -14,7 +14,7 @@ from conformance.families.shapes.serving import ABSENT
 CHECKPOINTS = read_checkpoints()
 
 
-def test_a_process_without_torch() -> None:
+def test_a_process_without_torch():
     code = "import importlib.util as u; print([bool(u.find_spec(n)) for n in ('torch', 'onnx', 'numpy')]); import torch"
     environment = {**os.environ, "PYTHONPATH": str(ABSENT)}
     done = subprocess.run(

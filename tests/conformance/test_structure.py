@@ -47,13 +47,13 @@ def package(tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-def test_imports_within_functions_count_and_imports_for_annotations_do_not(package: Path):
+def test_imports_within_functions_count_and_imports_for_annotations_do_not(package):
     imports = read_imports(read_modules(package))
     assert imports["small.top"] == {"small.middle"}
     assert imports["small.middle"] == {"small.low.leaf"}
 
 
-def test_circles_are_found(package: Path):
+def test_circles_are_found(package):
     assert find_circles(read_imports(read_modules(package))) == [
         ["small.low.leaf", "small.low.twin"]
     ]

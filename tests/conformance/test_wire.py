@@ -40,7 +40,7 @@ def served(profile: Profile, model_folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_profile(name: str, checkpoint: Callable[[str], Path]):
+def test_profile(name, checkpoint):
     mine = [case for case in CASES if name in case.profiles]
     assert mine
     with served(PROFILES[name], checkpoint(PROFILES[name].model)) as url:
@@ -83,12 +83,12 @@ def answer(body: str) -> Answer:
         ("schemas", '{"components":{"schemas":{}},"paths":{"$ref":"#/components/schemas/Lost"}}'),
     ],
 )
-def test_checks_can_fail(check: str, wrong: str):
+def test_checks_can_fail(check, wrong):
     name, *words = check.split()
     assert getattr(checks, name)(answer(wrong), *words)
 
 
-def test_a_wrong_answer_is_told(checkpoint: Callable[[str], Path]):
+def test_a_wrong_answer_is_told(checkpoint):
     case = Case(
         clause="1.1 404",
         profile="plain",

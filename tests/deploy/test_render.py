@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +13,7 @@ from tests.server.live import HANG
 OVERLAYS = sorted((DEPLOY / "kubernetes/overlays").iterdir())
 
 
-def test_named_things_merge_and_other_lists_are_replaced() -> None:
+def test_named_things_merge_and_other_lists_are_replaced():
     old = {
         "containers": [
             {"name": "a", "env": [{"name": "X", "value": "1"}], "args": ["1", "2"]},
@@ -39,7 +38,7 @@ def test_named_things_merge_and_other_lists_are_replaced() -> None:
 
 
 @pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
-def test_renders_what_kubectl_renders(folder: Path) -> None:
+def test_renders_what_kubectl_renders(folder):
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")

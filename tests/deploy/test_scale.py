@@ -23,7 +23,7 @@ FACTS = st.builds(
 
 
 @given(FACTS)
-def test_sizes_are_those_of_points(facts: Facts) -> None:
+def test_sizes_are_those_of_points(facts):
     rows = facts.multivector_rows
     embeddings = Embeddings(
         dense=np.ones((1, facts.dense), np.float32),
@@ -43,7 +43,7 @@ def test_sizes_are_those_of_points(facts: Facts) -> None:
     )
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_page_is_up_to_date():
     page = PAGE.read_text()
     assert set(re.findall(r"<!-- ([a-z-]+) -->", page)) == set(scale.TABLES)
     assert scale.updated(page, Facts()) == page, "run python deploy/scale.py --write"

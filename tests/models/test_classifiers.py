@@ -108,7 +108,7 @@ def close(one: np.ndarray, other: np.ndarray, tolerance: float = TOLERANCE) -> N
         *sampled(product(OTHERS, [1, 3]), [("albert", 3), ("big_bird", 1), ("mixtral", 1)]),
     ],
 )
-def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, labels: int) -> None:
+def test_logits_are_those_of_transformers(tmp_path, model_type, labels):
     folder = tiny.write_classifier(tmp_path, model_type, labels)
     encoder = Encoder.load(str(folder))
     assert encoder.spec.kind == ("reranker" if labels == 1 else "classifier")
@@ -117,14 +117,14 @@ def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, label
     assert np.ptp(expected, axis=0).min() > 100 * TOLERANCE
 
 
-def test_a_longformer_that_classifies_is_refused(tmp_path: Path) -> None:
+def test_a_longformer_that_classifies_is_refused(tmp_path):
     folder = tiny.write_classifier(tmp_path, "longformer")
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}: config.json: a Longformer"):
         Encoder.load(str(folder))
 
 
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])
-def test_a_pair_is_cut_on_the_left_as_transformers_does(tmp_path: Path, model_type: str) -> None:
+def test_a_pair_is_cut_on_the_left_as_transformers_does(tmp_path, model_type):
     folder = tiny.write_classifier(tmp_path, model_type)
     close(
         ours(Encoder.load(str(folder)), PAIRS, truncation_direction="left"),
@@ -133,7 +133,7 @@ def test_a_pair_is_cut_on_the_left_as_transformers_does(tmp_path: Path, model_ty
 
 
 @pytest.mark.parametrize("model_type", ["bert", "qwen3"])
-def test_half_precision_is_about_the_same(tmp_path: Path, model_type: str) -> None:
+def test_half_precision_is_about_the_same(tmp_path, model_type):
     folder = tiny.write_classifier(tmp_path, model_type, 3)
     encoder = Encoder.load(
         config=ModelConfig(model_id=str(folder), backend="torch", dtype="bfloat16")
@@ -155,8 +155,8 @@ def encoder(reranker: Path) -> Encoder:
 
 
 def test_each_of_several_labels_is_judged_alone_where_the_checkpoint_says_so(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder = tiny.write_classifier(tmp_path, "bert", 3)
     raw = ours(Encoder.load(str(folder)), TEXTS)
     tiny.edit_json(folder / "config.json", problem_type="multi_label_classification")
@@ -164,9 +164,7 @@ def test_each_of_several_labels_is_judged_alone_where_the_checkpoint_says_so(
     close(np.array([row[0].score for row in alone]), 1 / (1 + np.exp(-raw.max(axis=1))))
 
 
-def test_ten_thousand_documents_are_held_in_parts(
-    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ten_thousand_documents_are_held_in_parts(encoder, monkeypatch):
     documents = vocabulary.texts(10_000, most=6)
     sizes: list[int] = []
     read = TextReader.read_pairs
@@ -187,7 +185,7 @@ def test_ten_thousand_documents_are_held_in_parts(
     )
 
 
-def test_nothing_to_rank_is_no_answer(encoder: Encoder) -> None:
+def test_nothing_to_rank_is_no_answer(encoder):
     assert encoder.rerank("baka", []) == []
     assert encoder.classify([]) == []
 
@@ -202,9 +200,7 @@ def test_nothing_to_rank_is_no_answer(encoder: Encoder) -> None:
         (None, ["baka"], {}, InvalidInput),
     ],
 )
-def test_bad_input_is_refused(
-    encoder: Encoder, query: Any, documents: Any, options: dict[str, Any], error: Any
-) -> None:
+def test_bad_input_is_refused(encoder, query, documents, options, error):
     with pytest.raises(error):
         encoder.rerank(query, documents, **options)
 
@@ -244,9 +240,7 @@ def damage(folder: Path, **changes: torch.Tensor | None) -> Path:
         ({"score/weight": torch.zeros(1, tiny.HIDDEN)}, "hold what config.json does not"),
     ],
 )
-def test_a_head_that_does_not_fit_is_refused(
-    tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
+def test_a_head_that_does_not_fit_is_refused(tmp_path, changes, words):
     folder = damage(tiny.write_classifier(tmp_path, "bert"), **changes)
     with pytest.raises(WeightMismatch, match=words):
         Encoder.load(str(folder))
@@ -286,9 +280,7 @@ def batched(folder: Path, inputs: Sequence[Text]) -> np.ndarray:
 @pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
 @pytest.mark.parametrize("labels", [1, 3])
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
-def test_a_decoder_passes_over_padding_that_ends_a_text(
-    tmp_path: Path, model_type: str, labels: int, backend: str
-) -> None:
+def test_a_decoder_passes_over_padding_that_ends_a_text(tmp_path, model_type, labels, backend):
     folder = appending(tiny.write_classifier(tmp_path, model_type, labels), "<|endoftext|>")
     inputs = [
         TEXTS[0],
@@ -305,13 +297,13 @@ def test_a_decoder_passes_over_padding_that_ends_a_text(
 
 
 @pytest.mark.parametrize("padding", [None, 5])
-def test_a_decoder_keeps_an_end_that_is_no_padding(tmp_path: Path, padding: int | None) -> None:
+def test_a_decoder_keeps_an_end_that_is_no_padding(tmp_path, padding):
     folder = appending(
         tiny.write_classifier(tmp_path, "qwen3", pad_token_id=padding), "<|endoftext|>"
     )
     close(ours(Encoder.load(str(folder)), TEXTS), theirs(folder, TEXTS))
 
 
-def test_padding_of_a_configuration_that_names_none_is_transformers_default() -> None:
+def test_padding_of_a_configuration_that_names_none_is_transformers_default():
     default = {name: CONFIG_MAPPING[name]().pad_token_id for name in DECODERS}
     assert {name: padding for name, padding in default.items() if padding is not None} == PADDING

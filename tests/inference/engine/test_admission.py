@@ -93,7 +93,7 @@ def test_a_house_of_any_size_lets_large_ones_in(permits):
     assert admission.free == permits
 
 
-async def test_carried_permits_serve_in_tasks_too_and_nowhere_else() -> None:
+async def test_carried_permits_serve_in_tasks_too_and_nowhere_else():
     admission = Admission(1)
 
     async def enter(inputs: int) -> None:

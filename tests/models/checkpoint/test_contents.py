@@ -29,7 +29,7 @@ def refusal(folder: Path, kind: type[LoadError], backend: str) -> str:
     return message
 
 
-def test_no_quantisation_is_none(bert: Path, copied: Copied) -> None:
+def test_no_quantisation_is_none(bert, copied):
     folder = copied(bert)
     tiny.edit_json(folder / "config.json", quantization_config=None)
     Encoder.load(folder)
@@ -46,14 +46,14 @@ FOREIGN: Mapping[str, str] = {
 }
 
 
-def test_weights_of_other_programs_beside_ours_change_nothing(bert: Path, copied: Copied) -> None:
+def test_weights_of_other_programs_beside_ours_change_nothing(bert, copied):
     folder = copied(bert)
     for name in FOREIGN:
         (folder / name).write_bytes(b"")
     Encoder.load(folder)
 
 
-def test_heads_are_not_trained_on_an_adapters_base(bert: Path, copied: Copied) -> None:
+def test_heads_are_not_trained_on_an_adapters_base(bert, copied):
     folder = copied(bert)
     tiny.write_json(folder / "adapter_config.json", LORA)
     with pytest.raises(LoadError, match="an adapter"):
@@ -63,9 +63,7 @@ def test_heads_are_not_trained_on_an_adapters_base(bert: Path, copied: Copied) -
 @pytest.mark.parametrize(
     "settings", [{}, {"model_name": "x" * 10_000, "config": {}}, {**LORA, "peft_type": 7}]
 )
-def test_an_adapter_of_any_kind_is_refused(
-    bert: Path, copied: Copied, settings: dict[str, Any]
-) -> None:
+def test_an_adapter_of_any_kind_is_refused(bert, copied, settings):
     folder = copied(bert)
     tiny.write_json(folder / "adapter_config.json", settings)
     base = settings.get("model_name") or settings.get("base_model_name_or_path")
@@ -74,7 +72,7 @@ def test_an_adapter_of_any_kind_is_refused(
     assert len(message) < 2000  # a long name is cut
 
 
-def test_an_empty_folder_and_one_of_folders_are_told_apart(bert: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_and_one_of_folders_are_told_apart(bert, tmp_path):
     empty, cache = tmp_path / "empty", tmp_path / "models--x"
     empty.mkdir()
     assert "config.json: missing: the folder is empty" in refusal(empty, MissingArtifact, "auto")

@@ -38,7 +38,7 @@ def two() -> Models:
     )
 
 
-def test_without_a_name_the_first_that_can(two: Models) -> None:
+def test_without_a_name_the_first_that_can(two):
     assert two.choose(None, None, (is_splade,)).model.model_id == "org/lexical"
     assert two.choose(None, None, (lambda _: True,)).model.model_id == "org/plain"
     assert two.choose(None, "default/not-specified", (is_splade,)).model.model_id == "org/lexical"
@@ -46,14 +46,14 @@ def test_without_a_name_the_first_that_can(two: Models) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "org/plain"])
-def test_a_name_decides_whatever_the_model_can(two: Models, name: str) -> None:
+def test_a_name_decides_whatever_the_model_can(two, name):
     assert two.choose(None, name, (is_splade,)).model.model_id == "org/plain"
     assert (
         two.choose("lexical", name, (is_splade,)).model.model_id == "org/lexical"
     )  # the path stands above the body
 
 
-def test_an_unknown_name_tells_what_there_is(two: Models) -> None:
+def test_an_unknown_name_tells_what_there_is(two):
     with pytest.raises(
         UnknownModel, match=r"`x{200}…` is not served here; served are `plain`, `lexical`"
     ):
@@ -62,14 +62,14 @@ def test_an_unknown_name_tells_what_there_is(two: Models) -> None:
         two.choose("nobody", None, (is_splade,))
 
 
-def test_one_model_takes_every_name_but_not_every_path() -> None:
+def test_one_model_takes_every_name_but_not_every_path():
     one = Models({"only": context("org/only")})
     assert one.choose(None, "text-embedding-3-small", (is_splade,)) is one.default
     with pytest.raises(UnknownModel):
         one.choose("text-embedding-3-small", None, (is_splade,))
 
 
-async def test_a_model_that_loads_or_failed_to_changes_no_others_names() -> None:
+async def test_a_model_that_loads_or_failed_to_changes_no_others_names():
     go = asyncio.Event()
 
     async def opener(config: NamedModel) -> Context:
@@ -90,7 +90,7 @@ async def test_a_model_that_loads_or_failed_to_changes_no_others_names() -> None
     assert loading.exception() is not None
 
 
-async def test_models_come_and_go_while_others_stay() -> None:
+async def test_models_come_and_go_while_others_stay():
 
     go = asyncio.Event()
 
@@ -128,12 +128,12 @@ async def test_models_come_and_go_while_others_stay() -> None:
     await models.stop()
 
 
-async def test_a_server_may_load_nothing() -> None:
+async def test_a_server_may_load_nothing():
     with pytest.raises(InvalidInput, match="loads no models"):
         await Models({"only": context("only")}).load(NamedModel(model_id="a", alias="a"))
 
 
-async def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later() -> None:
+async def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later():
     loaded: list[NamedModel] = []
 
     async def opener(config: NamedModel) -> Context:
@@ -148,7 +148,7 @@ async def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later() ->
     await models.stop()
 
 
-async def test_what_a_model_counted_stays_counted_when_it_goes() -> None:
+async def test_what_a_model_counted_stays_counted_when_it_goes():
     async def opener(config: NamedModel) -> Context:
         return context(config.model_id)
 
@@ -168,7 +168,7 @@ async def test_what_a_model_counted_stays_counted_when_it_goes() -> None:
     await models.stop()
 
 
-async def test_so_many_models_load_at_once_and_no_more() -> None:
+async def test_so_many_models_load_at_once_and_no_more():
 
     go_on = asyncio.Event()
 
