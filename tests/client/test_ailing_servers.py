@@ -1,7 +1,5 @@
 """A server that is away, busy, slow or another program ends in one clear error, and is asked again where that may help."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
@@ -112,7 +110,7 @@ class Raw:
         finally:
             writer.close()
 
-    def __enter__(self) -> Raw:
+    def __enter__(self):
         self._thread.start()
         assert self._ready.wait(HANG)
         return self

@@ -1,7 +1,5 @@
 """Dependencies report nothing to their makers, because the package says so before any of them can be imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A checkpoint's declarations of adapters, and their tensors as linear maps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

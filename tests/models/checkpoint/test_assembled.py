@@ -1,7 +1,5 @@
 """The embedded model's folder, put together in the cache: upstream's tensors bit for bit, or an error that names the place."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

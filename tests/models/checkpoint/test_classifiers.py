@@ -1,7 +1,5 @@
 """The kind of a checkpoint, by TEI's rules; its labels in order; and refusals by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders that no backend serves: each is refused alike by all, before any is tried, with what to use instead."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

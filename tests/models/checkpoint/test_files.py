@@ -1,7 +1,5 @@
 """Where files are found: a folder, or the hub's cache without the hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

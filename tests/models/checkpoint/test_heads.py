@@ -1,7 +1,5 @@
 """Heads that lie beside a model: found by name, each by itself, and never made up."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

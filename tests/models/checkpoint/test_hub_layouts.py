@@ -1,7 +1,5 @@
 """Makers' words in config.json, translated; what contradicts itself is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

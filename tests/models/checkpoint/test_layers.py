@@ -1,7 +1,5 @@
 """Layers of heads as arrays: the right tensor in the right place, each of the declared shape."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

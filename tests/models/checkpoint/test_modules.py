@@ -1,7 +1,5 @@
 """Chains of sentence-transformers modules, in every dialect; and each way they can be wrong, by class and file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

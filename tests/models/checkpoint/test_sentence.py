@@ -1,7 +1,5 @@
 """Settings of sentence-transformers' own files that change vectors: served as it serves them, or refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Configuration files in every dialect, and each way in which they can be wrong, by class and file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """A checkpoint is material to judge: whatever its files say, loading ends with an error that names the file, costs no more
 memory than the files have bytes, reads nothing outside the folder, and runs nothing."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

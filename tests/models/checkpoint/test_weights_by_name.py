@@ -1,7 +1,5 @@
 """Tensors by name, without torch: prefixes, shards, half precision, and files that are not what they should be."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

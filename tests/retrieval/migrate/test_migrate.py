@@ -1,7 +1,5 @@
 """Migrations of small collections by tiny models: written to meanwhile, killed, flipped, rolled back, finished."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Which vectors of a query take part in a search, what they weigh, and that ranks are fused as Qdrant fuses them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Multi-vectors as bytes of the payload: what a point and a collection say of them, and every way of ranking by them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from threading import current_thread

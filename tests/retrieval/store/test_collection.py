@@ -1,7 +1,5 @@
 """Schemas and plans of collections: made for a model, compared field by field, chosen once and never changed by the way."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Nodes of a server or cluster: calls go on elsewhere where one is gone, hangs or fails half its calls; callers learn at once
 that all are away, and reach them again when they are back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Equal scores: one order, whichever store is asked; and pages that neither repeat a point nor lack one, in every mode."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from itertools import groupby
 from typing import Any

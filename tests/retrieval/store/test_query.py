@@ -1,7 +1,5 @@
 """Filters: read from JSON, refused by place, bounded; every condition finds the same in every store."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A server store against a real endpoint of both protocols: what it sends, and what it does when the server is in trouble."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

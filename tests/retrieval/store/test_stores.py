@@ -4,8 +4,6 @@ named server.
 `QDRANT_TEST_URL` names a server. Order is compared only where scores differ by more than the tolerance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A collection as JSON lines: out of any store and into any, bit for bit; cut off anywhere; broken in every field."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """What clients of OpenAI's, Cohere's, Voyage's, infinity's and Ollama's servers rely on, which TEI has not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

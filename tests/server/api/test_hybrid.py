@@ -1,7 +1,5 @@
 """Our routes: several outputs of one pass, equal to what each route of its own gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

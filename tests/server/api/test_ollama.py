@@ -1,7 +1,5 @@
 """Ollama's routes, by hand and by its own client."""
 
-from __future__ import annotations
-
 import ollama
 import pytest
 

@@ -1,7 +1,5 @@
 """`/predict` and its kin: forms of `inputs`, shapes, and who else asks for labels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

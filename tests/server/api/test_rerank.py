@@ -1,7 +1,5 @@
 """`/rerank` and its kin: whose request a body is, shapes, order, limits and refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import threading

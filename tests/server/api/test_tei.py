@@ -1,7 +1,5 @@
 """TEI's inference routes: values that agree with each other, and what is ours. Shapes and errors: conformance/wire."""
 
-from __future__ import annotations
-
 import asyncio
 import tracemalloc
 

@@ -1,8 +1,6 @@
 """Packed weights: the same numbers wherever they are kept, and whatever becomes of the file: cut short, stale, half written, on
 a full disk, in a strangers' folder, removed while it is served."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

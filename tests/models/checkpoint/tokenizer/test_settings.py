@@ -1,7 +1,5 @@
 """Texts are read as transformers reads them: settings of tokenizer_config.json come before tokenizer.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

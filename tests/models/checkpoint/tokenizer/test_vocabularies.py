@@ -1,7 +1,5 @@
 """Tokenizers built from the files of before `tokenizer.json`, against transformers; and what refuses those that cannot be."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from base64 import b85decode

@@ -1,7 +1,5 @@
 """What the owner does between calls, asked directly. The engine is loaded in this process here, for a folder of its own."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """The owner of the embedded engine, as a real process: killed, asked by many at once, opened twice, and ruined on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """A folder of the embedded engine whose files a stranger made, or which is deleted or restored while processes have it open."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The socket of the embedded engine's process: who may join, and what a client cannot do to the others."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
