@@ -80,11 +80,9 @@ class Run:
         ]
         environment = {
             **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
-            **{
-                "HOME": str(self.folder / "home"),
-                "TMPDIR": str(self.folder / "tmp"),
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
+            "HOME": str(self.folder / "home"),
+            "TMPDIR": str(self.folder / "tmp"),
+            "PYTHONDONTWRITEBYTECODE": "1",
         }
         with (self.folder / "output").open("ab") as output:
             return subprocess.Popen(

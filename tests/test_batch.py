@@ -33,7 +33,7 @@ def encodings(sequences: list[list[int]]) -> list[Encoding]:
 
 
 @given(SEQUENCES)
-def test_pack_then_split_is_identity(sequences: list[list[int]]) -> None:
+def test_pack_then_split_is_identity(sequences):
     batch = pack(encodings(sequences), HEADS, Positions())
     assert [row.tolist() for row in Ragged(batch.input_ids, batch.cu_seqlens)] == sequences
     assert len(batch) == len(sequences)
@@ -44,9 +44,7 @@ def test_pack_then_split_is_identity(sequences: list[list[int]]) -> None:
 
 
 @given(SEQUENCES, st.integers(0, 3))
-def test_positions_count_from_the_offset_in_each_sequence(
-    sequences: list[list[int]], offset: int
-) -> None:
+def test_positions_count_from_the_offset_in_each_sequence(sequences, offset):
     batch = pack(encodings(sequences), HEADS, Positions(offset))
     assert batch.position_ids.tolist() == [
         offset + place for sequence in sequences for place in range(len(sequence))
@@ -54,7 +52,7 @@ def test_positions_count_from_the_offset_in_each_sequence(
 
 
 @given(SEQUENCES)
-def test_positions_of_the_roberta_line_equal_transformers(sequences: list[list[int]]) -> None:
+def test_positions_of_the_roberta_line_equal_transformers(sequences):
     batch = pack(encodings(sequences), HEADS, Positions(PADDING + 1, PADDING))
     count = RobertaEmbeddings.create_position_ids_from_input_ids
     expected = [
@@ -65,7 +63,7 @@ def test_positions_of_the_roberta_line_equal_transformers(sequences: list[list[i
     assert batch.position_ids.tolist() == expected
 
 
-def test_every_token_has_its_texts_adapter() -> None:
+def test_every_token_has_its_texts_adapter():
     texts = [
         Encoding(np.arange(2), adapter=3),
         Encoding(np.arange(3)),
@@ -77,7 +75,7 @@ def test_every_token_has_its_texts_adapter() -> None:
 
 
 @given(SEQUENCES, st.integers(-1, 5))
-def test_pad_then_mask_is_identity(sequences: list[list[int]], fill: int) -> None:
+def test_pad_then_mask_is_identity(sequences, fill):
     batch = pack(encodings(sequences), HEADS, Positions())
     padded, mask = pad(batch.input_ids, batch.cu_seqlens, fill)
     assert padded.shape == mask.shape == (len(sequences), batch.max_seqlen)
@@ -88,7 +86,7 @@ def test_pad_then_mask_is_identity(sequences: list[list[int]], fill: int) -> Non
     ] * len(sequences)
 
 
-def test_token_types_are_zero_for_those_without_where_one_has_them() -> None:
+def test_token_types_are_zero_for_those_without_where_one_has_them():
     batch = pack(
         [Encoding(np.array([1, 2])), Encoding(np.array([3, 4]), np.array([0, 1]))],
         HEADS,
@@ -97,7 +95,7 @@ def test_token_types_are_zero_for_those_without_where_one_has_them() -> None:
     assert batch.token_type_ids.tolist() == [0, 0, 0, 1]
 
 
-def test_the_longest_of_nothing_is_zero() -> None:
+def test_the_longest_of_nothing_is_zero():
     batch = pack(encodings([[1]]), HEADS, Positions())
     assert batch.max_seqlen == 1
     assert (
@@ -108,7 +106,7 @@ def test_the_longest_of_nothing_is_zero() -> None:
     )
 
 
-def test_tokens_that_nobody_sees_lie_at_the_ends() -> None:
+def test_tokens_that_nobody_sees_lie_at_the_ends():
     texts = [
         Encoding(np.arange(5), unseen=2),
         Encoding(np.arange(3)),
@@ -124,7 +122,7 @@ def test_tokens_that_nobody_sees_lie_at_the_ends() -> None:
     assert seen_mask(mask, plain) is mask
 
 
-def test_what_a_model_computes_alike_has_one_key_and_nothing_else_has_it() -> None:
+def test_what_a_model_computes_alike_has_one_key_and_nothing_else_has_it():
     ids, zeros, ones = np.arange(4), np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
     alike = {Encoding(ids).key, Encoding(ids, zeros).key}
     located = LocatedEncoding(
@@ -159,7 +157,7 @@ def lists(value: Ragged) -> list[list[float]]:
 
 
 @given(ROWS)
-def test_rows_come_out_as_they_went_in(rows: list[list[float]]) -> None:
+def test_rows_come_out_as_they_went_in(rows):
     value = ragged(rows)
     assert lists(value) == rows
     assert len(value) == len(rows)
@@ -167,34 +165,32 @@ def test_rows_come_out_as_they_went_in(rows: list[list[float]]) -> None:
 
 
 @given(ROWS, st.data())
-def test_take_picks_rows_in_the_order_asked_for(
-    rows: list[list[float]], data: st.DataObject
-) -> None:
+def test_take_picks_rows_in_the_order_asked_for(rows, data):
     picked = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=12))
     assert lists(ragged(rows).take(picked)) == [rows[i] for i in picked]
 
 
 @given(ROWS, ROWS)
-def test_concat_joins_rows(one: list[list[float]], other: list[list[float]]) -> None:
+def test_concat_joins_rows(one, other):
     joined = Ragged.concat([ragged(one), ragged(other)])
     assert lists(joined) == one + other
     assert lists(joined.take(range(len(one), len(one) + len(other)))) == other
 
 
-def test_rows_may_have_dimensions_of_their_own() -> None:
+def test_rows_may_have_dimensions_of_their_own():
     rows = [np.arange(6.0).reshape(2, 3), np.zeros((0, 3)), np.ones((1, 3))]
     value = Ragged.from_rows(rows)
     assert value.values.shape == (3, 3)
     assert [row.shape for row in value.take([2, 1])] == [(1, 3), (0, 3)]
 
 
-def test_a_row_is_a_view() -> None:
+def test_a_row_is_a_view():
     value = ragged([[1.0, 2.0], [3.0]])
     assert np.shares_memory(value.row(1), value.values)
     assert not np.shares_memory(value.take([1]).values, value.values)
 
 
-def test_offsets_begin_with_zero_and_are_one_more() -> None:
+def test_offsets_begin_with_zero_and_are_one_more():
     assert offsets_of([]).tolist() == [0]
     assert offsets_of([3, 0, 2]).tolist() == [0, 3, 3, 5]
 
@@ -226,9 +222,7 @@ def same(one: PackedBatch, other: PackedBatch) -> bool:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.data())
-def test_a_part_is_what_packing_its_sequences_gives(
-    lengths: list[int], data: st.DataObject
-) -> None:
+def test_a_part_is_what_packing_its_sequences_gives(lengths, data):
     first = data.draw(st.integers(0, len(lengths) - 1))
     end = data.draw(st.integers(first + 1, len(lengths)))
     whole = pack(counted(lengths), DENSE, Positions())

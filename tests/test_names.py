@@ -139,7 +139,7 @@ FILES = [*(PAGE / name for name in SCRIPTS), *(DEPLOY / path for path in SETTING
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_names_what_a_server_has(known: Names, path: Path) -> None:
+def test_a_file_names_what_a_server_has(known, path):
     assert reader_of(path)(path.read_text(encoding="utf-8"), known) == set()
 
 
@@ -198,7 +198,7 @@ RENAMES = [
 @pytest.mark.parametrize(
     ("path", "name", "renamed"), RENAMES, ids=[f"{path.name}-{new}" for path, _, new in RENAMES]
 )
-def test_a_planted_rename_is_found(known: Names, path: Path, name: str, renamed: str) -> None:
+def test_a_planted_rename_is_found(known, path, name, renamed):
     text = path.read_text(encoding="utf-8")
     assert name in text
     assert reader_of(path)(text.replace(name, renamed), known) != set()

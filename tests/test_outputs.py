@@ -18,7 +18,7 @@ DENSE = arrays.arrays(
 
 
 @given(DENSE)
-def test_from_dense_to_dense_is_identity(rows: np.ndarray) -> None:
+def test_from_dense_to_dense_is_identity(rows):
     sparse = SparseVectors.from_dense(rows)
     assert np.array_equal(sparse.to_dense(), rows)
     assert np.array_equal(sparse.to_scipy().toarray(), rows)
@@ -27,7 +27,7 @@ def test_from_dense_to_dense_is_identity(rows: np.ndarray) -> None:
 
 
 @given(DENSE)
-def test_indices_ascend_and_no_value_is_zero(rows: np.ndarray) -> None:
+def test_indices_ascend_and_no_value_is_zero(rows):
     sparse = SparseVectors.from_dense(rows)
     for i in range(len(sparse)):
         indices, values = sparse.row(i)
@@ -36,9 +36,7 @@ def test_indices_ascend_and_no_value_is_zero(rows: np.ndarray) -> None:
 
 
 @given(DENSE, st.data())
-def test_take_and_concat_equal_the_same_on_dense_rows(
-    rows: np.ndarray, data: st.DataObject
-) -> None:
+def test_take_and_concat_equal_the_same_on_dense_rows(rows, data):
     sparse = SparseVectors.from_dense(rows)
     picked = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=9))
     assert np.array_equal(sparse.take(picked).to_dense(), rows[picked])
@@ -66,19 +64,19 @@ def numbers_of(value: HeadOutputs) -> list[int]:
 
 
 @given(st.integers(1, 8), st.data())
-def test_columns_are_taken_together(n: int, data: st.DataObject) -> None:
+def test_columns_are_taken_together(n, data):
     picked = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=10))
     assert numbers_of(outputs(n).take(picked)) == picked
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_columns_are_joined_together(sizes: list[int]) -> None:
+def test_columns_are_joined_together(sizes):
     starts = np.cumsum([0, *sizes])
     parts = [outputs(n, start=int(start)) for n, start in zip(sizes, starts, strict=False)]
     assert numbers_of(HeadOutputs.concat(parts)) == list(range(sum(sizes)))
 
 
-def test_a_column_that_one_part_lacks_is_left_out() -> None:
+def test_a_column_that_one_part_lacks_is_left_out():
     whole, bare = outputs(2), HeadOutputs(dense=np.zeros((1, 2), dtype=np.float32))
     joined = HeadOutputs.concat([whole, bare])
     assert len(joined.dense) == 3
@@ -87,7 +85,7 @@ def test_a_column_that_one_part_lacks_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("column", ["dense", "sparse", "multivector", "tokens"])
-def test_embeddings_are_as_many_as_their_rows(column: str) -> None:
+def test_embeddings_are_as_many_as_their_rows(column):
     rows = np.ones((3, 2), dtype=np.float32)
     kinds = {"dense": rows, "sparse": SparseVectors.from_dense(rows)}
     ragged = Ragged(np.ones((4, 2), dtype=np.float32), np.array([0, 2, 2, 4]))

@@ -50,11 +50,11 @@ def check(name: str, value: int, limit: int) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_text_gets_no_denser(counts: dict[str, int], law: str):
+def test_text_gets_no_denser(counts, law):
     check(law, counts[law], LAWS[law])
 
 
-def test_the_product_does_not_grow(counts: dict[str, int]):
+def test_the_product_does_not_grow(counts):
     """`__init__.py` is no module."""
     modules = sum(path.name != "__init__.py" for path in product_files())
     check("tokens", counts["tokens"], SIZE["tokens"])

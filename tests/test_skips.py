@@ -57,26 +57,26 @@ def run(folder: Path, text: str, ci: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("text", [UNLISTED, WHOLE_FILE])
-def test_an_unlisted_skip_fails_ci(tmp_path: Path, text: str):
+def test_an_unlisted_skip_fails_ci(tmp_path, text):
     status, output = run(tmp_path, text, ci="true")
     assert status != pytest.ExitCode.OK
     assert "tests/skips.py does not list the reason" in output
 
 
 @pytest.mark.parametrize(("text", "ci"), [(UNLISTED, ""), (LISTED, "true")])
-def test_other_skips_pass(tmp_path: Path, text: str, ci: str):
+def test_other_skips_pass(tmp_path, text, ci):
     status, output = run(tmp_path, text, ci)
     assert status == pytest.ExitCode.OK
     assert "1 skipped" in output
 
 
-def test_more_skips_than_a_row_allows(monkeypatch: pytest.MonkeyPatch):
+def test_more_skips_than_a_row_allows(monkeypatch):
     monkeypatch.setattr(skips, "ALLOWED", {"needs a .*": 1})
     assert skips.excess(["needs a GPU"]) == []
     assert len(skips.excess(["needs a GPU", "needs a browser"])) == 1
 
 
-def test_a_run_with_too_many_skips_fails(tmp_path: Path):
+def test_a_run_with_too_many_skips_fails(tmp_path):
     limit = skips.ALLOWED["needs a CUDA device"]
     text = LISTED.replace("@pytest", f"@pytest.mark.parametrize('i', range({limit + 1}))\n@pytest")
     status, output = run(tmp_path, text.replace("listed()", "listed(i)"), ci="true")

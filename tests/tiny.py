@@ -58,7 +58,11 @@ class Family:
 
 
 T5 = {
-    **{"d_model": HIDDEN, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+    "d_model": HIDDEN,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
 }
@@ -195,7 +199,6 @@ OTHERS: Mapping[str, Family] = {
     "roformer": Family("RoFormer", "wordpiece", {**ENCODER, "embedding_size": HIDDEN}),
     "xlm-roberta-xl": Family("XLMRobertaXL", "unigram", ROBERTA),
 }
-BIASED = frozenset({"mpnet", "deberta-v2", "mt5", "t5"})  # their attention adds a bias to scores
 
 
 def write_family(

@@ -136,6 +136,7 @@ def keys() -> dict[str, Case]:
         "arch-qa": {"architectures": ["BertForQuestionAnswering"]},
         "arch-sbert": {"architectures": ["SentenceTransformer"]},
         "arch-tokencls-with-modules": {"architectures": ["BertForTokenClassification"]},
+        "arch-seqcls-with-modules": {"architectures": ["BertForSequenceClassification"]},
         "no-model-type": {"model_type": ...},
         "no-vocab-size": {"vocab_size": ...},
         "no-hidden-size": {"hidden_size": ...},
@@ -187,7 +188,12 @@ def keys() -> dict[str, Case]:
             for n in (2, 3)
         },
         "modernbert-old-config-thetas": case("modernbert", old_thetas),
-        "modernbert-local-null": case("modernbert", old_thetas, config(local_rope_theta=None)),
+        # transformers 5 takes no null, so the oracle has the other layers' base written out
+        "modernbert-local-null": Case(
+            "modernbert",
+            steps=(old_thetas, config(local_rope_theta=None)),
+            oracle=(config(local_rope_theta=160000.0),),
+        ),
         "modernbert-local-odd": case("modernbert", local_attention=9),
         "modernbert-eps": case("modernbert", norm_eps=1e-3),
         "jina3-types": case("jina3", type_vocab_size=2),

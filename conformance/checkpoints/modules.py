@@ -15,6 +15,7 @@ from conformance.checkpoints.build import (
     json_of,
     modules,
     remove,
+    rewritten,
     sbert,
 )
 from tests import tiny
@@ -163,6 +164,7 @@ def poolings() -> dict[str, Case]:
         "raw-sqrt": case("bert", of("mean_sqrt_len_tokens"), raw=True),
         "raw-max-weighted": case("bert", of("max+weightedmean"), raw=True),
         "normalize-twice": case("bert", chain("Pooling", "Normalize", "Normalize")),
+        "dropout-around": case("bert", rewritten(chain("Dropout", "Pooling", "Dropout"))),
         "custom-module": case(
             "bert", listed(TRANSFORMER, ("custom_code.MyTransformer", "1_Pooling"))
         ),

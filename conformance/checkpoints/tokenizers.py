@@ -15,9 +15,9 @@ from conformance.checkpoints.build import (
     raw_words,
     read,
     remove,
+    rewritten,
     sbert,
     words,
-    write,
 )
 from conformance.checkpoints.words import UNTYPED, template, write_sentencepiece
 from tests import tiny
@@ -179,10 +179,12 @@ def tokenizers() -> dict[str, Case]:
         "old-json-merges-strings": case("roberta", old_merges),
         "byte-order-mark": case(
             "bert",
-            lambda folder: [
-                write(name, b"\xef\xbb\xbf" + (folder / name).read_bytes())(folder)
-                for name in ("config.json", "tokenizer_config.json")
-            ],
+            rewritten(
+                lambda folder: [
+                    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+                    for file in folder.rglob("*.json")
+                ]
+            ),
         ),
     }
 

@@ -57,18 +57,19 @@ def sparse(base: str, *steps: Step, plain: bool = True, **settings: Any) -> Case
 
 def splades() -> dict[str, Case]:
     bases = (
-        *(
-            "bert",
-            "distilbert",
-            "xlmr",
-            "camembert",
-            "modernbert",
-            "eurobert",
-            "electra",
-            "mpnet",
-            "albert",
-        ),
-        *("nomic", "gte", "ernie", "jina3"),
+        "bert",
+        "distilbert",
+        "xlmr",
+        "camembert",
+        "modernbert",
+        "eurobert",
+        "electra",
+        "mpnet",
+        "albert",
+        "nomic",
+        "gte",
+        "ernie",
+        "jina3",
     )
     return {
         **{f"plain-{base}": sparse(base) for base in bases},

@@ -190,6 +190,7 @@ def weights() -> dict[str, Case]:
             "bert",
             config(quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
         ),
+        "quant-compressed": case("bert", config(compression_config={"load_in_8bit": True})),
         "quant-fp8-noconfig": case(
             "qwen3", extra(layers__0__mlp__down_proj__weight_scale_inv=torch.ones(1))
         ),

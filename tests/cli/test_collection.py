@@ -11,8 +11,22 @@ from hybridtei.cli.collection import weights_of
 from hybridtei.errors import InvalidInput
 
 WORDS = [
-    *("the", "a", "on", "of", "and", "with", "flow", "wing"),
-    *("plate", "layer", "heat", "shock", "wave", "supersonic", "boundary", "pressure"),
+    "the",
+    "a",
+    "on",
+    "of",
+    "and",
+    "with",
+    "flow",
+    "wing",
+    "plate",
+    "layer",
+    "heat",
+    "shock",
+    "wave",
+    "supersonic",
+    "boundary",
+    "pressure",
 ]
 DOCUMENTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 9)) for i in range(1, 21)]
 

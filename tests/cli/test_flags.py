@@ -202,7 +202,7 @@ def test_a_flag_is_known_has_its_value_and_is_given_once(arguments, said, capsys
     assert said in capsys.readouterr().err
 
 
-def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
+def test_the_boolean_flags_are_those_that_may_stand_bare():
     bare = {
         field.name
         for kind in KINDS
@@ -299,7 +299,7 @@ def test_a_containers_own_name_is_no_reason_for_a_warning(caplog):
 @pytest.mark.parametrize(
     "link", ["tcp://10.43.0.7:9090", "udp://10.43.0.7:53", "tcp://[fd00::7]:80"]
 )
-def test_a_link_to_a_service_of_kubernetes_is_no_port(name: str, link: str) -> None:
+def test_a_link_to_a_service_of_kubernetes_is_no_port(name, link):
     field = name.lower()
     server = settings(ServerConfig, **{name: link})
     assert getattr(server, field) == getattr(ServerConfig(), field)
@@ -310,6 +310,6 @@ def test_a_link_to_a_service_of_kubernetes_is_no_port(name: str, link: str) -> N
     assert outdated(parsed(flag, "4000"), {name: link}) == []
 
 
-def test_any_other_text_is_a_wrong_port() -> None:
+def test_any_other_text_is_a_wrong_port():
     with pytest.raises(UsageError, match="PORT: invalid value 'tcp'"):
         settings(ServerConfig, PORT="tcp")

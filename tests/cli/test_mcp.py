@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import httpx2
 import orjson
@@ -35,9 +34,6 @@ from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled
 from tests.server.live import HANG, ROOT, serving
 
 KEY = "a-key"
-# anyio imports it at its first use, and pytest parses it then: within a running loop, CPython 3.11 once failed at that, with
-# "AST constructor recursion depth mismatch".
-OPEN_PROCESS = anyio.open_process
 HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 

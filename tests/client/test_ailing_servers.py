@@ -1,7 +1,5 @@
 """A server that is away, busy, slow or another program ends in one clear error, and is asked again where that may help."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
@@ -13,7 +11,6 @@ import orjson
 import pytest
 
 from hybridtei.errors import InvalidInput, NoAnswer
-from tests.client.asking import Ask
 from tests.server.live import HANG
 from tests.stand_in import Answer, answering
 
@@ -37,7 +34,7 @@ def scripted(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_busy_server_is_asked_again(ask: Ask, status: int) -> None:
+def test_a_busy_server_is_asked_again(ask, status):
     with scripted(
         (status, {"retry-after": "0"}, b"later"), (status, {}, b"later"), (200, {}, GOOD)
     ) as (url, asked):
@@ -45,7 +42,7 @@ def test_a_busy_server_is_asked_again(ask: Ask, status: int) -> None:
     assert asked == ["/embed_hybrid"] * 3
 
 
-def test_patience_ends_with_the_last_failure(ask: Ask) -> None:
+def test_patience_ends_with_the_last_failure(ask):
     busy = r"/embed_hybrid: no answer within 1 s, 1 try; the last: status 429: busy now"
     with (
         scripted((429, {"retry-after": "100"}, b"busy now")) as (url, asked),
@@ -71,7 +68,7 @@ def test_patience_ends_with_the_last_failure(ask: Ask) -> None:
         ((200, {}, b'[{"sparse": {}}]'), "should answer 1 objects of dense"),
     ],
 )
-def test_another_program_is_not_taken_for_the_server(ask: Ask, answer: Answer, why: str) -> None:
+def test_another_program_is_not_taken_for_the_server(ask, answer, why):
     with scripted(answer) as (url, asked), pytest.raises(NoAnswer, match=why):
         ask(url, "encode", "one")
     assert len(asked) == 1
@@ -113,7 +110,7 @@ class Raw:
         finally:
             writer.close()
 
-    def __enter__(self) -> Raw:
+    def __enter__(self):
         self._thread.start()
         assert self._ready.wait(HANG)
         return self
@@ -136,7 +133,7 @@ HEAD = (
     [b"", HEAD[:20], HEAD, HEAD + WHOLE[:-3]],
     ids=["nothing", "head", "no body", "half a body"],
 )
-def test_a_connection_that_is_cut_is_made_anew(ask: Ask, sent: bytes) -> None:
+def test_a_connection_that_is_cut_is_made_anew(ask, sent):
     async def behave(
         number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -150,7 +147,7 @@ def test_a_connection_that_is_cut_is_made_anew(ask: Ask, sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_dripping", [False, True])
-def test_a_slow_server_ends_in_an_error(ask: Ask, is_dripping: bool) -> None:
+def test_a_slow_server_ends_in_an_error(ask, is_dripping):
     """One that says nothing, and one that never comes to an end of saying something."""
 
     async def behave(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -169,7 +166,7 @@ def test_a_slow_server_ends_in_an_error(ask: Ask, is_dripping: bool) -> None:
         ask(server.url, "collections", timeout_s=0.2, patience_s=0.1)
 
 
-def test_a_server_that_is_restarted_is_found_again(ask: Ask) -> None:
+def test_a_server_that_is_restarted_is_found_again(ask):
     """The next one listens while the client already tries: at a port where nothing answers at first."""
 
     async def behave(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -20,7 +20,6 @@ from hybridtei.errors import InvalidInput
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.collection import CollectionSchemas
-from tests.client.asking import Ask
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
@@ -74,22 +73,20 @@ def assert_same(one: Embeddings, other: Embeddings) -> None:
         {"outputs": ALL, "spans": [[(0, 3), (0, 9)]] * len(MANY)},
     ],
 )
-def test_vectors_are_the_encoders_to_the_byte(
-    ask: Ask, server: Running, options: dict[str, Any]
-) -> None:
+def test_vectors_are_the_encoders_to_the_byte(ask, server, options):
     encoder = encoder_of(small.model_spec())
     for texts in (MANY,) if "spans" in options else (MANY, "one two", [[5, 6], [7]], []):
         assert_same(ask(server.url, "encode", texts, **options), encoder.encode(texts, **options))
 
 
-def test_threads_share_a_blocking_client(server: Running) -> None:
+def test_threads_share_a_blocking_client(server):
     encoder, parts = encoder_of(small.model_spec()), [MANY[:count] for count in range(1, 9)]
     with Client(server.url) as client, ThreadPoolExecutor(len(parts)) as threads:
         for found, part in zip(threads.map(client.encode, parts), parts, strict=True):
             assert_same(found, encoder.encode(part))
 
 
-def test_scores_and_labels_are_the_encoders(ask: Ask) -> None:
+def test_scores_and_labels_are_the_encoders(ask):
     spec = labelled("LABEL_0")
     with serving(spec, server={"max_client_batch_size": 3}) as server:
         assert ask(server.url, "rerank", "one", TEXTS) == encoder_of(spec).rerank("one", TEXTS)
@@ -114,7 +111,7 @@ def test_scores_and_labels_are_the_encoders(ask: Ask) -> None:
             assert tagged == encoder_of(spec).tag(TEXTS, aggregation_strategy=strategy)
 
 
-def test_texts_are_stored_and_found(ask: Ask, tmp_path: Any) -> None:
+def test_texts_are_stored_and_found(ask, tmp_path):
     with serving(
         spec_in(tmp_path), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
     ) as server:
@@ -141,7 +138,7 @@ def test_texts_are_stored_and_found(ask: Ask, tmp_path: Any) -> None:
             ask(server.url, "upsert", "others", ["one"], create=False)
 
 
-def test_a_collection_of_any_name_that_stores_take(ask: Ask, tmp_path: Any) -> None:
+def test_a_collection_of_any_name_that_stores_take(ask, tmp_path):
     name = "año #1 & 100%25 + ;="
     with serving(
         spec_in(tmp_path), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
@@ -169,7 +166,7 @@ def test_what_the_server_refuses_raises_the_encoders_errors(ask, server, argumen
         ask(server.url, *arguments)
 
 
-def test_a_key(ask: Ask) -> None:
+def test_a_key(ask):
     with serving(server={"api_key": "a key"}) as server:
         assert len(ask(server.url, "encode", "one", api_key="a key").dense) == 1
         with pytest.raises(errors.NoKey):
@@ -177,7 +174,7 @@ def test_a_key(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "localhost:3000", "ftp://x", "http://", "http://x:y"])
-def test_what_is_no_url_is_said_at_once(url: str) -> None:
+def test_what_is_no_url_is_said_at_once(url):
     with pytest.raises(InvalidInput, match="URL"):
         Client(url)
 
@@ -185,12 +182,12 @@ def test_what_is_no_url_is_said_at_once(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["http://[::1]:3000", "https://user:word@host.example/m/small/", "http://h"]
 )
-def test_what_is_a_url_is_taken(url: str) -> None:
+def test_what_is_a_url_is_taken(url):
     with Client(url) as client:
         assert client.url == url.rstrip("/").replace("user:word", "[hidden]")
 
 
-def test_a_password_of_its_url_is_sent_and_in_no_error(ask: Ask) -> None:
+def test_a_password_of_its_url_is_sent_and_in_no_error(ask):
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
 
         def answer() -> bytes:
@@ -209,7 +206,7 @@ def test_a_password_of_its_url_is_sent_and_in_no_error(ask: Ask) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_both_have_the_same_verbs_and_signatures() -> None:
+def test_both_have_the_same_verbs_and_signatures():
     verbs = [
         name
         for name, verb in vars(AsyncClient).items()
@@ -229,7 +226,7 @@ def test_both_have_the_same_verbs_and_signatures() -> None:
         assert all(encoders[parameter] == clients[parameter] for parameter in clients)
 
 
-def test_a_client_imports_neither_numpy_nor_a_runtime() -> None:
+def test_a_client_imports_neither_numpy_nor_a_runtime():
     code = "import sys, hybridtei; hybridtei.Client('http://x'); hybridtei.AsyncClient('http://x'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}

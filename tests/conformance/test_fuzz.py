@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from conformance.fuzz import peer
 from conformance.fuzz.bodies import GETS, POSTS
-from conformance.fuzz.heads import UNKNOWN, Generator, request
-from conformance.fuzz.judge import fault_of, faults, same
+from conformance.fuzz.heads import request
+from conformance.fuzz.judge import faults
 from conformance.fuzz.mutations import mutated
 from conformance.fuzz.run import flatness
 from conformance.fuzz.servers import Plan, Server
-from conformance.fuzz.shot import Outcome, Reply, Shot
+from conformance.fuzz.shot import Shot
 from conformance.fuzz.storm import Finding, Storm
 from hybridtei.server.api import cohere, ollama, openai, points, predict, rerank, search, tei
 from hybridtei.server.api import embed as hybrid
@@ -40,28 +40,24 @@ PLANS = {
     "tagger": lambda: labelled(*TAGS, tags=True),
 }
 KINDS = [
-    *(
-        tei.EmbedRequest,
-        tei.PredictRequest,
-        tei.SimilarityRequest,
-        tei.DecodeRequest,
-        tei.VertexRequest,
-        tei.TokenizeRequest,
-    ),
-    *(
-        openai.OpenAICompatRequest,
-        cohere.CohereEmbedRequest,
-        ollama.OllamaEmbedRequest,
-        hybrid.EmbedHybridRequest,
-    ),
-    *(
-        rerank.RerankRequest,
-        rerank.DocumentsRequest,
-        score.ScoreRequest,
-        predict.ClassifyRequest,
-        predict.PredictTokensRequest,
-    ),
-    *(search.SearchRequest, points.PointsRequest, inference.InferenceRequest),
+    tei.EmbedRequest,
+    tei.PredictRequest,
+    tei.SimilarityRequest,
+    tei.DecodeRequest,
+    tei.VertexRequest,
+    tei.TokenizeRequest,
+    openai.OpenAICompatRequest,
+    cohere.CohereEmbedRequest,
+    ollama.OllamaEmbedRequest,
+    hybrid.EmbedHybridRequest,
+    rerank.RerankRequest,
+    rerank.DocumentsRequest,
+    score.ScoreRequest,
+    predict.ClassifyRequest,
+    predict.PredictTokensRequest,
+    search.SearchRequest,
+    points.PointsRequest,
+    inference.InferenceRequest,
 ]
 
 
@@ -71,7 +67,7 @@ def server_of(running: Running, name: str) -> Server:
 
 @pytest.mark.parametrize("requests", [200, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sampled(PLANS, ["hybrid", "classifier"]))
-def test_a_storm_leaves_nothing_behind(name: str, requests: int):
+def test_a_storm_leaves_nothing_behind(name, requests):
     found: list[Finding] = []
     with serving(PLANS[name]()) as running:
         tally = asyncio.run(Storm(server_of(running, name), SEED, requests, found.append).run())
@@ -102,20 +98,12 @@ def read_or_refused(body: bytes, kind: type) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(seed=st.integers(0, 2**32), noise=st.binary(max_size=60))
-def test_bytes_are_read_or_refused(kind: type, seed: int, noise: bytes):
+def test_bytes_are_read_or_refused(kind, seed, noise):
     """Nothing but a `BodyError` comes of reading, whatever the bytes."""
     draw = Random(seed)
     route = draw.choice([*POSTS])
     for body in (noise, b'{"inputs":' + noise + b"}", mutated(draw, POSTS[route](draw))):
         assert read_or_refused(body, kind)
-
-
-def test_the_same_seed_makes_the_same_shots():
-    one, other, third = (Generator(seed, ("hybrid",)) for seed in ("1", "1", "2"))
-    made = [[generator.next() for _ in range(200)] for generator in (one, other, third)]
-    assert made[0] == made[1]
-    assert made[0] != made[2]
-    assert len({shot.kind for shot in made[0]}) > 12
 
 
 @contextmanager
@@ -168,7 +156,7 @@ def said(status: int, body: bytes) -> bytes:
         (b"", "1 of 1 answers missing"),
     ],
 )
-def test_wrong_answers_are_found(answer: bytes, reason: str):
+def test_wrong_answers_are_found(answer, reason):
     def talk(_: bytes, plug: socket.socket) -> bool:
         plug.sendall(answer)
         return True
@@ -177,14 +165,6 @@ def test_wrong_answers_are_found(answer: bytes, reason: str):
         shot = Shot("plain", (request(b"/embed", b"{}"),))
         outcome = asyncio.run(peer.Peer(server.host, server.port).ask(shot))
         assert reason in "; ".join(faults(shot, outcome))
-
-
-def test_silence_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peer, "HANG_SECONDS", 0.2)
-    with answering(lambda _data, _plug: None) as server:
-        shot = Shot("plain", (request(b"/embed", b"{}"),))
-        outcome = asyncio.run(peer.Peer(server.host, server.port).ask(shot))
-        assert faults(shot, outcome) == ["hangs"]
 
 
 def test_a_valid_request_that_is_answered_otherwise_is_found():
@@ -197,37 +177,6 @@ def test_a_valid_request_that_is_answered_otherwise_is_found():
     with answering(talk) as server:
         asyncio.run(Storm(server, SEED, 0, found.append).run())
     assert ["has changed" in finding.reasons[0] for finding in found] == [True]
-
-
-def test_what_is_excused():
-    ended, none = Outcome([Reply(413, {}, b"")]), Outcome(closed=True)
-    assert faults(Shot("pipelined", (b"",), answers=3), ended) == []
-    assert faults(Shot("garbage", (b"",), answers=UNKNOWN), none) == []
-    assert faults(Shot("leaving", (b"",), answers=0, leaves=True), none) == []
-    assert faults(Shot("pipelined", (b"",), answers=3), Outcome([Reply(200, {}, b"")])) == [
-        "closes with 2 of 3 answers missing"
-    ]
-    assert fault_of(Reply(200, {"content-type": "text/plain"}, b"no")) is None
-    assert faults(Shot("large", (b"x" * 11,)), none, unread=10) == []
-    assert faults(Shot("large", (b"x" * 10,)), none, unread=10) == [
-        "closes with 1 of 1 answers missing"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "are"),
-    [
-        ([0.1, {"a": "x"}], [0.100001, {"a": "x"}], True),
-        ([0.1], [0.2], False),
-        ([0.1], [0.1, 0.1], False),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, False),
-        ([1], [2], False),
-        ([1], [1.0], False),
-        ([None], [0.0], False),
-    ],
-)
-def test_sameness_is_up_to_the_last_digits_of_floats(one: object, other: object, are: bool):
-    assert same(one, other) is are
 
 
 @pytest.mark.parametrize(
@@ -247,7 +196,7 @@ def test_sameness_is_up_to_the_last_digits_of_floats(one: object, other: object,
         ([100.0 + 2 * step for step in range(50)], ""),  # too short to say
     ],
 )
-def test_memory_that_grows_is_found(megabytes: list[float], grows: str):
+def test_memory_that_grows_is_found(megabytes, grows):
     server = Server(Plan("hybrid", ("hybrid",), 1), "x", 1, None, None)
     server.megabytes = megabytes
     assert flatness(server) == ([f"memory grows: its low-water mark {grows}"] if grows else [])

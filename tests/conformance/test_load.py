@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -85,7 +84,7 @@ SHORT = ["--rounds", "1", "--seconds", "0.3", "--clients", "2"]
         ),
     ],
 )
-def test_a_scenario_measures(name: str, flags: list[str], rows: list[str]):
+def test_a_scenario_measures(name, flags, rows):
     status, told = run(name, *flags)
     assert status == 0
     assert [*told][: len(rows)] == rows
@@ -93,17 +92,7 @@ def test_a_scenario_measures(name: str, flags: list[str], rows: list[str]):
 
 
 @pytest.mark.slow
-def test_a_chart_keeps_the_kinds_that_it_has(tmp_path: Path):
-    chart = tmp_path / "chart.json"
-    chart.write_text(json.dumps({"machine": "before", "rows": [["a", {"bulk": 1.0}]]}))
-    traffic = ["--traffic", "one client", "--rounds", "1", "--seconds", "1"]
-    assert run("http_load", "--server", f"a={SERVER}", *traffic, "--chart", str(chart))[0] == 0
-    ((name, kinds),) = json.loads(chart.read_text())["rows"]
-    assert (name, kinds["bulk"], kinds["one client"] > 0) == ("a", 1.0, True)
-
-
-@pytest.mark.slow
-def test_what_a_collection_takes(tmp_path: Path):
+def test_what_a_collection_takes(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "one.txt").write_text("a hybrid search over a swept wing")
     flags = [str(tmp_path / "texts"), "--folder", str(tmp_path / "there")]

@@ -18,7 +18,7 @@ def found(*lines: str) -> list[Finding]:
     return list(findings([f"{line}\n" for line in lines], [WORK, CACHE], WORK))
 
 
-def test_a_look_up_is_seen_by_its_packet_and_by_what_the_resolver_reads() -> None:
+def test_a_look_up_is_seen_by_its_packet_and_by_what_the_resolver_reads():
     assert found(
         '7598  openat(AT_FDCWD</tmp/w>, "/etc/hosts", O_RDONLY|O_CLOEXEC) = 8</etc/hosts>',
         '7597  10:37:48.6 connect(9, {sa_family=AF_INET, sin_port=htons(53), sin_addr=inet_addr("10.255.255.53")}, 16) = 0',
@@ -31,7 +31,7 @@ def test_a_look_up_is_seen_by_its_packet_and_by_what_the_resolver_reads() -> Non
     ]
 
 
-def test_connections_and_packets() -> None:
+def test_connections_and_packets():
     assert found(
         '1 connect(4, {sa_family=AF_INET, sin_port=htons(443), sin_addr=inet_addr("192.0.2.7")}, 16) = -1 EINPROGRESS (now)',
         '1 sendto(4, "x", 1, 0, {sa_family=AF_INET, sin_port=htons(9), sin_addr=inet_addr("192.0.2.8")}, 16) = 1',
@@ -47,7 +47,7 @@ def test_connections_and_packets() -> None:
     ]
 
 
-def test_files_outside_the_named_folders() -> None:
+def test_files_outside_the_named_folders():
     assert found(
         '1 openat(AT_FDCWD</tmp/w>, "/home/u/.cache/Microsoft/x.db", O_RDWR|O_CREAT|O_NOFOLLOW|O_CLOEXEC, 0644) = 3',
         '1 openat(6</home/u/.cache/Other>, "deviceid.tmp", O_WRONLY|O_CREAT|O_EXCL, 0600 <unfinished ...>',
@@ -57,17 +57,16 @@ def test_files_outside_the_named_folders() -> None:
     ) == [
         Finding("file", path)
         for path in (
-            *(
-                "/home/u/.cache/Microsoft/x.db",
-                "/home/u/.cache/Other/deviceid.tmp",
-                "/tmp/elsewhere",
-            ),
-            *("/home/u/done", "/home/u/.config"),
+            "/home/u/.cache/Microsoft/x.db",
+            "/home/u/.cache/Other/deviceid.tmp",
+            "/tmp/elsewhere",
+            "/home/u/done",
+            "/home/u/.config",
         )
     ]
 
 
-def test_files_that_the_readme_names() -> None:
+def test_files_that_the_readme_names():
     assert not found(
         '1 openat(AT_FDCWD</tmp/w>, "/etc/passwd", O_RDONLY|O_CLOEXEC) = 3',
         '1 openat(AT_FDCWD</tmp/w>, "modes.svg", O_WRONLY|O_CREAT|O_TRUNC, 0644) = 3',
@@ -99,8 +98,8 @@ def traced(code: str, folder: Path) -> list[Finding]:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_reports_are_seen_where_they_are_sent_and_none_is_where_the_package_came_first(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     loud, quiet = tmp_path / "loud", tmp_path / "quiet"
     loud.mkdir()
     quiet.mkdir()

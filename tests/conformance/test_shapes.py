@@ -7,24 +7,14 @@ import sys
 import msgspec
 import pytest
 
-from conformance.families.shapes.__main__ import is_unit, measure
+from conformance.families.shapes.__main__ import measure
 from conformance.families.shapes.checkpoint import read_checkpoints, write_checkpoint
 from conformance.families.shapes.serving import ABSENT
-from conformance.families.shapes.words import KINDS
 
 CHECKPOINTS = read_checkpoints()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokenizers_have_the_size_and_know_letters(kind: str) -> None:
-    tokenizer = KINDS[kind](2000)
-    assert tokenizer.get_vocab_size() == 2000
-    found = tokenizer.encode("a wing in a slipstream")
-    assert "[UNK]" not in found.tokens
-    assert "<unk>" not in found.tokens
-
-
-def test_a_process_without_torch() -> None:
+def test_a_process_without_torch():
     code = "import importlib.util as u; print([bool(u.find_spec(n)) for n in ('torch', 'onnx', 'numpy')]); import torch"
     environment = {**os.environ, "PYTHONPATH": str(ABSENT)}
     done = subprocess.run(
@@ -58,10 +48,3 @@ def test_a_row_of_the_table(tmp_path, backend, capsys, monkeypatch):
         assert not [fault for fault in faults if "beyond" not in fault]
     else:
         assert "needs torch" in faults[0]
-
-
-def test_what_is_no_answer() -> None:
-    assert is_unit([0.6, 0.8], 2)
-    assert not is_unit([0.6, 0.8], 3)
-    assert not is_unit([0.6, 0.9], 2)
-    assert not is_unit([0.6, float("nan")], 2)

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.structure.source import (
-    count_layers,
     find_circles,
-    measure,
     read_imports,
     read_modules,
 )
@@ -49,13 +47,13 @@ def package(tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-def test_imports_within_functions_count_and_imports_for_annotations_do_not(package: Path):
+def test_imports_within_functions_count_and_imports_for_annotations_do_not(package):
     imports = read_imports(read_modules(package))
     assert imports["small.top"] == {"small.middle"}
     assert imports["small.middle"] == {"small.low.leaf"}
 
 
-def test_circles_are_found(package: Path):
+def test_circles_are_found(package):
     assert find_circles(read_imports(read_modules(package))) == [
         ["small.low.leaf", "small.low.twin"]
     ]
@@ -71,24 +69,6 @@ def test_the_package_has_no_circle():
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_modules_that_import_each_other_are_one_layer(package: Path):
-    imports = read_imports(read_modules(package))
-    assert count_layers(imports, {name: name for name in imports}) == 3
-    assert count_layers(imports, dict.fromkeys(imports, "all")) == 1
-
-
-def test_figures(package: Path):
-    figures = measure(package)
-    assert figures["modules"] == 6
-    assert figures["lines"] == sum(text.count("\n") for text in FILES.values())
-    assert figures["statements"] == 11  # a docstring is not counted
-    assert figures["layers of rooms"] == 3
-    assert figures["circles of imports"] == 1
-    assert figures["modules with one importer"] == 2  # middle and twin
-    assert figures["files in the largest folder"] == "2 (small/low)"
-    assert figures["lines of the largest file"] == "10 (small/middle.py)"
 
 
 @pytest.mark.skipif(find_spec("importlinter") is None, reason="import-linter is not installed")

@@ -31,7 +31,7 @@ def variables(service: str) -> dict[str, str]:
     return {name: filled(value) for name, value in SERVICES[service]["environment"].items()}
 
 
-def test_fits_the_specification() -> None:
+def test_fits_the_specification():
     if find_spec("check_jsonschema") is None:
         pytest.skip("check-jsonschema is not installed: pip install check-jsonschema")
     command = [
@@ -48,7 +48,7 @@ def test_fits_the_specification() -> None:
 
 
 @pytest.mark.parametrize("service", SERVERS)
-def test_the_command_takes_the_variables_and_listens_where_others_look(service: str) -> None:
+def test_the_command_takes_the_variables_and_listens_where_others_look(service):
     settings = check_serve([], variables(service))
     [port] = SERVICES[service]["ports"]
     assert int(port.rpartition(":")[2]) == settings.port
@@ -59,7 +59,7 @@ def test_the_command_takes_the_variables_and_listens_where_others_look(service: 
 
 
 @pytest.mark.parametrize("service", [*SERVERS, "ingest"])
-def test_servers_search_the_store_beside_them_that_ingest_fills(service: str) -> None:
+def test_servers_search_the_store_beside_them_that_ingest_fills(service):
     store = from_flags(StoreConfig, {}, variables(service))
     assert store.qdrant_url == "http://qdrant:6334"
     assert store.qdrant_api_key == filled(
@@ -68,7 +68,7 @@ def test_servers_search_the_store_beside_them_that_ingest_fills(service: str) ->
 
 
 @pytest.mark.parametrize("service", SERVERS)
-def test_images_are_built_from_targets_that_exist_for_their_user(service: str) -> None:
+def test_images_are_built_from_targets_that_exist_for_their_user(service):
     build = SERVICES[service]["build"]
     assert (FOLDER / build["context"]).resolve() == ROOT
     stage = parse((ROOT / "Dockerfile").read_text())[build["target"]]
@@ -76,7 +76,7 @@ def test_images_are_built_from_targets_that_exist_for_their_user(service: str) -
     assert SERVICES[service]["user"] == stage.all("USER")[-1].arguments
 
 
-def test_ingest_goes_to_the_neighbours() -> None:
+def test_ingest_goes_to_the_neighbours():
     ingest = SERVICES["ingest"]
     assert ingest["entrypoint"] == ["hybridtei", "ingest"]
     check_ingest([filled(word) for word in ingest["command"]], variables("ingest"))
@@ -84,7 +84,7 @@ def test_ingest_goes_to_the_neighbours() -> None:
     assert url == f"--url=http://hybridtei:{check_serve([], variables('hybridtei')).port}"
 
 
-def test_what_is_mounted_is_there_and_named_volumes_are_declared() -> None:
+def test_what_is_mounted_is_there_and_named_volumes_are_declared():
     for name, service in SERVICES.items():
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0] if isinstance(volume, str) else volume["source"]
@@ -94,7 +94,7 @@ def test_what_is_mounted_is_there_and_named_volumes_are_declared() -> None:
                 assert source in COMPOSE["volumes"], name
 
 
-def test_ports_are_open_to_this_machine_alone_and_told_apart() -> None:
+def test_ports_are_open_to_this_machine_alone_and_told_apart():
     published = [
         port.rpartition(":")[0]
         for service in SERVICES.values()
@@ -104,7 +104,7 @@ def test_ports_are_open_to_this_machine_alone_and_told_apart() -> None:
     assert len(published) == len(set(published))
 
 
-def test_ingest_reads_the_documents_of_the_clone_and_docker_makes_no_folder() -> None:
+def test_ingest_reads_the_documents_of_the_clone_and_docker_makes_no_folder():
     """Compose resolves a relative path beside the file, wherever the printed command is run."""
     [documents] = [volume for volume in SERVICES["ingest"]["volumes"] if isinstance(volume, dict)]
     assert (FOLDER / filled(documents["source"])).resolve() == ROOT / "documents"
@@ -112,5 +112,5 @@ def test_ingest_reads_the_documents_of_the_clone_and_docker_makes_no_folder() ->
     assert documents["read_only"]
 
 
-def test_qdrant_sends_no_telemetry() -> None:
+def test_qdrant_sends_no_telemetry():
     assert SERVICES["qdrant"]["environment"]["QDRANT__TELEMETRY_DISABLED"] == "true"

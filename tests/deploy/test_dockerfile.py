@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.dockerfile import expand, lineage, needed, parse
+from deploy.dockerfile import expand, lineage, parse
 from hybridtei.config import ServerConfig
 from hybridtei.errors import BackendError
 from tests.deploy.command_line import ROOT, check_serve
@@ -46,43 +46,7 @@ def environment(target: str) -> dict[str, str]:
     return found
 
 
-def test_lines_are_joined_and_stages_told_apart() -> None:
-    one = "# a\nARG BASE=x:1\nFROM ${BASE} AS one\nRUN a \\\n # why\n  && b\n"
-    stages = parse(f"{one}\nFROM one AS two\nCOPY --from=one --chown=1:1 /p /q\n")
-    assert [(stage.name, stage.base) for stage in stages.values()] == [
-        ("one", "x:1"),
-        ("two", "one"),
-    ]
-    [run] = stages["one"].all("RUN")
-    assert (run.arguments, run.line) == ("a && b", 4)
-    [copy] = stages["two"].all("COPY")
-    assert copy.flags() == {"from": "one", "chown": "1:1"}
-    assert copy.paths() == ["/p", "/q"]
-
-
-def test_what_belongs_to_no_stage_is_refused() -> None:
-    with pytest.raises(ValueError, match="line 2: RUN before the first FROM"):
-        parse("ARG A=1\nRUN x\n")
-
-
-def test_shell_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="line 2: CMD should be in exec form"):
-        parse("FROM x AS y\nCMD run it\n")["y"].all("CMD")[0].words()
-
-
-@pytest.mark.parametrize("target", FINAL)
-def test_a_target_comes_after_what_it_needs(target: str) -> None:
-    order = needed(STAGES, target)
-    assert order[-1] == target
-    for name in order:
-        wanted = {
-            STAGES[name].base,
-            *(copy.flags().get("from") for copy in STAGES[name].all("COPY")),
-        } & set(STAGES)
-        assert wanted <= set(order[: order.index(name)])
-
-
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_has_nothing_to_say():
     hadolint = shutil.which("hadolint") or shutil.which(
         "hadolint", path=str(Path(sys.executable).parent)
     )
@@ -99,7 +63,7 @@ def test_hadolint_has_nothing_to_say() -> None:
     assert (said.returncode, said.stdout) == (0, "")
 
 
-def test_all_that_is_copied_is_there_and_let_through() -> None:
+def test_all_that_is_copied_is_there_and_let_through():
     ignore = [
         line
         for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -119,7 +83,7 @@ def test_all_that_is_copied_is_there_and_let_through() -> None:
 
 
 @pytest.mark.parametrize("name", ["environment-cpu", "environment-cuda"])
-def test_extras_exist(name: str) -> None:
+def test_extras_exist(name):
     defaults = {
         key: value for each in STAGES[name].all("ARG") for key, value in each.pairs().items()
     }
@@ -128,7 +92,7 @@ def test_extras_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("target", FINAL)
-def test_what_is_taken_from_a_stage_was_made_there(target: str) -> None:
+def test_what_is_taken_from_a_stage_was_made_there(target):
     for copy in STAGES[target].all("COPY"):
         stage = STAGES[copy.flags()["from"]]
         made = " ".join(each.arguments for each in stage.instructions)
@@ -136,7 +100,7 @@ def test_what_is_taken_from_a_stage_was_made_there(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", FINAL)
-def test_the_final_layers_have_a_user_without_rights_and_no_compiler(target: str) -> None:
+def test_the_final_layers_have_a_user_without_rights_and_no_compiler(target):
     user = [each for stage in lineage(STAGES, target) for each in stage.all("USER")][-1].arguments
     assert user == "10001:10001"
     assert STAGES[target].instructions[-1].keyword == "USER"
@@ -148,7 +112,7 @@ def test_the_final_layers_have_a_user_without_rights_and_no_compiler(target: str
 
 
 @pytest.mark.parametrize("target", FINAL)
-def test_the_entry_point_takes_teis_flags_and_the_images_variables(target: str) -> None:
+def test_the_entry_point_takes_teis_flags_and_the_images_variables(target):
     assert last(target, "ENTRYPOINT") == [
         "text-embeddings-router"
     ]  # which listens on all interfaces, as TEI's images do
@@ -174,7 +138,7 @@ def test_the_entry_point_takes_teis_flags_and_the_images_variables(target: str) 
     check_serve(flags, {**variables, "HF_HUB_OFFLINE": "1"})
 
 
-def test_the_health_check_is_content_with_a_healthy_server_and_with_nothing_else() -> None:
+def test_the_health_check_is_content_with_a_healthy_server_and_with_nothing_else():
     python, *program = last("cpu", "HEALTHCHECK")
     assert python == "python"
 
@@ -205,7 +169,7 @@ def test_the_health_check_is_content_with_a_healthy_server_and_with_nothing_else
 
 
 @pytest.mark.parametrize("target", FINAL)
-def test_the_embedded_model_lies_where_no_volume_covers_it_and_nobody_writes(target: str) -> None:
+def test_the_embedded_model_lies_where_no_volume_covers_it_and_nobody_writes(target):
     variables = environment(target)
     folder, cache = variables["HYBRIDTEI_EMBEDDED_MODEL"], Path(variables["HYBRIDTEI_CACHE"])
     [copy] = [each for each in STAGES[target].all("COPY") if each.paths()[-1] == folder]
@@ -217,7 +181,7 @@ def test_the_embedded_model_lies_where_no_volume_covers_it_and_nobody_writes(tar
     assert made.endswith(f"/data {cache}")
 
 
-def test_printed_containers_may_drain_before_they_are_killed() -> None:
+def test_printed_containers_may_drain_before_they_are_killed():
     """Docker kills ten seconds after SIGTERM, and the server drains for thirty."""
     pages = [
         *(ROOT / "notebooks").glob("*.md"),

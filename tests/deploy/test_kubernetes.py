@@ -30,7 +30,7 @@ def variables(manifests: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
-def test_every_manifest_fits_its_schema(folder: Path) -> None:
+def test_every_manifest_fits_its_schema(folder):
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="pip install kubernetes-validate"
     )
@@ -42,7 +42,7 @@ def test_every_manifest_fits_its_schema(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
-def test_the_command_takes_the_variables_and_listens_where_the_pod_says(folder: Path) -> None:
+def test_the_command_takes_the_variables_and_listens_where_the_pod_says(folder):
     manifests = rendered(folder)
     pod = container(manifests)
     settings = check_serve(pod.get("args", []), variables(manifests))
@@ -56,7 +56,7 @@ def test_the_command_takes_the_variables_and_listens_where_the_pod_says(folder: 
 
 
 @pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
-def test_a_pod_has_the_time_to_drain(folder: Path) -> None:
+def test_a_pod_has_the_time_to_drain(folder):
     manifests = rendered(folder)
     spec, pod = manifests["Deployment"]["spec"]["template"]["spec"], container(manifests)
     sleep, seconds = pod["lifecycle"]["preStop"]["exec"]["command"]
@@ -66,7 +66,7 @@ def test_a_pod_has_the_time_to_drain(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
-def test_selectors_find_the_pods(folder: Path) -> None:
+def test_selectors_find_the_pods(folder):
     manifests = rendered(folder)
     labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
     assert manifests["Service"]["spec"]["selector"].items() <= labels
@@ -84,7 +84,7 @@ def test_selectors_find_the_pods(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
-def test_pods_run_as_the_images_user_and_write_only_where_a_volume_is(folder: Path) -> None:
+def test_pods_run_as_the_images_user_and_write_only_where_a_volume_is(folder):
     manifests = rendered(folder)
     spec, pod = manifests["Deployment"]["spec"]["template"]["spec"], container(manifests)
     stages = parse((ROOT / "Dockerfile").read_text())
@@ -100,13 +100,13 @@ def test_pods_run_as_the_images_user_and_write_only_where_a_volume_is(folder: Pa
     }
 
 
-def test_a_device_is_asked_for_by_the_gpu_overlay_alone() -> None:
+def test_a_device_is_asked_for_by_the_gpu_overlay_alone():
     for folder in OVERLAYS:
         limits = container(rendered(folder))["resources"]["limits"]
         assert ("nvidia.com/gpu" in limits) == (folder.name == "gpu")
 
 
-def test_the_air_gapped_pod_serves_a_mounted_folder_and_asks_nobody() -> None:
+def test_the_air_gapped_pod_serves_a_mounted_folder_and_asks_nobody():
     manifests = rendered(DEPLOY / "kubernetes/overlays/cpu-air-gapped")
     given = variables(manifests)
     [mount] = [each for each in container(manifests)["volumeMounts"] if each.get("readOnly")]
@@ -114,7 +114,7 @@ def test_the_air_gapped_pod_serves_a_mounted_folder_and_asks_nobody() -> None:
     assert (given["OFFLINE"], given["HF_HUB_OFFLINE"]) == ("true", "1")
 
 
-def test_the_adapter_serves_the_metric_that_scales() -> None:
+def test_the_adapter_serves_the_metric_that_scales():
     rules = yaml.safe_load((DEPLOY / "kubernetes/prometheus-adapter.yaml").read_text())["rules"][
         "custom"
     ]

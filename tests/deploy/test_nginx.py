@@ -93,11 +93,11 @@ def nginx(folder: Path, server_port: int) -> Iterator[httpx.Client]:
         process.wait(HANG)
 
 
-def test_limits_are_the_servers() -> None:
+def test_limits_are_the_servers():
     assert f"client_max_body_size {ServerConfig().payload_limit};" in TEXT
 
 
-def test_requests_pass_and_what_is_the_operators_does_not(tmp_path: Path) -> None:
+def test_requests_pass_and_what_is_the_operators_does_not(tmp_path):
     with serving(server={"api_key": "a-key"}) as server, nginx(tmp_path, server.port) as client:
         key = {"authorization": "Bearer a-key"}
         assert client.post("/embed_hybrid", json=VALID, headers=key).json() == valid_answer()
@@ -110,7 +110,7 @@ def test_requests_pass_and_what_is_the_operators_does_not(tmp_path: Path) -> Non
         assert server.get("/metrics").status_code == 200
 
 
-def test_a_slow_client_keeps_no_connection_of_the_server(tmp_path: Path) -> None:
+def test_a_slow_client_keeps_no_connection_of_the_server(tmp_path):
     body = b'{"inputs":"one two"}'
     head = b"POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n"
     with serving() as server, nginx(tmp_path, server.port) as client:

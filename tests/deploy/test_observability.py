@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ EXPRESSIONS = [
 ]
 
 
-def test_failures_have_the_words_that_alerts_look_for() -> None:
+def test_failures_have_the_words_that_alerts_look_for():
     from hybridtei.server.context import FAILURES
 
     words = {name for _, name in FAILURES} | {"inference", "dropped"}
@@ -50,7 +49,7 @@ def test_failures_have_the_words_that_alerts_look_for() -> None:
     assert looked_for <= words
 
 
-def test_store_errors_have_the_kinds_that_alerts_look_for() -> None:
+def test_store_errors_have_the_kinds_that_alerts_look_for():
     from hybridtei.server.models import STORE_ERRORS
 
     looked_for = {
@@ -63,7 +62,7 @@ def test_store_errors_have_the_kinds_that_alerts_look_for() -> None:
     assert looked_for <= set(STORE_ERRORS.values())
 
 
-def test_the_dashboard_asks_the_datasource_that_is_provisioned() -> None:
+def test_the_dashboard_asks_the_datasource_that_is_provisioned():
     sources = yaml.safe_load(
         (COMPOSE / "grafana/provisioning/datasources/prometheus.yaml").read_text()
     )["datasources"]
@@ -81,11 +80,11 @@ def test_the_dashboard_asks_the_datasource_that_is_provisioned() -> None:
     "check",
     [["check", "config", "--syntax-only", "prometheus.yaml"], ["check", "rules", "alerts.yaml"]],
 )
-def test_prometheus_reads_its_files(check: list[str]) -> None:
+def test_prometheus_reads_its_files(check):
     assert said_well(promtool(), *check)
 
 
-def test_prometheus_reads_the_dashboards_expressions(tmp_path: Path) -> None:
+def test_prometheus_reads_the_dashboards_expressions(tmp_path):
     filled = [
         each.replace("$__rate_interval", "1m").replace("$instance", ".*")
         for each in EXPRESSIONS

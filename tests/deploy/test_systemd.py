@@ -31,7 +31,7 @@ def environment() -> dict[str, str]:
     return {**inline, **dict(re.findall(r"^(\w+)=(.*)$", FILE, re.MULTILINE))}
 
 
-def test_the_command_takes_the_variables() -> None:
+def test_the_command_takes_the_variables():
     [command] = settings()["ExecStart"]
     program, *words = command.split()
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -41,7 +41,7 @@ def test_the_command_takes_the_variables() -> None:
     assert server.drain_seconds < int(settings()["TimeoutStopSec"][0])
 
 
-def test_installation_installs_extras_that_exist() -> None:
+def test_installation_installs_extras_that_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -49,7 +49,7 @@ def test_installation_installs_extras_that_exist() -> None:
     assert set(named.split(",")) <= set(extras)
 
 
-def test_the_template_is_the_unit_on_a_share_of_the_cores_and_of_the_port() -> None:
+def test_the_template_is_the_unit_on_a_share_of_the_cores_and_of_the_port():
     one, many = settings(), settings(TEMPLATE)
     taskset, *words = many["ExecStart"][0].split()
     assert (Path(taskset).name, words[:3]) == ("taskset", ["--cpu-list", "%i", *one["ExecStart"]])
@@ -64,7 +64,7 @@ def test_the_template_is_the_unit_on_a_share_of_the_cores_and_of_the_port() -> N
 @pytest.mark.parametrize(
     ("unit", "name"), [(UNIT, "hybridtei.service"), (TEMPLATE, "hybridtei@.service")]
 )
-def test_systemd_has_nothing_to_say(tmp_path: Path, unit: str, name: str) -> None:
+def test_systemd_has_nothing_to_say(tmp_path, unit, name):
     command = shutil.which("systemd-analyze")
     if command is None:
         pytest.skip("systemd-analyze is not installed")

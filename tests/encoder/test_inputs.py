@@ -2,8 +2,6 @@
 
 import gc
 import weakref
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from tests import vocabulary
 from tests.encoder.vectors import EVERYTHING, TEXTS, close, dense_of
 
 
-def test_asking_for_more_changes_nothing(encoder: Encoder) -> None:
+def test_asking_for_more_changes_nothing(encoder):
     everything = encoder.encode(TEXTS, EVERYTHING)
     for head in EVERYTHING:
         alone = getattr(encoder.encode(TEXTS, [head]), head)
@@ -29,7 +27,7 @@ def test_asking_for_more_changes_nothing(encoder: Encoder) -> None:
         assert np.array_equal(alone, together)
 
 
-def test_many_inputs_cost_as_many_passes_as_batches(hybrid: Path) -> None:
+def test_many_inputs_cost_as_many_passes_as_batches(hybrid):
     encoder = Encoder.load(str(hybrid), engine=EngineConfig(max_batch_requests=5))
     for count, batches in ((1, 1), (5, 1), (6, 2), (23, 5)):
         before = encoder.forwards
@@ -39,7 +37,7 @@ def test_many_inputs_cost_as_many_passes_as_batches(hybrid: Path) -> None:
         assert encoder.forwards - before == batches
 
 
-def test_equal_inputs_are_computed_once(encoder: Encoder) -> None:
+def test_equal_inputs_are_computed_once(encoder):
     before = encoder.forwards
     found = encoder.encode(["baka bulo", "baka", "baka bulo"], EVERYTHING)
     assert encoder.forwards - before == 1
@@ -47,9 +45,7 @@ def test_equal_inputs_are_computed_once(encoder: Encoder) -> None:
     assert np.array_equal(found.tokens.row(0), found.tokens.row(2))
 
 
-def test_a_pass_holds_as_many_tokens_as_the_budget(
-    hybrid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid, monkeypatch):
     monkeypatch.setattr(
         "hybridtei.inference.backends.graph.onnx_backend.busy_tokens",
         lambda *_, **__: vocabulary.LONGEST,
@@ -62,18 +58,18 @@ def test_a_pass_holds_as_many_tokens_as_the_budget(
     assert encoder.forwards - before == 3
 
 
-def test_more_inputs_than_one_chunk_come_back_in_order(encoder: Encoder) -> None:
+def test_more_inputs_than_one_chunk_come_back_in_order(encoder):
     texts = [vocabulary.WORDS[i % 7] for i in range(1100)]
     dense = dense_of(encoder, texts)
     seven = dense_of(encoder, vocabulary.WORDS[:7])
     close(dense, seven[np.arange(1100) % 7])
 
 
-def test_one_text_is_a_list_of_one(encoder: Encoder) -> None:
+def test_one_text_is_a_list_of_one(encoder):
     assert np.array_equal(dense_of(encoder, "baka bulo"), dense_of(encoder, ["baka bulo"]))  # type: ignore[arg-type]
 
 
-def test_no_texts_are_no_rows_of_the_right_width(encoder: Encoder) -> None:
+def test_no_texts_are_no_rows_of_the_right_width(encoder):
     before = encoder.forwards
     nothing, something = encoder.encode([], EVERYTHING), encoder.encode(["baka"], EVERYTHING)
     assert encoder.forwards == before + 1
@@ -90,7 +86,7 @@ def test_no_texts_are_no_rows_of_the_right_width(encoder: Encoder) -> None:
             assert none.values.shape[1] == some.values.shape[1]
 
 
-def test_ids_are_the_tokens_themselves(encoder: Encoder, hybrid: Path) -> None:
+def test_ids_are_the_tokens_themselves(encoder, hybrid):
     ids = AutoTokenizer.from_pretrained(hybrid)(TEXTS)["input_ids"]
     short = [row for row in ids if len(row) < vocabulary.LONGEST]
     texts = [text for text, row in zip(TEXTS, ids, strict=True) if len(row) < vocabulary.LONGEST]
@@ -100,7 +96,7 @@ def test_ids_are_the_tokens_themselves(encoder: Encoder, hybrid: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", [[None], ["baka", 5], [b"baka"], [("a", "b")], ["baka", {"text": "b"}]]
 )
-def test_an_input_of_another_kind_is_named_by_its_place(encoder: Encoder, wrong: list[Any]) -> None:
+def test_an_input_of_another_kind_is_named_by_its_place(encoder, wrong):
     with pytest.raises(
         InvalidInput, match=rf"texts\[{len(wrong) - 1}\].*{type(wrong[-1]).__name__}"
     ):
@@ -121,9 +117,7 @@ def test_an_input_of_another_kind_is_named_by_its_place(encoder: Encoder, wrong:
         ({"texts": None}, "`texts` is None, of type NoneType; it should be a string or a list"),
     ],
 )
-def test_a_value_of_another_kind_is_named_with_what_it_should_be(
-    encoder: Encoder, wrong: dict[str, Any], message: str
-) -> None:
+def test_a_value_of_another_kind_is_named_with_what_it_should_be(encoder, wrong, message):
     with pytest.raises(InvalidInput, match=message):
         encoder.encode(**{"texts": ["baka"], **wrong})
 
@@ -131,12 +125,12 @@ def test_a_value_of_another_kind_is_named_with_what_it_should_be(
 @pytest.mark.parametrize(
     ("method", "field"), [("classify", "texts"), ("tag", "texts"), ("rerank", "documents")]
 )
-def test_so_it_is_for_labels_and_ranks(encoder: Encoder, method: str, field: str) -> None:
+def test_so_it_is_for_labels_and_ranks(encoder, method, field):
     with pytest.raises(InvalidInput, match=f"`{field}` is None, of type NoneType"):
         getattr(encoder, method)(*(["baka"] if method == "rerank" else []), None)
 
 
-def test_an_empty_text_is_refused(encoder: Encoder) -> None:
+def test_an_empty_text_is_refused(encoder):
     with pytest.raises(EmptyInput, match=r"^`texts\[1\]` cannot be empty$"):
         encoder.encode(["baka", ""])
     texts = ["baka"] * 1_100
@@ -145,33 +139,31 @@ def test_an_empty_text_is_refused(encoder: Encoder) -> None:
 
 
 @pytest.mark.parametrize("names", [["colbert"], ["dense", "Sparse"], "splade", [], ""])
-def test_unknown_outputs_are_refused_with_the_known_ones(encoder: Encoder, names: Any) -> None:
+def test_unknown_outputs_are_refused_with_the_known_ones(encoder, names):
     with pytest.raises(InvalidInput, match=r"known: dense, multivector, sparse, tokens"):
         encoder.encode(["baka"], names)
 
 
-def test_one_name_is_a_list_of_one() -> None:
+def test_one_name_is_a_list_of_one():
     assert heads_named("sparse") == heads_named(["sparse", "sparse"]) == frozenset({"sparse"})
 
 
 @pytest.mark.parametrize("head", ["sparse", "multivector"])
-def test_an_output_the_model_lacks_is_refused_even_for_no_texts(bert: Path, head: str) -> None:
+def test_an_output_the_model_lacks_is_refused_even_for_no_texts(bert, head):
     encoder = Encoder.load(str(bert))
     for texts in (["baka"], []):
         with pytest.raises(UnsupportedHead, match=f"`{head}`.*dense, tokens"):
             encoder.encode(texts, ["dense", head])
 
 
-def test_progress_is_shown_when_asked_for(
-    encoder: Encoder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_shown_when_asked_for(encoder, capsys):
     encoder.encode(TEXTS)
     assert capsys.readouterr().err == ""
     encoder.encode(TEXTS, show_progress=True)
     assert f"{len(TEXTS)}/{len(TEXTS)}" in capsys.readouterr().err
 
 
-def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:
+def test_a_closed_encoder_gives_its_memory_back(bert):
     encoder = Encoder.load(config=ModelConfig(model_id=str(bert), backend="torch"))
     weights = weakref.ref(encoder._backend._trunk.model)  # type: ignore[attr-defined]
     assert weights() is not None
@@ -186,7 +178,7 @@ def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", [[-1], [1.5], ["a"], [True], [None], [2**32]])
-def test_an_id_is_a_whole_number_in_range(encoder: Encoder, ids: list[Any]) -> None:
+def test_an_id_is_a_whole_number_in_range(encoder, ids):
     with pytest.raises(InvalidInput, match=r"texts\[1\].*an id is a whole number"):
         encoder.encode(["baka", ids])
 

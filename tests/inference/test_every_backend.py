@@ -96,11 +96,11 @@ def assert_close(one: Embeddings, other: Embeddings, dtype: str) -> None:
     )
 
 
-def test_every_output_is_the_references(encoder: Encoder, reference: Embeddings) -> None:
+def test_every_output_is_the_references(encoder, reference):
     assert_close(encoder.encode(TEXTS, EVERYTHING), reference, encoder.dtype)
 
 
-def test_a_text_keeps_its_vectors_in_any_company(encoder: Encoder) -> None:
+def test_a_text_keeps_its_vectors_in_any_company(encoder):
     together = encoder.encode(TEXTS, EVERYTHING)
     order = np.random.default_rng(0).permutation(len(TEXTS))
     shuffled = encoder.encode([TEXTS[i] for i in order], EVERYTHING)

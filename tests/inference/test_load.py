@@ -14,7 +14,6 @@ import torch
 from conformance.families.oracle import difference, states_of, texts_of
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference import load
 from hybridtei.inference.backends import select as backend_choice
@@ -27,17 +26,13 @@ from tests.inference.backends.torch.test_trunk import LONG
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
-EVERYTHING = ("dense", "sparse", "multivector", "tokens")
-CRANFIELD = Path(__file__).parents[3] / "shared" / "data" / "cranfield" / "queries.jsonl"
 
 
 def loaded(folder: Path, **engine: Any) -> load.LoadedModel:
     return load_model(ModelConfig(model_id=str(folder), pooling="mean"), EngineConfig(**engine))
 
 
-def test_the_self_test_has_a_short_text_and_a_long_one(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_self_test_has_a_short_text_and_a_long_one(bert, monkeypatch):
     lengths: list[list[int]] = []
     forward = OnnxBackend.forward
 
@@ -57,9 +52,7 @@ def test_the_self_test_has_a_short_text_and_a_long_one(
     assert lengths[0] == [20, 3]
 
 
-def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(tmp_path, monkeypatch):
     folder = tiny.write_family(tmp_path, "qwen2", rope_parameters=LONG)
     assert loaded(folder).model.spec.model_type == "qwen2"
     monkeypatch.setattr(trunk, "forget_lengths", lambda model: False)
@@ -76,8 +69,8 @@ def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(
     ],
 )
 def test_a_family_that_cannot_run_as_texts_come_is_refused_with_those_that_can(
-    tmp_path: Path, model_type: str, why: str
-) -> None:
+    tmp_path, model_type, why
+):
     folder = tiny.write_family(tmp_path, model_type)
     with pytest.raises(
         UnsupportedArchitecture,
@@ -87,7 +80,7 @@ def test_a_family_that_cannot_run_as_texts_come_is_refused_with_those_that_can(
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3])
-def test_a_model_of_very_short_texts_loads(tmp_path: Path, longest: int) -> None:
+def test_a_model_of_very_short_texts_loads(tmp_path, longest):
     folder = tiny.write_family(tmp_path, "bert", max_position_embeddings=longest)
     assert loaded(folder).model.reader.max_input_length == longest
 
@@ -106,28 +99,13 @@ def backend_of(folder: Path, **config: Any) -> Any:
     return load_model(ModelConfig(model_id=str(folder), **config), EngineConfig()).backend
 
 
-def test_onnxruntime_runs_what_has_a_graph_and_torch_where_it_is_asked_for(
-    bert: Path, cache: Path
-) -> None:
+def test_onnxruntime_runs_what_has_a_graph_and_torch_where_it_is_asked_for(bert, cache):
     assert isinstance(backend_of(bert), OnnxBackend)
     assert isinstance(backend_of(bert, backend="ort"), OnnxBackend)
     assert isinstance(backend_of(bert, backend="torch"), TorchBackend)
 
 
-def test_weights_that_torch_saved_run_on_onnxruntime(
-    bert: Path, copied: Copied, cache: Path
-) -> None:
-    from safetensors.torch import load_file
-
-    folder = copied(bert)
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert isinstance(backend_of(folder), OnnxBackend)
-    ours, theirs = (Encoder.load(str(one)).encode(["baka bulo"]).dense for one in (folder, bert))
-    np.testing.assert_array_equal(ours, theirs)
-
-
-def test_bare_pickles_go_to_torch(bert: Path, copied: Copied, cache: Path) -> None:
+def test_bare_pickles_go_to_torch(bert, copied, cache):
     from safetensors.torch import load_file
 
     folder = copied(bert)
@@ -150,8 +128,8 @@ def test_bare_pickles_go_to_torch(bert: Path, copied: Copied, cache: Path) -> No
     ],
 )
 def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason(
-    bert: Path, copied: Copied, cache: Path, monkeypatch: pytest.MonkeyPatch, case: str, why: str
-) -> None:
+    bert, copied, cache, monkeypatch, case, why
+):
     folder = copied(bert)
     installed = backend_choice._installed
     monkeypatch.setattr(
@@ -170,8 +148,8 @@ def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason
 @pytest.mark.parametrize("backend", ["auto", "ort", "torch"])
 @pytest.mark.parametrize("model_type", ["bert", "a-type-of-its-own"])
 def test_a_publishers_own_code_is_refused_until_it_is_trusted(
-    bert: Path, copied: Copied, cache: Path, backend: str, model_type: str
-) -> None:
+    bert, copied, cache, backend, model_type
+):
     folder = published.add_own_code(copied(bert), AutoConfig="configuration_own.OwnConfig")
     tiny.edit_json(folder / "config.json", model_type=model_type)
     with pytest.raises(
@@ -181,9 +159,7 @@ def test_a_publishers_own_code_is_refused_until_it_is_trusted(
         backend_of(folder, backend=backend)
 
 
-def test_a_type_that_neither_knows_is_refused_by_its_class(
-    bert: Path, copied: Copied, cache: Path
-) -> None:
+def test_a_type_that_neither_knows_is_refused_by_its_class(bert, copied, cache):
     folder = copied(bert)
     tiny.edit_json(
         folder / "config.json",
@@ -198,13 +174,13 @@ def test_a_type_that_neither_knows_is_refused_by_its_class(
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_trusted_code_computes_the_model(
-    bert: Path,
-    copied: Copied,
-    cache: Path,
-    backend: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    bert,
+    copied,
+    cache,
+    backend,
+    caplog,
+    monkeypatch,
+):
     from transformers import AutoModel, dynamic_module_utils
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(cache / "modules"))
@@ -227,18 +203,14 @@ def test_trusted_code_computes_the_model(
     assert f"{folder}: runs `modeling_own.OwnModel`" in caplog.text
 
 
-def test_a_configuration_class_alone_changes_nothing(
-    bert: Path, copied: Copied, cache: Path
-) -> None:
+def test_a_configuration_class_alone_changes_nothing(bert, copied, cache):
     folder = copied(bert)
     tiny.edit_json(folder / "config.json", auto_map={"AutoConfig": "configuration_own.OwnConfig"})
     assert isinstance(backend_of(folder), OnnxBackend)
 
 
 @pytest.mark.parametrize("backend", ["auto", "ort"])
-def test_a_layer_too_many_is_another_model(
-    bert: Path, copied: Copied, cache: Path, backend: str
-) -> None:
+def test_a_layer_too_many_is_another_model(bert, copied, cache, backend):
     first, another = "encoder.layer.0.", "encoder.layer.7."
     more = change(
         copied(bert),
@@ -253,9 +225,7 @@ def test_a_layer_too_many_is_another_model(
         backend_of(more, backend=backend)
 
 
-def test_a_tensor_from_under_another_prefix_does_not_stand_in(
-    bert: Path, copied: Copied, cache: Path
-) -> None:
+def test_a_tensor_from_under_another_prefix_does_not_stand_in(bert, copied, cache):
     name = "embeddings.LayerNorm.weight"
     moved = change(
         copied(bert),
@@ -281,7 +251,7 @@ print(sorted({"torch", "transformers", "scipy"} & set(sys.modules)))
 @pytest.mark.skipif(
     backend_choice.NVIDIA.exists(), reason="torch is chosen where there is an NVIDIA device"
 )
-def test_the_embedded_model_runs_without_importing_torch_or_scipy() -> None:
+def test_the_embedded_model_runs_without_importing_torch_or_scipy():
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", WITHOUT_TORCH],
@@ -293,9 +263,7 @@ def test_the_embedded_model_runs_without_importing_torch_or_scipy() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_a_devices_memory_bounds_a_pass_whatever_was_configured(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert, monkeypatch):
     asked: list[tuple[int, int, float]] = []
 
     def room(_: object, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:

@@ -17,7 +17,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_table_a_model_over_the_flags(tmp_path: Path) -> None:
+def test_a_table_a_model_over_the_flags(tmp_path):
     path = written(
         tmp_path,
         """
@@ -56,17 +56,17 @@ def test_a_table_a_model_over_the_flags(tmp_path: Path) -> None:
         ("[[model]]\nmodel_id = 'a'\nalias = 'no/slash'", "model 1: alias 'no/slash'"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, why: str) -> None:
+def test_what_is_wrong_is_named(tmp_path, text, why):
     with pytest.raises(LoadError, match=why):
         read_models(written(tmp_path, text), FLAGS)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(LoadError, match=str(tmp_path / "none.toml")):
         read_models(tmp_path / "none.toml", FLAGS)
 
 
-def test_repeated_flags_name_models_too() -> None:
+def test_repeated_flags_name_models_too():
     first, second = from_ids(["minilm-hybrid", "org/ranker"], FLAGS)
     assert (first.alias, second.alias, second.dtype) == ("minilm-hybrid", "ranker", "bfloat16")
     with pytest.raises(LoadError, match="two models are called 'a'"):
@@ -75,6 +75,6 @@ def test_repeated_flags_name_models_too() -> None:
         from_ids(["/"], FLAGS)
 
 
-def test_a_list_without_an_end_is_refused() -> None:
+def test_a_list_without_an_end_is_refused():
     with pytest.raises(LoadError, match="/dev/zero: larger than 1000000 bytes"):
         read_models(Path("/dev/zero"), FLAGS)

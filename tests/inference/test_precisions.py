@@ -15,6 +15,6 @@ REASONS = {
     ("engine", "dtype"),
     [(engine, dtype) for engine, dtypes in DTYPES.items() for dtype in dtypes if dtype in REASONS],
 )
-def test_this_machine_has_the_precision(engine: str, dtype: str):
+def test_this_machine_has_the_precision(engine, dtype):
     if not runs_here(engine, dtype):
         pytest.skip(REASONS[dtype])

@@ -1,7 +1,6 @@
 """Reranking without a second model: BGE-M3's three similarities, weighted, from one pass."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from hybridtei.inference.tasks.rerank import (
     preset,
     rerank_task,
 )
+from hybridtei.models.text.reader import TextReader
 from tests import tiny, vocabulary
 from tests.sampled import sampled
 
@@ -54,9 +54,7 @@ def expected(encoder: Encoder, query: str, document: str, weights: RankWeights) 
         [None, "m3", RankWeights(1, 0.3, 0)],
     ),
 )
-def test_scores_are_the_weighted_mean_of_three_similarities(
-    encoder: Encoder, weights: RankWeights | str | None
-) -> None:
+def test_scores_are_the_weighted_mean_of_three_similarities(encoder, weights):
     shares = (
         weights
         if isinstance(weights, RankWeights)
@@ -72,18 +70,15 @@ def test_scores_are_the_weighted_mean_of_three_similarities(
     assert [one.index for one in ranked] == np.argsort(wanted, kind="stable")[::-1].tolist()
 
 
-def test_the_query_is_read_once_however_many_parts(
-    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_query_is_read_once_however_many_parts(encoder, monkeypatch):
     read: list[str] = []
-    reader = type(encoder._model.reader)
-    original = reader.read
+    original = TextReader.read
 
     def spying(self: Any, inputs: Any, **options: Any) -> Any:
         read.extend(inputs)
         return original(self, inputs, **options)
 
-    monkeypatch.setattr(reader, "read", spying)
+    monkeypatch.setattr(TextReader, "read", spying)
     documents = [f"{DOCUMENTS[i % len(DOCUMENTS)]} bulo" for i in range(700)]
     ranked = encoder.rerank(QUERY, documents)
     assert read.count(QUERY) == 1
@@ -103,12 +98,12 @@ def test_the_query_is_read_once_however_many_parts(
         (RankWeights(float("inf"), 1, 1), "at least 0"),
     ],
 )
-def test_weights_that_are_none(encoder: Encoder, weights: Any, words: str) -> None:
+def test_weights_that_are_none(encoder, weights, words):
     with pytest.raises(InvalidInput, match=words):
         encoder.rerank(QUERY, DOCUMENTS, weights=weights)
 
 
-def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_path: Path) -> None:
+def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_path):
     tiny.write_m3(tmp_path)
     (tmp_path / "colbert_linear.pt").unlink()
     encoder = Encoder.load(str(tmp_path))
@@ -120,13 +115,13 @@ def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_
         encoder.rerank(QUERY, DOCUMENTS, weights=RankWeights(1, 1, 0.5))
 
 
-def test_only_what_counts_is_computed(encoder: Encoder) -> None:
+def test_only_what_counts_is_computed(encoder):
     task = rerank_task(encoder.spec, QUERY, DOCUMENTS, weights=RankWeights(0, 1, 0))
     assert isinstance(task, RerankByVectors)
     assert task.heads == {"sparse"}
 
 
-def test_shares_that_the_model_declares_are_its_default(tmp_path) -> None:
+def test_shares_that_the_model_declares_are_its_default(tmp_path):
     folder = tiny.write_bert(tmp_path / "m")
     tiny.write_own_heads(folder, rerank={"dense": 0.25, "sparse": 0.05, "multivector": 1.0})
     model = Encoder.load(str(folder))
@@ -138,7 +133,7 @@ def test_shares_that_the_model_declares_are_its_default(tmp_path) -> None:
     assert declared != model.rerank(QUERY, DOCUMENTS, weights=RankWeights())
 
 
-def test_declared_shares_that_make_no_sense_are_refused(tmp_path) -> None:
+def test_declared_shares_that_make_no_sense_are_refused(tmp_path):
     folder = tiny.write_bert(tmp_path / "m")
     tiny.write_own_heads(folder, rerank={"dense": -1, "sparse": 0.05, "multivector": 1.0})
     with pytest.raises(LoadError, match="rerank"):

@@ -1,7 +1,5 @@
 """A causal model computes the common prefix of a request's texts once, and this changes no output."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -44,9 +42,7 @@ def encodings(own: list[int], prefix: int = PREFIX) -> list[Encoding]:
 
 
 @given(lengths, st.integers(0, 40))
-def test_texts_share_what_all_of_them_begin_with_and_keep_a_token_of_their_own(
-    own: list[int], prefix: int
-) -> None:
+def test_texts_share_what_all_of_them_begin_with_and_keep_a_token_of_their_own(own, prefix):
     texts = encodings(own, prefix)
     found = {one.shared for one in sharing(texts)}
     ids = [one.input_ids.tolist() for one in texts]
@@ -56,7 +52,7 @@ def test_texts_share_what_all_of_them_begin_with_and_keep_a_token_of_their_own(
     assert found == {common if common >= MIN_SHARED else 0}
 
 
-def test_typed_and_expanded_texts_and_a_text_alone_share_nothing() -> None:
+def test_typed_and_expanded_texts_and_a_text_alone_share_nothing():
     for texts in (
         encodings([3]),
         [Encoding(one.input_ids, np.zeros_like(one.input_ids)) for one in encodings([3, 4])],
@@ -66,7 +62,7 @@ def test_typed_and_expanded_texts_and_a_text_alone_share_nothing() -> None:
 
 
 @given(lengths)
-def test_a_prefix_is_computed_once(own: list[int]) -> None:
+def test_a_prefix_is_computed_once(own):
     batch, fed = pack(encodings(own), TOKENS, Positions(), PREFIX), []
     once = computed_once(batch)
     assert len(once.computed) == PREFIX + sum(own)
@@ -84,7 +80,7 @@ def test_a_prefix_is_computed_once(own: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("family", "name"), crossed([*CAUSAL], ["ort", "openvino", "torch"]))
-def test_states_are_those_of_whole_texts(tmp_path: Path, family: str, name: str) -> None:
+def test_states_are_those_of_whole_texts(tmp_path, family, name):
     tiny.write_family(tmp_path, family, **CAUSAL[family])
     tiny.write_own_heads(tmp_path)
     spec = read_spec(tmp_path, pooling="last-token")
@@ -104,7 +100,7 @@ def test_states_are_those_of_whole_texts(tmp_path: Path, family: str, name: str)
 
 
 @pytest.mark.parametrize("window", [None, 6])
-def test_kernels_that_know_of_no_prefix_get_whole_texts(window: int | None) -> None:
+def test_kernels_that_know_of_no_prefix_get_whole_texts(window):
     batch, draw = (
         pack(encodings([3, 9, 1]), TOKENS, Positions(), PREFIX),
         torch.Generator().manual_seed(0),
@@ -125,14 +121,14 @@ def test_kernels_that_know_of_no_prefix_get_whole_texts(window: int | None) -> N
 
 
 @pytest.mark.parametrize("name", ["ort", "openvino", "torch"])
-def test_a_family_that_sees_both_ways_shares_nothing(tmp_path: Path, name: str) -> None:
+def test_a_family_that_sees_both_ways_shares_nothing(tmp_path, name):
     spec = read_spec(tiny.write_family(tmp_path, "bert"), pooling="mean")
     assert not open_backend(
         ModelConfig(model_id=str(tmp_path), backend=name, dtype="float32"), spec
     ).shares_prefixes
 
 
-def test_instructed_texts_have_the_vectors_that_they_have_alone(tmp_path: Path) -> None:
+def test_instructed_texts_have_the_vectors_that_they_have_alone(tmp_path):
     tiny.write_family(tmp_path, "qwen3")
     encoder = Encoder.load(str(tmp_path), pooling="last-token")
     texts = [f"{'bake lolo ' * MIN_SHARED}{own}" for own in ("mo", "naku ba", "bulo bulo bulo")]

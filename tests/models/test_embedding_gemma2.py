@@ -1,7 +1,5 @@
 """EmbeddingGemma 2 as Google publishes it: settings nested under `text_config`, and towers for images beside the text tower."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -29,7 +27,7 @@ VISION = {
 }
 
 
-def write(folder: Path, prompts: dict[str, str] | None = None) -> Path:
+def write(folder, prompts=None):
     """A model with a vision tower, mean pooling and Normalize."""
     words = tokenizer("bytes")
     words.save_pretrained(folder)
@@ -44,7 +42,7 @@ def write(folder: Path, prompts: dict[str, str] | None = None) -> Path:
     return tiny.write_modules(folder, normalize=True, prompts=prompts)
 
 
-def expected(folder: Path) -> np.ndarray:
+def expected(folder):
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         states = [
@@ -55,20 +53,20 @@ def expected(folder: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_text_tower_computes_what_the_whole_model_does(tmp_path: Path, engine: str) -> None:
+def test_the_text_tower_computes_what_the_whole_model_does(tmp_path, engine):
     folder = write(tmp_path)
     assert any("vision_tower.encoder.layers.0" in name for name in names(folder))
     equals_transformers(folder, engine, expected(folder))
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", framework="numpy") as file:
         return list(file.keys())
 
 
-def test_vectors_can_be_cut_and_prompts_are_read(tmp_path: Path) -> None:
+def test_vectors_can_be_cut_and_prompts_are_read(tmp_path):
     prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
     encoder = Encoder.load(str(write(tmp_path, prompts)), backend="ort")
     try:
@@ -83,7 +81,7 @@ def test_vectors_can_be_cut_and_prompts_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
-def test_float16_is_refused_before_weights_are_read(tmp_path: Path, backend: str) -> None:
+def test_float16_is_refused_before_weights_are_read(tmp_path, backend):
     spec = read_spec(write(tmp_path))
     (tmp_path / "model.safetensors").unlink()
     why = "`model_type` is 'embedding_gemma2_text', whose states overflow float16: use --dtype"
@@ -91,14 +89,14 @@ def test_float16_is_refused_before_weights_are_read(tmp_path: Path, backend: str
         choices(ModelConfig(backend=backend, dtype="float16"), spec)
 
 
-def test_a_text_config_of_another_form_is_refused(tmp_path: Path) -> None:
+def test_a_text_config_of_another_form_is_refused(tmp_path):
     folder = write(tmp_path)
     tiny.edit_json(folder / "config.json", text_config="gemma")
     with pytest.raises(LoadError, match=r"config.json: `text_config` is 'gemma', should be an obj"):
         read_spec(folder)
 
 
-def test_settings_of_a_part_are_named_with_it() -> None:
+def test_settings_of_a_part_are_named_with_it():
     part = Settings({}, "config.json").nested({"head_dim": 0}, "per_layer_config.5")
     with pytest.raises(LoadError, match=r"config.json: per_layer_config.5: `head_dim` is 0"):
         part.count("head_dim")

@@ -15,7 +15,7 @@ from tests import tiny
 from tests.server.live import commanded
 
 
-def test_each_part_follows_from_what_it_names(tmp_path: Path) -> None:
+def test_each_part_follows_from_what_it_names(tmp_path):
     folder = tiny.write_bert(tmp_path)
     spec = read_spec(folder)
     first = fingerprint(spec, dtype="float32")
@@ -44,7 +44,7 @@ def test_each_part_follows_from_what_it_names(tmp_path: Path) -> None:
     assert changed() == {"id", "model", "weights", "tokenizer"}
 
 
-def test_a_server_shows_it_in_info_a_header_and_ollamas_digest(tmp_path: Path) -> None:
+def test_a_server_shows_it_in_info_a_header_and_ollamas_digest(tmp_path):
     folder = tiny.write_bert(tmp_path)
     with commanded("--model-id", str(folder)) as url, httpx.Client(base_url=url) as client:
         until = time.monotonic() + 30
@@ -59,7 +59,7 @@ def test_a_server_shows_it_in_info_a_header_and_ollamas_digest(tmp_path: Path) -
     assert shown == fingerprint(read_spec(folder), dtype=shown["dtype"])
 
 
-def test_a_folder_that_is_gone_has_none(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_has_none(tmp_path):
     spec = read_spec(tiny.write_bert(tmp_path))
     for file in tmp_path.glob("*.safetensors"):
         file.unlink()
@@ -71,7 +71,7 @@ def test_a_folder_that_is_gone_has_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors"])
 @pytest.mark.parametrize("change", ["cut", "gone", "other"])
-def test_files_that_change_after_the_load_give_none(tmp_path: Path, name: str, change: str) -> None:
+def test_files_that_change_after_the_load_give_none(tmp_path, name, change):
     """The vectors are those of the loaded files: a search goes on, without a comparison of fingerprints."""
     folder = tiny.write_bert(tmp_path)
     spec, file = read_spec(folder), folder / name
@@ -89,7 +89,7 @@ class Owner:
     """What a fingerprint is kept for."""
 
 
-def test_where_the_folders_lie_does_not_count(tmp_path: Path) -> None:
+def test_where_the_folders_lie_does_not_count(tmp_path):
     """The embedded model's weights are in the cache folder, its heads in the package: either path may sort first."""
     folder, heads = embedded_model()
     model = shutil.copytree(folder, tmp_path / "m")

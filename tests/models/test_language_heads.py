@@ -79,20 +79,18 @@ CAPS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(("model_type", "settings"), CAPS)
 @pytest.mark.parametrize("no", ["be", None])
-def test_logits_are_scaled_and_capped(
-    tmp_path: Path, model_type: str, settings: dict[str, Any], no: str | None
-) -> None:
+def test_logits_are_scaled_and_capped(tmp_path, model_type, settings, no):
     check(ranker(tmp_path, model_type, no, **settings), no=no)
 
 
 @pytest.mark.parametrize("backend", ["ort", "openvino"])
-def test_the_cap_holds_in_a_graph_too(tmp_path: Path, backend: str) -> None:
+def test_the_cap_holds_in_a_graph_too(tmp_path, backend):
     settings = {**tiny.GEMMA, "final_logit_softcapping": 0.5}
     check(ranker(tmp_path, "gemma3_text", **settings), backend)
 
 
 @pytest.mark.parametrize("model_type", sorted(LANGUAGE_MODELS))
-def test_the_defaults_are_those_of_the_class(model_type: str) -> None:
+def test_the_defaults_are_those_of_the_class(model_type):
     config = transformers.AutoConfig.for_model(model_type)
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     (head, table), *_ = model_class._tied_weights_keys.items()
@@ -102,9 +100,7 @@ def test_the_defaults_are_those_of_the_class(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gemma", "smollm3", "gpt_neox", "granite"])
-def test_a_config_without_the_key_has_the_default_of_its_class(
-    tmp_path: Path, model_type: str
-) -> None:
+def test_a_config_without_the_key_has_the_default_of_its_class(tmp_path, model_type):
     folder = ranker(tmp_path, model_type)
     config = json.loads((folder / "config.json").read_text())
     del config["tie_word_embeddings"]
@@ -113,14 +109,14 @@ def test_a_config_without_the_key_has_the_default_of_its_class(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_head_in_the_file_counts_before_the_config(tmp_path: Path, tied: bool) -> None:
+def test_a_head_in_the_file_counts_before_the_config(tmp_path, tied):
     folder = ranker(tmp_path, "qwen3", tie_word_embeddings=False)
     assert "lm_head.weight" in load_file(folder / "model.safetensors")
     tiny.edit_json(folder / "config.json", tie_word_embeddings=tied)
     check(folder, "ort")
 
 
-def test_a_head_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+def test_a_head_that_is_nowhere_is_refused(tmp_path):
     folder = ranker(tmp_path, "qwen3", tie_word_embeddings=True)
     tiny.edit_json(folder / "config.json", tie_word_embeddings=False)
     with pytest.raises(WeightMismatch, match=r"lm_head\.weight"):
@@ -128,11 +124,11 @@ def test_a_head_that_is_nowhere_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", OUR_OWN)
-def test_models_that_transformers_runs_can_rank(tmp_path: Path, model_type: str) -> None:
+def test_models_that_transformers_runs_can_rank(tmp_path, model_type):
     check(ranker(tmp_path, model_type))
 
 
-def test_a_language_model_whose_head_is_unknown_is_named(tmp_path: Path) -> None:
+def test_a_language_model_whose_head_is_unknown_is_named(tmp_path):
     folder = ranker(tmp_path, "olmoe", num_experts=4)
     with pytest.raises(UnsupportedArchitecture, match=r"'olmoe' as a language model that ranks"):
         read_spec(folder)

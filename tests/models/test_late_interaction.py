@@ -171,7 +171,7 @@ def agree(folder: Path) -> None:
     ("expansion", "model_type"),
     crossed([*EXPANSIONS], ["bert", "distilbert", "modernbert", "xlm-roberta"]),
 )
-def test_what_sentence_transformers_saves(tmp_path: Path, model_type: str, expansion: str) -> None:
+def test_what_sentence_transformers_saves(tmp_path, model_type, expansion):
     agree(
         saved(tmp_path, model_type, EXPANSIONS[expansion], skiplist_words=list(string.punctuation))
     )
@@ -185,11 +185,11 @@ def test_what_sentence_transformers_saves(tmp_path: Path, model_type: str, expan
         {"pool_factor": 2, "num_protected_tokens": 3, "tasks": ["query", "document"]},
     ],
 )
-def test_declared_pooling_of_tokens(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_declared_pooling_of_tokens(tmp_path, settings):
     agree(saved(tmp_path, "bert", None, pooling=HierarchicalTokenPooling(**settings)))
 
 
-def test_pooling_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_pooling_that_cannot_be_read_is_refused(tmp_path):
     folder = saved(tmp_path, "bert", None, pooling=HierarchicalTokenPooling(2.0))
     tiny.edit_json(next(folder.glob("*_HierarchicalTokenPooling")) / "config.json", pool_factor=0.5)
     with pytest.raises(LoadError, match="pool_factor"):
@@ -197,7 +197,7 @@ def test_pooling_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tasks", [["query", "document"], ["query"], None])
-def test_the_sides_that_skip(tmp_path: Path, tasks: list[str] | None) -> None:
+def test_the_sides_that_skip(tmp_path, tasks):
     agree(
         saved(
             tmp_path,
@@ -220,11 +220,11 @@ def test_the_sides_that_skip(tmp_path: Path, tasks: list[str] | None) -> None:
         {"query_length": 6, "document_length": 9},
     ],
 )
-def test_what_pylate_saves(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_what_pylate_saves(tmp_path, settings):
     agree(pylate(tmp_path, **settings))
 
 
-def test_a_prefix_that_is_no_token_is_text(tmp_path: Path) -> None:
+def test_a_prefix_that_is_no_token_is_text(tmp_path):
     agree(pylate(tmp_path, marked=False))
 
 
@@ -248,7 +248,7 @@ def test_a_prefix_that_is_no_token_is_text(tmp_path: Path) -> None:
         {"query_maxlen": 20, "doc_maxlen": 48, "mask_punctuation": False},
     ],
 )
-def test_what_stanford_saves(tmp_path: Path, metadata: dict[str, Any]) -> None:
+def test_what_stanford_saves(tmp_path, metadata):
     folder = stanford(tmp_path, **metadata)
     if (
         "doc_maxlen" not in metadata
@@ -258,8 +258,8 @@ def test_what_stanford_saves(tmp_path: Path, metadata: dict[str, Any]) -> None:
 
 
 def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     encoder = Encoder.load(str(pylate(tmp_path)))
     plain, document = (
         encoder.encode(["baka, bulo"], ("multivector",), input_type=kind).multivector
@@ -278,14 +278,12 @@ def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(
         ({"document_length": "long"}, LoadError, "document_length"),
     ],
 )
-def test_settings_that_are_none(
-    tmp_path: Path, changes: dict[str, Any], error: Any, words: str
-) -> None:
+def test_settings_that_are_none(tmp_path, changes, error, words):
     with pytest.raises(error, match=words):
         read_spec(pylate(tmp_path, **changes))
 
 
-def test_what_is_not_served_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_is_not_served_is_refused_by_name(tmp_path):
     folder = saved(tmp_path, "bert", None)
     tiny.edit_json(folder / "2_MultiVectorMask" / "config.json", keep_only_token_ids=[5])
     with pytest.raises(UnsupportedArchitecture, match="keep_only_token_ids"):
@@ -301,7 +299,7 @@ def test_what_is_not_served_is_refused_by_name(tmp_path: Path) -> None:
         read_spec(folder)
 
 
-def test_a_projection_that_is_not_there(tmp_path: Path) -> None:
+def test_a_projection_that_is_not_there(tmp_path):
     folder = stanford(tmp_path)
     tensors = load_file(folder / "model.safetensors")
     del tensors["linear.weight"]

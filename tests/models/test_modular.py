@@ -61,9 +61,7 @@ def reranker(folder: Path, model_type: str = "modernbert") -> Path:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("model_type", ["modernbert", "bert"])
-def test_a_cross_encoder_in_modules_scores_as_theirs(
-    tmp_path: Path, model_type: str, backend: str
-) -> None:
+def test_a_cross_encoder_in_modules_scores_as_theirs(tmp_path, model_type, backend):
     folder = reranker(tmp_path, model_type)
     pairs = [(TEXTS[0], text) for text in TEXTS]
     theirs = CrossEncoder(str(folder), device="cpu").predict(
@@ -77,7 +75,7 @@ def test_a_cross_encoder_in_modules_scores_as_theirs(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("normalize", [False, True])
-def test_a_code_is_theirs(tmp_path: Path, backend: str, normalize: bool) -> None:
+def test_a_code_is_theirs(tmp_path, backend, normalize):
     coder = shaken(SparseAutoEncoder(tiny.HIDDEN, hidden_dim=96, k=10, normalize=normalize))
     SparseEncoder(modules=[*trunk(tmp_path, "bert"), coder], device="cpu").save_pretrained(
         str(tmp_path / "saved")
@@ -95,9 +93,7 @@ def test_a_code_is_theirs(tmp_path: Path, backend: str, normalize: bool) -> None
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("model_type", ["t5", "mt5"])
-def test_the_encoder_of_a_t5_embeds_as_theirs(
-    tmp_path: Path, model_type: str, backend: str
-) -> None:
+def test_the_encoder_of_a_t5_embeds_as_theirs(tmp_path, model_type, backend):
     """As sentence-t5, GTR and INSTRUCTOR are built, which are saved without the decoder."""
     steps = [
         *trunk(tmp_path, model_type),
@@ -135,7 +131,7 @@ def agrees(folder: Path, **options: Any) -> None:
     np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
-def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path: Path) -> None:
+def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path):
     folder = static(tmp_path)
     agrees(folder)
     file = home(folder) / "model.safetensors"
@@ -160,24 +156,7 @@ def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path: Path) -> None:
     )  # without special tokens
 
 
-def test_a_model2vec_without_modules_is_what_it_is_with_them(tmp_path: Path) -> None:
-    words = vocabulary.tokenizer("wordpiece").backend_tokenizer
-    words.save(str(tmp_path / "tokenizer.json"))
-    table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
-    save_file({"embeddings": table}, tmp_path / "model.safetensors")
-    tiny.write_json(
-        tmp_path / "config.json",
-        {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True},
-    )
-    texts = [*TEXTS, "baka 東京 bemo"]
-    ours = Encoder.load(str(tmp_path)).encode(texts, normalize=False).dense
-    theirs = SentenceTransformer(
-        modules=[StaticEmbedding.load(str(tmp_path))], device="cpu"
-    ).encode(texts)
-    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
-
-
-def test_what_modules_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_modules_cannot_run_is_refused_by_name(tmp_path):
     folder = reranker(tmp_path)
     modules = tiny.json.loads((folder / "modules.json").read_text())
     norm = next(one["path"] for one in modules if one["type"].endswith("LayerNorm"))

@@ -9,7 +9,9 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
+from hybridtei.inference.load import text_reader
 from hybridtei.models.checkpoint.rankers import NVIDIA, OWN_FILE, template_source
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
 from tests import tiny, tolerances, vocabulary
@@ -41,7 +43,7 @@ def source(spec: ModelSpec) -> str | None:
 
 
 @pytest.mark.parametrize("template", [BY_ROLE, BY_PLACE])
-def test_a_chat_template_of_pairs_is_applied(tmp_path: Path, template: str) -> None:
+def test_a_chat_template_of_pairs_is_applied(tmp_path, template):
     folder = tiny.write_classifier(tmp_path, "qwen3")
     (folder / "chat_template.jinja").write_text(template)
     theirs = CrossEncoder(str(folder), device="cpu")
@@ -50,7 +52,7 @@ def test_a_chat_template_of_pairs_is_applied(tmp_path: Path, template: str) -> N
     assert source(read_spec(folder)) == "chat_template.jinja"
 
 
-def test_a_template_names_tokens_of_special_tokens_map_too(tmp_path: Path) -> None:
+def test_a_template_names_tokens_of_special_tokens_map_too(tmp_path):
     folder = tiny.write_classifier(tmp_path, "qwen3")
     (folder / "chat_template.jinja").write_text("{{ bos_token }}" + BY_PLACE)
     token = {"content": "<|endoftext|>", "lstrip": False}
@@ -61,9 +63,7 @@ def test_a_template_names_tokens_of_special_tokens_map_too(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("template", [FOR_TALK, STRICT])
-def test_a_chat_template_without_both_texts_is_none(
-    tmp_path: Path, template: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_chat_template_without_both_texts_is_none(tmp_path, template, caplog):
     folder = tiny.write_classifier(tmp_path, "qwen3")
     (folder / "chat_template.jinja").write_text(template)
     with caplog.at_level(logging.WARNING):
@@ -73,7 +73,7 @@ def test_a_chat_template_without_both_texts_is_none(
     assert caplog.text.count(OWN_FILE) == 1
 
 
-def test_nvidias_ranker_has_the_template_of_its_card(tmp_path: Path) -> None:
+def test_nvidias_ranker_has_the_template_of_its_card(tmp_path):
     folder = tiny.write_classifier(tmp_path, "llama")
     code = "llama_bidirectional_model.LlamaBidirectional"
     tiny.edit_json(
@@ -87,15 +87,15 @@ def test_nvidias_ranker_has_the_template_of_its_card(tmp_path: Path) -> None:
     assert spec.template is not None
     assert spec.template.body == NVIDIA.body
     assert source(spec) == "LlamaBidirectionalForSequenceClassification"
-    encoder, words = Encoder.load(str(folder)), AutoTokenizer.from_pretrained(folder)
+    words = AutoTokenizer.from_pretrained(folder)
     pairs = [(QUERY, document) for document in DOCUMENTS]
-    encodings = encoder._model.reader.ask(spec.template, pairs, truncate=True)
+    encodings = text_reader(spec, EngineConfig()).ask(spec.template, pairs, truncate=True)
     for document, encoding in zip(DOCUMENTS, encodings, strict=True):
         text = f"question:{QUERY} \n \n passage:{document}"
         assert encoding.input_ids.tolist() == words(text)["input_ids"]
 
 
-def test_a_plain_ranker_joins_its_texts_as_before(tmp_path: Path) -> None:
+def test_a_plain_ranker_joins_its_texts_as_before(tmp_path):
     folder = tiny.write_classifier(tmp_path, "qwen3")
     words, theirs = AutoTokenizer.from_pretrained(folder), []
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()

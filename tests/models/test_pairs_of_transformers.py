@@ -53,21 +53,19 @@ TYPED = ("BertTokenizer", "BertTokenizerFast")
         ("rembert", "TokenizersBackend"),
     ],
 )
-def test_the_class_of_the_tokenizer_gives_token_types(
-    tmp_path: Path, model_type: str, tokenizer: str
-) -> None:
+def test_the_class_of_the_tokenizer_gives_token_types(tmp_path, model_type, tokenizer):
     folder = tiny.write_classifier(tmp_path, model_type, type_vocab_size=2)
     name_tokenizer(folder, tokenizer_class=tokenizer)
     check(folder)
 
 
 @pytest.mark.parametrize("model_type", ["roformer", "ernie"])
-def test_the_names_of_inputs_count_first(tmp_path: Path, model_type: str) -> None:
+def test_the_names_of_inputs_count_first(tmp_path, model_type):
     folder = tiny.write_classifier(tmp_path, model_type, type_vocab_size=2)
     name_tokenizer(folder, tokenizer_class="TokenizersBackend", **NAMED)
     check(folder)
 
 
-def test_blocks_do_not_depend_on_earlier_texts(tmp_path: Path) -> None:
+def test_blocks_do_not_depend_on_earlier_texts(tmp_path):
     blocks = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1}
     check(tiny.write_classifier(tmp_path, "big_bird", **blocks))

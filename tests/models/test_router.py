@@ -10,7 +10,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from hybridtei.batch import Encoding, Head, pack
+from conformance.families.oracle import open_engine
+from hybridtei.batch import Encoding, Head
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
     InvalidInput,
@@ -22,6 +23,7 @@ from hybridtei.errors import (
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, vocabulary
+from tests.inference.backends.outputs import run
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]
 TOLERANCE = 1e-5
@@ -74,7 +76,7 @@ def close(one: np.ndarray, other: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
-def test_both_routes_are_theirs(tmp_path: Path, backend: str) -> None:
+def test_both_routes_are_theirs(tmp_path, backend):
     folder = saved(tmp_path)
     ours, theirs = (
         Encoder.load(str(folder), backend=backend),
@@ -91,7 +93,7 @@ def test_both_routes_are_theirs(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("default", ["query", "document", None])
-def test_a_text_of_no_kind_takes_the_default_route(tmp_path: Path, default: str | None) -> None:
+def test_a_text_of_no_kind_takes_the_default_route(tmp_path, default):
     folder = saved(tmp_path, default_route=default, after=(Normalize(),))
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     ours = Encoder.load(str(folder)).encode(TEXTS).dense
@@ -99,7 +101,7 @@ def test_a_text_of_no_kind_takes_the_default_route(tmp_path: Path, default: str 
     close(ours, theirs)
 
 
-def test_without_a_default_the_error_names_what_is_missing(tmp_path: Path) -> None:
+def test_without_a_default_the_error_names_what_is_missing(tmp_path):
     folder = saved(tmp_path)
     tiny.edit_json(
         folder / "router_config.json", parameters={"default_route": None, "allow_empty_key": False}
@@ -110,19 +112,17 @@ def test_without_a_default_the_error_names_what_is_missing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("backend", ["ort", "torch"])
-def test_one_batch_holds_queries_and_documents(tmp_path: Path, backend: str) -> None:
-    encoder = Encoder.load(str(saved(tmp_path)), backend=backend)
-    ids = [np.array([5 + place, 9, 7][: 1 + place % 3], dtype=np.int64) for place in range(7)]
+def test_one_batch_holds_queries_and_documents(tmp_path, backend):
+    opened = open_engine(backend, read_spec(saved(tmp_path)))
+    ids = [np.array([5 + place, 9, 7][: 1 + place % 3]) for place in range(7)]
     texts = [Encoding(one, route=place % 2) for place, one in enumerate(ids)]
-    spec, heads = encoder.spec, frozenset({Head.DENSE})
-    together = encoder._backend.forward(pack(texts, heads, spec.positions)).dense
+    together = run(opened, texts).dense
     for place, text in enumerate(texts):
-        alone = encoder._backend.forward(pack([text], heads, spec.positions)).dense
-        close(together[place], alone[0])
+        close(together[place], run(opened, [text]).dense[0])
     assert texts[0].key != Encoding(ids[0], route=1).key
 
 
-def test_both_models_are_in_the_fingerprint(tmp_path: Path) -> None:
+def test_both_models_are_in_the_fingerprint(tmp_path):
     folder = saved(tmp_path)
     before = fingerprint(read_spec(folder))["model"]
     (file,) = (folder / "query_0_Transformer").glob("*.safetensors")
@@ -130,7 +130,7 @@ def test_both_models_are_in_the_fingerprint(tmp_path: Path) -> None:
     assert fingerprint(read_spec(folder))["model"] != before
 
 
-def test_routes_of_two_widths_are_refused(tmp_path: Path) -> None:
+def test_routes_of_two_widths_are_refused(tmp_path):
     with pytest.raises(WeightMismatch, match="queries have 21 numbers, those of documents 20"):
         read_spec(saved(tmp_path, query_width=21))
 
@@ -157,9 +157,7 @@ def test_routes_of_two_widths_are_refused(tmp_path: Path) -> None:
         ({"structure": {"query": [], "document": 5}}, LoadError, "`structure`"),
     ],
 )
-def test_other_routers_are_refused(
-    tmp_path: Path, changes: Any, error: type[Exception], words: str
-) -> None:
+def test_other_routers_are_refused(tmp_path, changes, error, words):
     folder = saved(tmp_path)
     tiny.edit_json(folder / "router_config.json", **changes)
     with pytest.raises(error, match=words):

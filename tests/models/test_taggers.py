@@ -112,7 +112,7 @@ def tagger(folder: Path, model_type: str, **settings: Any) -> Path:
         [("bert", 20), ("qwen3", 20), ("albert", 20)],
     ),
 )
-def test_spans_are_those_of_the_pipeline(tmp_path: Path, model_type: str, count: int) -> None:
+def test_spans_are_those_of_the_pipeline(tmp_path, model_type, count):
     folder = tagger(tmp_path, model_type)
     texts = SENTENCES[:count]
     encoder, theirs = (
@@ -152,9 +152,7 @@ def encoder(folder: Path) -> Encoder:
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_offsets_are_into_the_whole_text_however_it_was_cut(
-    encoder: Encoder, folder: Path, direction: str
-) -> None:
+def test_offsets_are_into_the_whole_text_however_it_was_cut(encoder, folder, direction):
     text = " ".join(vocabulary.texts(20, most=60))
     (spans,) = encoder.tag(text, aggregation_strategy="none", truncation_direction=direction)  # type: ignore[arg-type]
     words = AutoTokenizer.from_pretrained(folder, truncation_side=direction)
@@ -168,7 +166,7 @@ def test_offsets_are_into_the_whole_text_however_it_was_cut(
     assert spans[-1].end == (len(huge) if direction == "left" else 126 * 5 - 1)
 
 
-def test_small_letters_keep_their_places(tmp_path: Path) -> None:
+def test_small_letters_keep_their_places(tmp_path):
     folder = tagger(tmp_path, "bert")
     tiny.write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
     (spans,) = Encoder.load(str(folder)).tag("İ BAKA", aggregation_strategy="none")
@@ -186,14 +184,12 @@ def test_small_letters_keep_their_places(tmp_path: Path) -> None:
         (["baka " * 20_000], {"truncate": False}, InvalidInput),
     ],
 )
-def test_bad_input_is_refused(
-    encoder: Encoder, texts: Any, options: dict[str, Any], error: type[Exception]
-) -> None:
+def test_bad_input_is_refused(encoder, texts, options, error):
     with pytest.raises(error):
         encoder.tag(texts, **options)
 
 
-def test_labels_and_weights_must_agree(tmp_path: Path) -> None:
+def test_labels_and_weights_must_agree(tmp_path):
     folder = tagger(tmp_path, "bert")
     tiny.edit_json(folder / "config.json", id2label={"0": "O"})
     with pytest.raises(WeightMismatch, match="names 1 labels"):

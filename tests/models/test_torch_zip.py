@@ -38,7 +38,7 @@ def saved(path: Path, state: Any, **settings: Any) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "protocol"), [(dict, 2), (OrderedDict, 4)])
-def test_every_tensor_is_torchs(tmp_path: Path, kind: type, protocol: int) -> None:
+def test_every_tensor_is_torchs(tmp_path, kind, protocol):
     path = saved(tmp_path / "pytorch_model.bin", kind(STATE), pickle_protocol=protocol)
     weights = Weights.open(tmp_path)
     assert weights.names() == set(STATE)
@@ -49,7 +49,7 @@ def test_every_tensor_is_torchs(tmp_path: Path, kind: type, protocol: int) -> No
         np.testing.assert_array_equal(Weights.of_file(path).float32(name), expected)
 
 
-def test_a_models_state_dict_with_its_versions_and_integers(tmp_path: Path) -> None:
+def test_a_models_state_dict_with_its_versions_and_integers(tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     saved(tmp_path / "pytorch_model.bin", module.state_dict())
     weights = Weights.open(tmp_path)
@@ -59,12 +59,12 @@ def test_a_models_state_dict_with_its_versions_and_integers(tmp_path: Path) -> N
         weights.float32("1.num_batches_tracked")
 
 
-def test_float32_is_a_view_of_the_file(tmp_path: Path) -> None:
+def test_float32_is_a_view_of_the_file(tmp_path):
     saved(tmp_path / "pytorch_model.bin", {"plain": BASE})
     assert not Weights.open(tmp_path).float32("plain").flags.owndata
 
 
-def test_shards_are_read_together(tmp_path: Path) -> None:
+def test_shards_are_read_together(tmp_path):
     names = {"a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}
     for number, (name, file) in enumerate(names.items()):
         saved(tmp_path / file, {name: BASE + number})
@@ -83,7 +83,7 @@ class _Runs:
 
 
 @pytest.mark.parametrize("state", ["runs", "module", "number", "nested"])
-def test_what_is_no_state_dict_is_refused_and_nothing_runs(tmp_path: Path, state: str) -> None:
+def test_what_is_no_state_dict_is_refused_and_nothing_runs(tmp_path, state):
     made = tmp_path / "made"
     states: dict[str, Any] = {
         "runs": {"a": _Runs(made)},
@@ -97,7 +97,7 @@ def test_what_is_no_state_dict_is_refused_and_nothing_runs(tmp_path: Path, state
     assert not made.exists()
 
 
-def test_a_bare_pickle_is_refused_by_what_it_is(tmp_path: Path) -> None:
+def test_a_bare_pickle_is_refused_by_what_it_is(tmp_path):
     saved(tmp_path / "pytorch_model.bin", {"a": BASE}, _use_new_zipfile_serialization=False)
     with pytest.raises(LoadError, match=r"was saved by torch before 1\.6.*as safetensors"):
         Weights.open(tmp_path)
@@ -116,7 +116,7 @@ def rewritten(
             )
 
 
-def test_compressed_storages_are_refused(tmp_path: Path) -> None:
+def test_compressed_storages_are_refused(tmp_path):
     rewritten(saved(tmp_path / "pytorch_model.bin", {"a": BASE}), b"", zipfile.ZIP_DEFLATED)
     with pytest.raises(
         LoadError, match="storage `0` is missing, compressed, or shorter than 240 bytes"
@@ -184,7 +184,7 @@ def test_a_tensor_beyond_its_storage_is_refused(tmp_path, shape, strides, offset
 TEXT_A, NESTED, STORED = b"X\x01\0\0\0a", b")" + b"q\0h\0h\0\x86" * 12, b"\x80\x02}"
 
 
-def test_a_byte_order_is_no_bomb(tmp_path: Path) -> None:
+def test_a_byte_order_is_no_bomb(tmp_path):
     rewritten(
         saved(tmp_path / "pytorch_model.bin", {"a": BASE}),
         bytes(10**6),
@@ -220,7 +220,7 @@ def test_a_description_is_bounded_by_its_length(tmp_path, monkeypatch, descripti
         Weights.open(tmp_path)
 
 
-def test_a_damaged_file_is_refused_or_unharmed(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_or_unharmed(tmp_path):
     path = saved(tmp_path / "pytorch_model.bin", {"a": BASE, "b": BASE[1:, 3:]})
     whole = path.read_bytes()
     for place in range(0, len(whole), 13):

@@ -3,7 +3,6 @@
 import re
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,14 +66,14 @@ READ += (
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_file_that_the_table_has_as_read_is_refused_by_its_name(tmp_path: Path, name: str):
+def test_a_file_that_the_table_has_as_read_is_refused_by_its_name(tmp_path, name):
     assert f"`{name}`".replace("1_Pooling", "*") in write_files.table()
     (tiny.write_bert(tmp_path) / name).write_text("[0]")
     with pytest.raises(LoadError, match=re.escape(name)):
         Encoder.load(str(tmp_path), measures=False)
 
 
-def test_files_that_the_table_has_as_not_read_change_nothing(tmp_path: Path):
+def test_files_that_the_table_has_as_not_read_change_nothing(tmp_path):
     folder = tiny.write_bert(tmp_path)
     before = Encoder.load(str(folder), measures=False).encode(["baka"]).dense
     for name in (*write_files.NOT_READ, "vocab.txt", "special_tokens_map.json", "merges.txt"):
@@ -150,7 +149,7 @@ def test_pictures_are_up_to_date():
         assert path.read_text(encoding="utf-8") == drawing, "run: python notebooks/draw.py"
 
 
-def test_code_that_holds_backticks_is_one_piece_of_code() -> None:
+def test_code_that_holds_backticks_is_one_piece_of_code():
     assert (
         write_reference._as_html("`` `a` is b ``: `c`")
         == "<p><code>`a` is b</code>: <code>c</code></p>\n"
@@ -169,7 +168,7 @@ PLACE = re.compile(r"`((?:cli|server|retrieval|inference|models|system)(?:\.\w+)
 
 
 @pytest.mark.parametrize("name", sorted({*PLACE.findall(LIFE)}))
-def test_a_name_in_the_life_of_a_request_exists(name: str):
+def test_a_name_in_the_life_of_a_request_exists(name):
     found: Any = hybridtei
     for part in name.split("."):
         with suppress(ModuleNotFoundError):

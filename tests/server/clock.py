@@ -1,7 +1,5 @@
 """A clock for the connections of a server in this process: its time stands still until a test moves it on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future

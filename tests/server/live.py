@@ -44,16 +44,20 @@ ROOT = Path(__file__).parents[2]
 HANG = 60  # seconds after which something that should end at once has hung
 JSON = {"content-type": "application/json"}
 POSTS = [
-    *(
-        "/embed",
-        "/embed_all",
-        "/embed_sparse",
-        "/embed_hybrid",
-        "/embed_multivector",
-        "/v1/embeddings",
-        "/embeddings",
-    ),
-    *("/similarity", "/tokenize", "/decode", "/predict", "/rerank", "/invocations", "/vertex"),
+    "/embed",
+    "/embed_all",
+    "/embed_sparse",
+    "/embed_hybrid",
+    "/embed_multivector",
+    "/v1/embeddings",
+    "/embeddings",
+    "/similarity",
+    "/tokenize",
+    "/decode",
+    "/predict",
+    "/rerank",
+    "/invocations",
+    "/vertex",
 ]
 VALID = {"inputs": ["a hybrid search", "one two"], "outputs": ["dense", "sparse", "multivector"]}
 

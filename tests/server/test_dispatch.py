@@ -3,7 +3,7 @@
 import pytest
 
 from tests.server.conftest import labelled
-from tests.server.live import POSTS, Running, serving
+from tests.server.live import POSTS, serving
 
 VARY = "origin, access-control-request-method, access-control-request-headers"
 GETS = [
@@ -18,7 +18,7 @@ GETS = [
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_head_is_answered_wherever_get_is(server: Running, path):
+def test_head_is_answered_wherever_get_is(server, path):
     got, head = server.get(path), server.client.head(path)
     assert head.status_code == got.status_code == 200
     assert head.content == b""

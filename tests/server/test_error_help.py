@@ -7,7 +7,7 @@ import pytest
 from hybridtei import cli, errors
 from hybridtei.server.routing import row_of
 from notebooks.write_reference import ERRORS
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 SECTIONS = dict(
     re.findall(
@@ -37,7 +37,7 @@ def test_there_is_no_section_without_an_error():
     assert {*SECTIONS} - {*KINDS} == {"BodyError"}
 
 
-def test_our_routes_link_to_the_section_and_teis_do_not(server: Running):
+def test_our_routes_link_to_the_section_and_teis_do_not(server):
     refused = server.post("/embed_hybrid", {"inputs": ["one"] * 2049})
     assert refused.status_code == 422
     path, anchor = re.fullmatch(r'<(/\S+)#(\w+)>; rel="help"', refused.headers["link"]).groups()

@@ -12,7 +12,7 @@ import pytest
 from hybridtei.batch import PackedBatch
 from hybridtei.models.checkpoint.files import assembled_model
 from tests.inference.engine import small
-from tests.server.live import HANG, ROOT, Hold, Running, serving, until
+from tests.server.live import HANG, ROOT, Hold, serving, until
 
 POISON = small.IDS["poison"]
 GOOD, BAD = {"inputs": "one two"}, {"inputs": "one poison"}
@@ -38,9 +38,7 @@ def divide() -> None:
     ("act", "told"),
     [(take_too_much_memory, "MemoryError"), (divide, "ZeroDivisionError: integer division")],
 )
-def test_whatever_a_backend_raises_is_its_batchs_misfortune(
-    act: Callable[[], object], told: str
-) -> None:
+def test_whatever_a_backend_raises_is_its_batchs_misfortune(act, told):
     with serving(gate=on_poison(act)) as running:
         failed = running.post("/embed", BAD)
         assert (failed.status_code, failed.json()["error_type"]) == (424, "Backend")
@@ -49,7 +47,7 @@ def test_whatever_a_backend_raises_is_its_batchs_misfortune(
         running.is_well()
 
 
-def test_a_lane_that_dies_fails_who_waits_and_health_with_it() -> None:
+def test_a_lane_that_dies_fails_who_waits_and_health_with_it():
     def die() -> None:
         raise SystemExit
 
@@ -78,9 +76,7 @@ class PanicException(BaseException):
     ("path", "more"),
     [("/embed", {}), ("/embed_sparse", {"query_encoder": "table"}), ("/tokenize", {})],
 )
-def test_a_tokenizer_that_panics_fails_its_own_request(
-    server: Running, text: str, path: str, more: dict[str, str]
-) -> None:
+def test_a_tokenizer_that_panics_fails_its_own_request(server, text, path, more):
     tokenizer = server.service.model.reader.tokenizer
     real = tokenizer._raw
 
@@ -100,7 +96,7 @@ def test_a_tokenizer_that_panics_fails_its_own_request(
     server.is_well()
 
 
-def test_a_stuck_pass_takes_health_with_it_until_it_returns() -> None:
+def test_a_stuck_pass_takes_health_with_it_until_it_returns():
     hold = Hold()
     with serving(engine={"pass_timeout": 0.1}, gate=hold) as running:
         failed = running.post("/embed", GOOD)
@@ -156,7 +152,7 @@ def test_a_full_disk_keeps_no_model_from_loading(model, width, request, tmp_path
     assert int(ran.stdout) == width
 
 
-def test_a_clock_that_jumps_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_changes_no_answer(monkeypatch):
     with serving() as running:
         before = running.post("/embed", GOOD).content
         for jump in (-(10**9), 10**9):

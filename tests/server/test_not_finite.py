@@ -97,17 +97,17 @@ def both(running: Running, path: str, body: Body) -> None:
 
 
 @pytest.mark.parametrize("kind", VECTORS)
-def test_a_vector_that_is_not_finite_fails_its_own_request(embedder: Running, kind: str) -> None:
+def test_a_vector_that_is_not_finite_fails_its_own_request(embedder, kind):
     both(embedder, *VECTORS[kind])
 
 
-def test_a_score_that_is_nan_fails_its_own_request() -> None:
+def test_a_score_that_is_nan_fails_its_own_request():
     with serving(labelled("LABEL_0"), nan_on=small.IDS[NAN]) as running:
         for path, body in SCORES.values():
             both(running, path, body)
 
 
-def test_a_label_or_tag_that_is_nan_fails_its_own_request() -> None:
+def test_a_label_or_tag_that_is_nan_fails_its_own_request():
     with serving(labelled(*LABELS), nan_on=small.IDS[NAN]) as running:
         for path, body in LABELLED.values():
             both(running, path, body)
@@ -116,6 +116,6 @@ def test_a_label_or_tag_that_is_nan_fails_its_own_request() -> None:
             both(running, path, body)
 
 
-def test_splade_weights_that_are_nan_fail_their_own_request() -> None:
+def test_splade_weights_that_are_nan_fail_their_own_request():
     with serving(small.splade(), nan_on=small.IDS[NAN]) as running:
         both(running, "/embed_sparse", inputs())

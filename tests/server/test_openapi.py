@@ -13,18 +13,18 @@ from hybridtei.server.openapi import EXAMPLES, FIELDS, TEI_RESPONSES, document
 
 WHOLE, OF_TEI = document(framework()), document(framework(ServerConfig(only_tei_routes=True)))
 TEI_PATHS = {
-    *(
-        "/decode",
-        "/embed",
-        "/embed_all",
-        "/embed_sparse",
-        "/health",
-        "/info",
-        "/metrics",
-        "/predict",
-        "/rerank",
-    ),
-    *("/similarity", "/tokenize", "/v1/embeddings"),
+    "/decode",
+    "/embed",
+    "/embed_all",
+    "/embed_sparse",
+    "/health",
+    "/info",
+    "/metrics",
+    "/predict",
+    "/rerank",
+    "/similarity",
+    "/tokenize",
+    "/v1/embeddings",
 }
 
 

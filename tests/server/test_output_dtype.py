@@ -177,7 +177,7 @@ def test_a_file_that_cannot_be_read_is_told_at_start():
         pass
 
 
-def test_the_embedded_models_ranges_hold_what_it_gives() -> None:
+def test_the_embedded_models_ranges_hold_what_it_gives():
     ranges = ranges_in(EMBEDDED_RANGES)
     encoder = Encoder.load(measures=False)
     for width in (64, 128, 192, 256, 384):

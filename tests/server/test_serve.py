@@ -1,7 +1,6 @@
 """Many clients at once: none lost, none wrong; overload told at once; whoever leaves costs nothing."""
 
 import asyncio
-import json
 import threading
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from conformance.fuzz.judge import same
 from hybridtei.server.http.body import DISCONNECT, ClientDisconnected, Disconnect, while_connected
 from tests.inference.engine import small
-from tests.server.live import HANG, JSON, Hold, Running, serving, until
+from tests.server.live import HANG, Hold, Running, serving, until
 
 Request = tuple[str, dict[str, Any]]
 CONCURRENT = 512
@@ -87,19 +86,6 @@ def test_overload_is_told_at_once_and_permits_come_back():
             in running.get("/metrics").text
         )
         assert running.service.engine.metrics.queued.value() <= 8  # none took a place
-        openai = running.post("/v1/embeddings", {"input": "one"})
-        message = "Model is overloaded"
-        assert (openai.status_code, openai.json()) == (
-            429,
-            {
-                "message": message,
-                "code": 429,
-                "type": "Overloaded",
-                "error": {"message": message, "type": "Overloaded", "code": "429", "param": None},
-                "detail": message,
-            },
-        )
-        assert openai.headers["retry-after"] == "1"
         assert running.post("/tokenize", {"inputs": "one"}).status_code == 200  # takes no permit
         assert running.get("/health").status_code == 200
         hold.let_go()
@@ -108,45 +94,6 @@ def test_overload_is_told_at_once_and_permits_come_back():
         running.is_well()
         assert running.post("/embed", {"inputs": ["one"] * 8}).status_code == 200
         assert running.post("/embed", {"inputs": ["one"] * 9}).status_code == 429
-
-
-async def leave_after_sending(running: Running, clients: int) -> None:
-    """So many clients send a request; they all go away once everything they asked for waits inside."""
-    connections = await asyncio.gather(
-        *(asyncio.open_connection("127.0.0.1", running.port) for _ in range(clients))
-    )
-    for i, (_, writer) in enumerate(connections):
-        body = json.dumps(
-            {"inputs": [f"two {i}", f"three {i}"]}
-        ).encode()  # equal texts would share a place in the queue
-        head = f"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: {JSON['content-type']}\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-    await asyncio.to_thread(
-        until, lambda: running.service.engine.metrics.queued.value() >= 2 * clients
-    )
-    for _, writer in connections:
-        writer.close()
-    await asyncio.gather(
-        *(writer.wait_closed() for _, writer in connections), return_exceptions=True
-    )
-
-
-def test_200_clients_that_leave_cost_no_pass_and_no_permit():
-    hold = Hold()
-    with serving(gate=hold) as running:
-        permits = running.service.config.max_concurrent_requests
-        first = threading.Thread(target=running.post, args=("/embed", {"inputs": "one"}))
-        first.start()
-        assert hold.entered.wait(HANG)
-        asyncio.run(leave_after_sending(running, 200))
-        until(lambda: running.service.admission.free == permits - 1)
-        assert running.service.engine.metrics.dropped.value() == 200
-        assert running.get("/health").status_code == 200
-        hold.let_go()
-        first.join(HANG)
-        until(lambda: running.service.engine.metrics.queued.value() == 0)
-        assert running.backend.forwards == 1
-        running.is_well()
 
 
 def test_work_ends_when_its_client_leaves_and_only_then():
@@ -173,16 +120,13 @@ def test_work_ends_when_its_client_leaves_and_only_then():
     assert asyncio.run(leave()) == 7
 
 
-def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
-    async def cancel() -> None:
-        async def work() -> None:
-            with while_connected({"extensions": {DISCONNECT: Disconnect()}}):
-                await asyncio.sleep(HANG)
+async def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
+    async def work() -> None:
+        with while_connected({"extensions": {DISCONNECT: Disconnect()}}):
+            await asyncio.sleep(HANG)
 
-        task = asyncio.ensure_future(work())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

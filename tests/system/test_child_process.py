@@ -68,7 +68,7 @@ def was_run(corpus: Path) -> str:
         pytest.param(["-m", "hybridtei"], marks=pytest.mark.slow),
     ],  # the command, which lies elsewhere
 )
-def test_an_ingest_runs_nothing_that_lies_in_its_folder(corpus: Path, words: list[str]) -> None:
+def test_an_ingest_runs_nothing_that_lies_in_its_folder(corpus, words):
     if "-m" in words:
         (
             corpus / "types.py"
@@ -79,7 +79,7 @@ def test_an_ingest_runs_nothing_that_lies_in_its_folder(corpus: Path, words: lis
     assert ": 1 points\n" in done.stdout
 
 
-def test_what_a_child_may_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_child_may_import(tmp_path, monkeypatch):
     from hybridtei.system import machine
 
     there = tmp_path / "there"

@@ -170,7 +170,7 @@ def test_a_trace_in_text_holds_no_line_that_looks_like_one():
 
 
 @pytest.mark.parametrize("nothing", [None, False, (None, None, None)])
-def test_no_exception_is_no_trace(nothing: Any) -> None:
+def test_no_exception_is_no_trace(nothing):
     assert "exception" not in json.loads(logs.JsonFormatter().format(record("x", exc_info=nothing)))
     assert "\n" not in logs.TextFormatter().format(record("x", exc_info=nothing))
 
@@ -301,14 +301,14 @@ def test_pieces_are_whole_lines_that_a_pipe_takes_at_once(texts):
 
 
 @pytest.mark.parametrize("formatter", [logs.TextFormatter(), logs.JsonFormatter()])
-def test_no_trace_where_a_library_says_so(formatter: logging.Formatter) -> None:
+def test_no_trace_where_a_library_says_so(formatter):
     line = formatter.format(record("failed to export %s", "spans", exc_info=False))
     assert "failed to export spans" in line
     assert "\n" not in line
 
 
 @pytest.mark.parametrize("formatter", [logs.TextFormatter(), logs.JsonFormatter()])
-def test_no_line_shows_a_password_of_a_url(formatter: logging.Formatter) -> None:
+def test_no_line_shows_a_password_of_a_url(formatter):
     try:
         raise OSError("http://user:secret@host/ is away")
     except OSError:
@@ -318,12 +318,12 @@ def test_no_line_shows_a_password_of_a_url(formatter: logging.Formatter) -> None
     assert line.count("http://[hidden]@host") >= 3
 
 
-def test_json_of_half_a_surrogate_pair_is_json() -> None:
+def test_json_of_half_a_surrogate_pair_is_json():
     entry = json.loads(logs.JsonFormatter().format(record("cut \ud83d")))
     assert entry["message"] == "cut \\ud83d"
 
 
-def test_a_trace_with_a_lone_surrogate_is_json() -> None:
+def test_a_trace_with_a_lone_surrogate_is_json():
     try:
         raise OSError("\udcff.txt")
     except OSError:

@@ -32,7 +32,7 @@ HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.
         ("0 0", HERE),
     ],
 )
-def test_the_least_of_mask_and_quota(tmp_path: Path, quota: str, cores: int) -> None:
+def test_the_least_of_mask_and_quota(tmp_path, quota, cores):
     file = tmp_path / "cpu.max"
     file.write_text(quota + "\n")
     assert available_cores(file) == cores
@@ -41,24 +41,24 @@ def test_the_least_of_mask_and_quota(tmp_path: Path, quota: str, cores: int) -> 
 @pytest.mark.parametrize(
     ("quota", "cores"), [("-1", HERE), ("50000", 1), ("100000", 1), ("nonsense", HERE)]
 )
-def test_a_quota_of_cgroup_v1(tmp_path: Path, quota: str, cores: int) -> None:
+def test_a_quota_of_cgroup_v1(tmp_path, quota, cores):
     files = (tmp_path / "cpu.cfs_quota_us", tmp_path / "cpu.cfs_period_us")
     for file, value in zip(files, (quota, "100000"), strict=True):
         file.write_text(value + "\n")
     assert available_cores(tmp_path / "none", files) == cores
 
 
-def test_no_quota_file(tmp_path: Path) -> None:
+def test_no_quota_file(tmp_path):
     assert available_cores(tmp_path / "none") == HERE
 
 
-def test_a_process_with_a_part_of_each_processor_owns_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_a_part_of_each_processor_owns_none(monkeypatch):
     assert list(own_processors()) == sorted(os.sched_getaffinity(0))
     monkeypatch.setenv(machine.GRANTED, "1")
     assert len(own_processors()) == (HERE if HERE == 1 else 0)
 
 
-def test_a_thread_moves_there_and_back() -> None:
+def test_a_thread_moves_there_and_back():
     everywhere = os.sched_getaffinity(0)
     before = move_to([min(everywhere)])
     assert (before, os.sched_getaffinity(0)) == (everywhere, {min(everywhere)})
@@ -66,7 +66,7 @@ def test_a_thread_moves_there_and_back() -> None:
     assert os.sched_getaffinity(0) == everywhere
 
 
-def test_a_processor_that_is_not_there_is_no_error() -> None:
+def test_a_processor_that_is_not_there_is_no_error():
     everywhere = os.sched_getaffinity(0)
     assert not move_to([max(everywhere) + 1000])
     assert os.sched_getaffinity(0) == everywhere
@@ -92,7 +92,7 @@ def test_only_the_calling_thread_gives_way():
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
-def test_a_refusal_is_told_not_raised(monkeypatch: pytest.MonkeyPatch):
+def test_a_refusal_is_told_not_raised(monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError
 
@@ -112,9 +112,7 @@ def test_a_refusal_is_told_not_raised(monkeypatch: pytest.MonkeyPatch):
         ),
     ],
 )
-def test_it_is_where_the_user_says(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
-) -> None:
+def test_it_is_where_the_user_says(monkeypatch, environment, expected):
     for name in ("HYBRIDTEI_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -122,7 +120,7 @@ def test_it_is_where_the_user_says(
     assert cache_folder("kind") == Path(expected)
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
     for name in ("HYBRIDTEI_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 

@@ -16,7 +16,7 @@ async def fail() -> None:
     raise KeyError("told")
 
 
-def test_every_call_is_answered_by_one_loop_even_from_within_another() -> None:
+def test_every_call_is_answered_by_one_loop_even_from_within_another():
     own = OwnLoop()
 
     async def within() -> None:
@@ -32,7 +32,7 @@ def test_every_call_is_answered_by_one_loop_even_from_within_another() -> None:
     assert first[1].is_closed()
 
 
-def test_closing_cancels_what_runs_and_a_loop_never_begun_closes_too() -> None:
+def test_closing_cancels_what_runs_and_a_loop_never_begun_closes_too():
     OwnLoop().close()
     own = OwnLoop()
     ended = threading.Event()

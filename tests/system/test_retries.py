@@ -43,7 +43,7 @@ def run(time: Time, outcomes: list[Any], patience_s: float, jitter: float = 0.0)
         return asyncio.run(retries.retry_unavailable(attempt, patience_s))
 
 
-def test_pauses_double_up_to_a_longest_and_end_with_the_patience() -> None:
+def test_pauses_double_up_to_a_longest_and_end_with_the_patience():
     time = Time()
     with pytest.raises(StoreUnavailable, match=r"down \(tried 12 times in 30.0 s, patience 30 s\)"):
         run(time, [StoreUnavailable("down")], 30.0)
@@ -51,7 +51,7 @@ def test_pauses_double_up_to_a_longest_and_end_with_the_patience() -> None:
     assert sum(time.pauses) == pytest.approx(30.0)
 
 
-def test_a_pause_that_is_asked_for_is_kept_and_counts() -> None:
+def test_a_pause_that_is_asked_for_is_kept_and_counts():
     time = Time()
     assert (
         run(time, [StoreUnavailable("slower", 4.0), StoreUnavailable("slower", 3.0), "done"], 10.0)
@@ -65,14 +65,14 @@ def test_a_pause_that_is_asked_for_is_kept_and_counts() -> None:
     assert refused.value.retry_after_s == 4.0
 
 
-def test_no_patience_is_one_try() -> None:
+def test_no_patience_is_one_try():
     time = Time()
     with pytest.raises(StoreUnavailable, match="tried once"):
         run(time, [StoreUnavailable("down"), "never seen"], 0.0)
     assert time.pauses == []
 
 
-def test_other_errors_are_not_tried_again() -> None:
+def test_other_errors_are_not_tried_again():
     time = Time()
     with pytest.raises(StoreError, match="no"):
         run(time, [StoreError("no"), "never seen"], 10.0)
@@ -84,9 +84,7 @@ def test_other_errors_are_not_tried_again() -> None:
     st.floats(0, 60),
     st.floats(0, 1),
 )
-def test_waiting_never_outlasts_the_patience(
-    asked: list[float | None], patience_s: float, jitter: float
-) -> None:
+def test_waiting_never_outlasts_the_patience(asked, patience_s, jitter):
     time = Time()
     with contextlib.suppress(StoreUnavailable):
         assert (
@@ -102,7 +100,7 @@ def test_waiting_never_outlasts_the_patience(
 
 
 @pytest.mark.parametrize("asked", [0.0, 0.05])
-def test_a_pause_of_nothing_grows(asked: float) -> None:
+def test_a_pause_of_nothing_grows(asked):
     time = Time()
     assert run(time, [StoreUnavailable("busy", asked)] * 4 + ["done"], 10.0, 0.9) == "done"
     assert time.pauses == pytest.approx([0.1, 0.2, 0.4, 0.8])
@@ -112,5 +110,5 @@ def test_a_pause_of_nothing_grows(asked: float) -> None:
     "text",
     ["0", "-5", "nan", "-inf", "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 0001 00:00:00 GMT"],
 )
-def test_a_retry_after_that_asks_for_nothing(text: str) -> None:
+def test_a_retry_after_that_asks_for_nothing(text):
     assert retries.retry_after_s({"Retry-After": text}) == 0.0

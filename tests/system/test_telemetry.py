@@ -1,7 +1,5 @@
 """Dependencies report nothing to their makers, because the package says so before any of them can be imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -47,7 +45,7 @@ def device_ids(home: Path) -> list[Path]:
     return [path for path in home.rglob("*") if "onnxruntime" in path.name]
 
 
-def test_the_package_turns_them_off_unless_the_user_has_set_them(tmp_path: Path) -> None:
+def test_the_package_turns_them_off_unless_the_user_has_set_them(tmp_path):
     code = f"import hybridtei, json, onnxruntime, os; print(json.dumps([os.environ.get(name) for name in {NAMES}]))"
     done = run(code, bare(tmp_path))
     assert (json.loads(done.stdout), done.stderr, device_ids(tmp_path)) == (["1", "1", "0"], "", [])
@@ -64,7 +62,7 @@ def test_the_package_turns_them_off_unless_the_user_has_set_them(tmp_path: Path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reports come from the wheel for Linux")
-def test_one_that_imported_onnx_runtime_before_is_warned_once(tmp_path: Path) -> None:
+def test_one_that_imported_onnx_runtime_before_is_warned_once(tmp_path):
     done = run(
         "import onnxruntime\nimport hybridtei\nimport hybridtei.encoder",
         bare(tmp_path),
@@ -84,7 +82,7 @@ def test_one_that_imported_onnx_runtime_before_is_warned_once(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_server_keeps_no_device_id(tmp_path: Path) -> None:
+def test_a_server_keeps_no_device_id(tmp_path):
     with process(
         ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"],
         {"HOME": str(tmp_path)},

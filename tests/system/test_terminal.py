@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 
 @given(st.text(st.characters(max_codepoint=0x2FF)))
-def test_nothing_that_a_terminal_obeys_is_written(text: str) -> None:
+def test_nothing_that_a_terminal_obeys_is_written(text):
     stream = io.StringIO()
     print("title", text, file=TerminalStream(stream))
     assert not CONTROLS.search(stream.getvalue().lstrip("\r"))
@@ -31,13 +31,13 @@ def test_nothing_that_a_terminal_obeys_is_written(text: str) -> None:
         ("\r 50%|#####     |", "\r 50%|#####     |"),
     ],
 )
-def test_examples(text: str, written: str) -> None:
+def test_examples(text, written):
     stream = io.StringIO()
     TerminalStream(stream).write(text)
     assert stream.getvalue() == written
 
 
-def test_only_a_terminal_gets_bold_text() -> None:
+def test_only_a_terminal_gets_bold_text():
     text = f"{BOLD}word{PLAIN}"
     terminal, pipe = Terminal(), io.StringIO()
     TerminalStream(terminal).write(text)
@@ -54,5 +54,5 @@ def test_only_a_terminal_gets_bold_text() -> None:
         ("a@b.example", "a@b.example"),
     ],
 )
-def test_passwords_of_urls_are_hidden(text: str, shown: str) -> None:
+def test_passwords_of_urls_are_hidden(text, shown):
     assert without_passwords(text) == shown

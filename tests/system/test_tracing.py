@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import logging
 import os
 import re
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -98,9 +96,7 @@ REFUSED = [
 ]
 
 
-def test_each_inference_is_logged_and_each_failure(
-    root: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_each_inference_is_logged_and_each_failure(root, tmp_path, monkeypatch):
     lines = tmp_path / "lines"
     descriptor = os.open(lines, os.O_CREAT | os.O_WRONLY)
     monkeypatch.setattr(logs, "STANDARD_OUTPUT", descriptor)

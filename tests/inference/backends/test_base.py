@@ -10,13 +10,13 @@ from hybridtei.inference.backends.base import FEWEST, MOST, busy_tokens
 @pytest.mark.parametrize(
     ("width", "tokens"), [(32, 512), (384, 512), (512, 512), (768, 256), (1024, 256), (2048, 128)]
 )
-def test_a_core_is_given_the_tokens_that_the_table_asks_for(width: int, tokens: int) -> None:
+def test_a_core_is_given_the_tokens_that_the_table_asks_for(width, tokens):
     assert busy_tokens(width) == tokens
     assert busy_tokens(width, cores=4) == 4 * tokens
     assert busy_tokens(width, limit=256) == min(tokens, 256)
 
 
 @given(st.integers(0, 200_000))
-def test_wider_models_are_given_fewer_tokens_within_bounds(width: int) -> None:
+def test_wider_models_are_given_fewer_tokens_within_bounds(width):
     assert FEWEST <= busy_tokens(width + 1) <= busy_tokens(width) <= MOST
     assert busy_tokens(width).bit_count() == 1

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def layer(
 # --- one for each name -------------------------------------------------------------------------------------------------
 
 
-def test_every_activation_has_a_twin_in_both() -> None:
+def test_every_activation_has_a_twin_in_both():
     assert set(NUMPY.activations) == set(TORCH.activations) == set(layers.ACTIVATIONS)
 
 
@@ -73,7 +72,7 @@ UNITS = {"erf": 0.6, "sigmoid": 4}  # in the last place of float32, from the val
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_functions_of_scipy_are_as_exact_here(name: str) -> None:
+def test_functions_of_scipy_are_as_exact_here(name):
     x = np.float32(
         [
             *np.linspace(-87, 87, 20_001),
@@ -92,13 +91,13 @@ def test_functions_of_scipy_are_as_exact_here(name: str) -> None:
     assert np.isnan(getattr(numpy_functions, name)(np.float32([np.nan]))).all()
 
 
-def test_every_pooling_has_a_formula() -> None:
+def test_every_pooling_has_a_formula():
     assert set(heads.POOLINGS) == set(modules.POOLINGS)
 
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
 @given(values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30))
-def test_activations_agree(name: str, values: list[float]) -> None:
+def test_activations_agree(name, values):
     x = np.array(values, dtype=np.float32)
     ours, theirs = NUMPY.activations[name](x), TORCH.activations[name](torch.from_numpy(x))
     assert ours.dtype == np.float32
@@ -106,7 +105,7 @@ def test_activations_agree(name: str, values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
-def test_activations_agree_and_warn_of_nothing_at_extremes(name: str) -> None:
+def test_activations_agree_and_warn_of_nothing_at_extremes(name):
     x = np.array(EXTREMES, dtype=np.float32)
     theirs = TORCH.activations[name](torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(
@@ -116,12 +115,12 @@ def test_activations_agree_and_warn_of_nothing_at_extremes(name: str) -> None:
 
 @pytest.mark.parametrize("mode", modules.POOLINGS)
 @given(lengths=LENGTHS, seed=st.integers(0, 9))
-def test_poolings_agree(mode: str, lengths: list[int], seed: int) -> None:
+def test_poolings_agree(mode, lengths, seed):
     agree(heads.pooled, *rows(lengths, 5, seed), (mode,))
 
 
 @pytest.mark.parametrize("mode", modules.POOLINGS)
-def test_long_texts_are_pooled_as_well(mode: str) -> None:
+def test_long_texts_are_pooled_as_well(mode):
     hidden, at = rows([3000, 1, 8192], 4)
     ours = heads.pooled(NUMPY, hidden + 1, at, [mode])
     exact = heads.POOLINGS[mode](
@@ -134,7 +133,7 @@ def test_long_texts_are_pooled_as_well(mode: str) -> None:
 
 
 @given(values=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30))
-def test_rounding_agrees(values: list[float]) -> None:
+def test_rounding_agrees(values):
     """To one where a tangent is half a step from two numbers, and the libraries' last digits differ."""
     x = np.array(values, dtype=np.float32)
     ours, theirs = heads.rounded(NUMPY, x), heads.rounded(TORCH, torch.from_numpy(x)).numpy()
@@ -146,7 +145,7 @@ def test_rounding_agrees(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1, 50])
-def test_layer_norm_agrees(scale: float) -> None:
+def test_layer_norm_agrees(scale):
     words = rows(SIZES)[0] * np.float32(scale) + np.float32(3 * scale)
     plain = agree(lambda f, x: f.layer_norm(x, None, None, 1e-5), words)
     scaled = agree(lambda f, x: f.layer_norm(x, 2 + 0 * x[0], 1 + 0 * x[0], 1e-5), words)
@@ -154,7 +153,7 @@ def test_layer_norm_agrees(scale: float) -> None:
 
 
 @pytest.mark.parametrize("activation", [None, *layers.ACTIVATIONS])
-def test_lexical_agrees(activation: str | None) -> None:
+def test_lexical_agrees(activation):
     inputs, _ = rows(SIZES)
     first, last = (
         layer(8, tiny.HIDDEN, activation or "identity"),
@@ -166,14 +165,14 @@ def test_lexical_agrees(activation: str | None) -> None:
 
 
 @pytest.mark.parametrize("eps", [None, 1e-5])
-def test_codes_agree(eps: float | None) -> None:
+def test_codes_agree(eps):
     latents = layer(30, tiny.HIDDEN)
     found = agree(heads.code, rows(SIZES)[0], CodeLayers(latents.weight, latents.bias, 4, eps))
     assert ((found > 0).sum(1) <= 4).all()
     assert (found > 0).any()
 
 
-def test_no_head_writes_into_its_input() -> None:
+def test_no_head_writes_into_its_input():
     hidden, at = rows(SIZES)
     before = hidden.copy()
     for mode in modules.POOLINGS:
@@ -199,7 +198,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
     ("model_type", "task"),
     paired([*CLASSIFIERS], ["SequenceClassification", "TokenClassification"]),
 )
-def test_classifiers_agree(tmp_path: Path, model_type: str, task: str) -> None:
+def test_classifiers_agree(tmp_path, model_type, task):
     folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
     spec = read_spec(folder)
     head = Head.TAGS if spec.kind == "tagger" else Head.SCORES

@@ -21,7 +21,6 @@ from tests import tiny
 from tests.inference.backends.outputs import (
     columns_of,
     near,
-    random_encodings,
     run,
     same,
     sixty_four,
@@ -42,7 +41,7 @@ def backend(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[Backend]:
     found.close()
 
 
-def test_all_lanes_at_once_compute_what_each_does_alone(backend: Backend) -> None:
+def test_all_lanes_at_once_compute_what_each_does_alone(backend):
     texts = sixty_four(backend.spec.vocab_size)
     alone = [run(backend, [text]) for text in texts]
     before = backend.forwards
@@ -58,7 +57,7 @@ def test_all_lanes_at_once_compute_what_each_does_alone(backend: Backend) -> Non
         same(outputs, alone[place % len(texts)], 1)
 
 
-def test_what_came_out_is_not_touched_by_the_next_pass(backend: Backend) -> None:
+def test_what_came_out_is_not_touched_by_the_next_pass(backend):
     one, other = sixty_four(backend.spec.vocab_size)[:2]
     outputs = run(backend, [one])
     before = {name: values.copy() for name, values in columns_of(outputs, 0).items()}
@@ -67,7 +66,7 @@ def test_what_came_out_is_not_touched_by_the_next_pass(backend: Backend) -> None
         np.testing.assert_array_equal(values, before[name])
 
 
-def test_token_types_count_and_are_zero_unless_given(backend: Backend) -> None:
+def test_token_types_count_and_are_zero_unless_given(backend):
     ids, pair = np.array([2, 9, 10, 3, 11, 3]), np.array([0, 0, 0, 0, 1, 1])
     plain, typed = Encoding(ids), Encoding(ids, pair)
     zeros = Encoding(ids, np.zeros(6, dtype=np.int64))
@@ -79,7 +78,7 @@ def test_token_types_count_and_are_zero_unless_given(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("head", EVERYTHING)
-def test_only_wanted_heads_are_computed_and_all_share_a_pass(backend: Backend, head: Head) -> None:
+def test_only_wanted_heads_are_computed_and_all_share_a_pass(backend, head):
     before = backend.forwards
     found = columns_of(run(backend, [SHORT], frozenset({head})), 0)
     assert set(found) == {{Head.SPARSE: "token_weights"}.get(head, str(head))}
@@ -88,17 +87,13 @@ def test_only_wanted_heads_are_computed_and_all_share_a_pass(backend: Backend, h
 
 
 @pytest.mark.parametrize("wrong", [[2, 10_000, 3], [5] * 1000], ids=["id", "position"])
-def test_a_pass_that_fails_is_a_backend_error_and_the_next_one_works(
-    backend: Backend, wrong: list[int]
-) -> None:
+def test_a_pass_that_fails_is_a_backend_error_and_the_next_one_works(backend, wrong):
     with pytest.raises(BackendError, match="forward pass failed"):
         run(backend, [Encoding(np.array(wrong))])
     assert run(backend, [SHORT]).dense is not None
 
 
-def test_whatever_a_pass_raises_is_a_backend_error(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_a_pass_raises_is_a_backend_error(backend, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise TypeError("of the library's own")
 
@@ -107,7 +102,7 @@ def test_whatever_a_pass_raises_is_a_backend_error(
         run(backend, [SHORT])
 
 
-def test_a_backend_says_what_it_is(backend: Backend) -> None:
+def test_a_backend_says_what_it_is(backend):
     padding = Padding.NONE if backend.name == "torch" else Padding.ATTENTION
     assert (backend.dtype, backend.padding) == ("float32", padding)
     assert backend.busy_tokens > 0
@@ -126,16 +121,3 @@ def test_a_weight_that_is_missing_or_has_another_shape_is_named(bert, copied, en
     )
     with pytest.raises(WeightMismatch, match=rf"{folder}.*`{BIAS}`"):
         opened(engine, read_spec(folder))
-
-
-@each
-@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
-def test_weights_in_half_precision_are_widened(bert, copied, engine, stored):
-    folder = change(
-        copied(bert), lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()}
-    )
-    spec = read_spec(folder)
-    texts = random_encodings(spec)
-    halved = run(opened(engine, spec), texts)
-    change(folder, lambda tensors: {name: tensor.float() for name, tensor in tensors.items()})
-    same(halved, run(opened(engine, spec), texts), len(texts))

@@ -39,7 +39,7 @@ def means(folder: Path, spec: ModelSpec) -> Floats:
 
 
 @pytest.mark.parametrize("engine", ["ort", "torch"])
-def test_perplexitys_vectors_are_whole_numbers(tmp_path: Path, engine: str) -> None:
+def test_perplexitys_vectors_are_whole_numbers(tmp_path, engine):
     folder = tiny.write_family(tmp_path, "qwen3", is_causal=False)
     exact = 127 * np.tanh(means(folder, read_spec(folder, pooling="mean")))
     spec = read_spec(published.as_pplx(folder))
@@ -50,7 +50,7 @@ def test_perplexitys_vectors_are_whole_numbers(tmp_path: Path, engine: str) -> N
     assert np.ptp(ours) > 100
 
 
-def test_the_module_says_so_too(tmp_path: Path) -> None:
+def test_the_module_says_so_too(tmp_path):
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling="mean")
     assert not read_spec(folder).is_rounded
     modules = [
@@ -65,7 +65,7 @@ def test_the_module_says_so_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["ort", "torch"])
-def test_qwen3s_projection_follows_the_pooling(tmp_path: Path, engine: str) -> None:
+def test_qwen3s_projection_follows_the_pooling(tmp_path, engine):
     folder = tiny.write_family(tmp_path, "qwen3")
     plain = read_spec(folder, pooling="mean")
     expected = means(folder, plain)

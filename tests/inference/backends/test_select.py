@@ -15,9 +15,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_the_processor_decides_who_is_first_in_int8(
-    bert: Path, exact: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_processor_decides_who_is_first_in_int8(bert, exact, monkeypatch):
     monkeypatch.setattr(backend_choice, "_installed", lambda _: True)
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     monkeypatch.setattr(backend_choice, "_sums_exactly", lambda: exact)
@@ -33,9 +31,7 @@ def test_the_processor_decides_who_is_first_in_int8(
     )
 
 
-def test_the_only_one_says_so_and_others_that_tune_measures(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_only_one_says_so_and_others_that_tune_measures(bert, monkeypatch):
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     spec = read_spec(bert)
     assert "`hybridtei tune` measures all" in choices(ModelConfig(model_id=str(bert)), spec)[0].why
@@ -54,9 +50,7 @@ def test_the_only_one_says_so_and_others_that_tune_measures(
         ("torch", "int8", "only, not int8"),
     ],
 )
-def test_a_precision_that_a_backend_lacks_is_named(
-    bert: Path, name: str, dtype: str, why: str
-) -> None:
+def test_a_precision_that_a_backend_lacks_is_named(bert, name, dtype, why):
     assert why in (why_not(name, dtype, read_spec(bert)) or "")
 
 
@@ -66,9 +60,7 @@ def test_a_missing_package_is_named_with_the_command(bert, monkeypatch, name, in
     assert f"pip install {installed}" in (why_not(name, None, read_spec(bert)) or "")
 
 
-def test_nothing_that_can_run_it_is_an_error_with_every_reason(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_that_can_run_it_is_an_error_with_every_reason(bert, monkeypatch):
     monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
     spec = replace(read_spec(bert), model_type="opt")
     with pytest.raises(
@@ -77,7 +69,7 @@ def test_nothing_that_can_run_it_is_an_error_with_every_reason(
         choices(ModelConfig(model_id=str(bert)), spec)
 
 
-def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert: Path) -> None:
+def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert):
     with pytest.raises(
         LoadError, match=r"fp8 needs a GPU of compute capability 9\.0 or later, not cpu"
     ):
@@ -85,7 +77,7 @@ def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
-def test_float16_wants_a_gpu(bert: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float16_wants_a_gpu(bert, backend, monkeypatch):
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     with pytest.raises(LoadError, match="float16 is for GPUs, and there is no NVIDIA device here"):
         choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))  # type: ignore[arg-type]

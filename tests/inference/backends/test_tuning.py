@@ -2,7 +2,6 @@
 
 import threading
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -36,20 +35,20 @@ class Hardware:
 
 
 @given(curves)
-def test_enough_is_the_smallest_size_that_is_about_as_fast_as_any(rates: dict[int, float]) -> None:
+def test_enough_is_the_smallest_size_that_is_about_as_fast_as_any(rates):
     chosen, best = enough(rates), max(rates.values())
     assert rates[chosen] >= FLAT * best
     assert all(rate < FLAT * best for tokens, rate in rates.items() if tokens < chosen)
 
 
 @pytest.mark.parametrize("saturated_at", [64, 256, 2048])
-def test_the_size_that_saturates_the_hardware_is_found(saturated_at: int) -> None:
+def test_the_size_that_saturates_the_hardware_is_found(saturated_at):
     hardware = Hardware(saturated_at)
     backend = FakeBackend(small.model_spec(), gate=hardware)
     assert enough(dict(measure(backend, 4096, clock=hardware.clock))) == saturated_at
 
 
-def test_the_fastest_pass_of_a_size_counts() -> None:
+def test_the_fastest_pass_of_a_size_counts():
     now, seconds = 0.0, iter([3, 1, 2, 0.5, 4])
 
     def gate(batch: PackedBatch) -> None:
@@ -62,7 +61,7 @@ def test_the_fastest_pass_of_a_size_counts() -> None:
     assert PASSES == 5
 
 
-def test_a_lane_is_measured_and_counts_as_often_as_there_are_lanes_for_long_texts() -> None:
+def test_a_lane_is_measured_and_counts_as_often_as_there_are_lanes_for_long_texts():
     entered, threads, hardware = list[int](), set[int](), Hardware(1)
 
     def gate(batch: PackedBatch) -> None:
@@ -83,7 +82,7 @@ def test_a_lane_is_measured_and_counts_as_often_as_there_are_lanes_for_long_text
     assert threading.get_ident() not in threads
 
 
-def test_a_table_and_the_flags_are_printed_and_nothing_is_kept(bert: Path, cache: Path) -> None:
+def test_a_table_and_the_flags_are_printed_and_nothing_is_kept(bert, cache):
     config, engine = (
         ModelConfig(model_id=str(bert), dtype="float32"),
         EngineConfig(max_batch_tokens=128),
@@ -102,7 +101,7 @@ def test_a_table_and_the_flags_are_printed_and_nothing_is_kept(bert: Path, cache
     assert not cache.exists()
 
 
-def test_what_cannot_run_says_why_and_names_no_flags(bert: Path) -> None:
+def test_what_cannot_run_says_why_and_names_no_flags(bert):
     config = ModelConfig(model_id=str(bert), backend="torch", dtype="int8")
     assert [*tune(config, find_model(config), EngineConfig())] == []
     config = ModelConfig(model_id=str(bert), dtype="fp8")
@@ -110,7 +109,7 @@ def test_what_cannot_run_says_why_and_names_no_flags(bert: Path) -> None:
     assert line.startswith("torch fp8: no, ")
 
 
-def test_a_start_measures_nothing_and_keeps_nothing(bert: Path, cache: Path) -> None:
+def test_a_start_measures_nothing_and_keeps_nothing(bert, cache):
     """Its passes are those of the self-test."""
     loaded = load_model(ModelConfig(model_id=str(bert), backend="ort"), EngineConfig())
     assert loaded.backend.forwards == 2

@@ -22,21 +22,25 @@ from tests.fake_backend import FakeBackend
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [
-    *(
-        "the",
-        "a",
-        "hybrid",
-        "search",
-        "engine",
-        "finds",
-        "text",
-        "by",
-        "words",
-        "and",
-        "meaning",
-        "poison",
-    ),
-    *("one", "two", "three", "four", "five", "six", "seven"),
+    "the",
+    "a",
+    "hybrid",
+    "search",
+    "engine",
+    "finds",
+    "text",
+    "by",
+    "words",
+    "and",
+    "meaning",
+    "poison",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
 ]
 CONTROL = "\x01"  # the normaliser removes it, so its id decodes to nothing that becomes a token
 LETTERS = [*string.ascii_lowercase, *string.digits, *".,:;!?-_'"]

@@ -93,23 +93,20 @@ def test_a_house_of_any_size_lets_large_ones_in(permits):
     assert admission.free == permits
 
 
-def test_carried_permits_serve_in_tasks_too_and_nowhere_else() -> None:
-    async def scene() -> None:
-        admission = Admission(1)
+async def test_carried_permits_serve_in_tasks_too_and_nowhere_else():
+    admission = Admission(1)
 
-        async def enter(inputs: int) -> None:
-            with admission.inside(inputs):
-                await asyncio.sleep(0)
+    async def enter(inputs: int) -> None:
+        with admission.inside(inputs):
+            await asyncio.sleep(0)
 
-        admission.take(1)
-        with admission.carrying(1):
-            await enter(1)
-            await asyncio.gather(enter(1), enter(1))
-            with pytest.raises(Overloaded):
-                await enter(2)
-        with pytest.raises(Overloaded):
-            await enter(1)
-        admission.give_back(1)
+    admission.take(1)
+    with admission.carrying(1):
         await enter(1)
-
-    asyncio.run(scene())
+        await asyncio.gather(enter(1), enter(1))
+        with pytest.raises(Overloaded):
+            await enter(2)
+    with pytest.raises(Overloaded):
+        await enter(1)
+    admission.give_back(1)
+    await enter(1)

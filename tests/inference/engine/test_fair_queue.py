@@ -39,7 +39,7 @@ def text(*ids: int) -> Encoding:
 
 
 @pytest.mark.parametrize("looks", range(6))
-def test_who_leaves_while_the_queue_is_looked_through_is_in_it_or_out_of_it(looks: int) -> None:
+def test_who_leaves_while_the_queue_is_looked_through_is_in_it_or_out_of_it(looks):
     queue = FairQueue()
     encodings = [text(1, 2), text(3), text(4, 5, 6)]
     for place, caller in enumerate(
@@ -73,7 +73,7 @@ def turns(queue: FairQueue) -> list[int]:
     return [int(waiting.encoding.input_ids[0]) for waiting in queue.head(len(queue))]
 
 
-def test_a_text_that_waits_for_another_takes_the_earlier_turn_of_the_two() -> None:
+def test_a_text_that_waits_for_another_takes_the_earlier_turn_of_the_two():
     queue, bulk, query = FairQueue(), Staying(), Staying()
     queue.add(bulk, range(30), [text(number, 0) for number in range(30)])
     queue.add(query, [0, 1], [text(29, 0), text(28, 0)])

@@ -40,8 +40,8 @@ def queued(
 
 @pytest.mark.parametrize("lanes", [(LaneKind.BULK,), both_lanes(2)])
 async def test_many_requests_at_once_are_answered_as_by_the_plain_loop(
-    lanes: tuple[LaneKind, ...],
-) -> None:
+    lanes,
+):
     """`run_all` takes one request after the other; the engine has lanes, threads and an event loop."""
     draw, spec = np.random.default_rng(0), small.model_spec()
     requests = [
@@ -74,7 +74,7 @@ async def test_many_requests_at_once_are_answered_as_by_the_plain_loop(
 
 @pytest.mark.parametrize("callers", [1, 2, 5])
 @pytest.mark.parametrize("count", [1, 3, 200])
-def test_outputs_do_not_depend_on_how_many_compute(callers: int, count: int) -> None:
+def test_outputs_do_not_depend_on_how_many_compute(callers, count):
     backend = FakeBackend(small.model_spec())
     alone, expected = queued(backend, count, 1)
     run_all(alone, backend, 1, lambda done: None)
@@ -89,7 +89,7 @@ def test_outputs_do_not_depend_on_how_many_compute(callers: int, count: int) -> 
     assert 0 < sum(done) <= count  # equal ones are computed once
 
 
-def test_several_compute_at_once() -> None:
+def test_several_compute_at_once():
     met = threading.Barrier(2, timeout=120)
 
     class Meeting(FakeBackend):
@@ -104,7 +104,7 @@ def test_several_compute_at_once() -> None:
     assert request.done
 
 
-def test_a_failure_ends_all_and_is_raised() -> None:
+def test_a_failure_ends_all_and_is_raised():
     class Failing(FakeBackend):
         def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
             if self.forwards > 3:
@@ -119,7 +119,7 @@ def test_a_failure_ends_all_and_is_raised() -> None:
     assert len(core) == core.running == 0
 
 
-def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two_things() -> None:
+def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two_things():
     met = threading.Barrier(2, timeout=120)
     backend = FakeBackend(small.model_spec(), gate=lambda batch: met.wait())
     backend.fills_cores, backend.ahead = True, 1  # type: ignore[attr-defined]

@@ -18,7 +18,6 @@ from tests.fake_backend import FakeBackend, Held
 from tests.inference.engine import small
 from tests.inference.engine.test_device import on_device
 
-HANG = 120
 DENSE = frozenset({Head.DENSE})
 SPEC = small.model_spec()
 
@@ -84,7 +83,7 @@ def packed(encodings: list[Encoding]) -> PackedBatch:
 
 
 @pytest.mark.parametrize("joins_first", [True, False])
-async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first: bool):
+async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first):
     gate = Held()
     device = Device([LaneKind.BULK])
     rides = new_engine(device, Ahead(SPEC, gate=gate), max_tokens=10)

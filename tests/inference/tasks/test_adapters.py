@@ -39,9 +39,7 @@ def dense(encoder: Encoder, prompt_name: str | None = None, **options: object) -
     return found[0]
 
 
-def test_a_name_chooses_prompt_and_adapter(
-    encoder: Encoder, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_name_chooses_prompt_and_adapter(encoder, checkpoint, tmp_path):
     for number, name in enumerate((None, *jina.ADAPTERS)):
         native = Encoder.load(
             str(tiny.write_modules(jina.merged(checkpoint, tmp_path / str(number), number))),
@@ -53,7 +51,7 @@ def test_a_name_chooses_prompt_and_adapter(
         native.close()
 
 
-def test_the_type_of_inputs_chooses_too(encoder: Encoder) -> None:
+def test_the_type_of_inputs_chooses_too(encoder):
     np.testing.assert_array_equal(
         dense(encoder, input_type="query"), dense(encoder, "retrieval.query")
     )
@@ -65,7 +63,7 @@ def test_the_type_of_inputs_chooses_too(encoder: Encoder) -> None:
     )
 
 
-def test_a_default_prompt_chooses_too(encoder: Encoder, checkpoint: Path) -> None:
+def test_a_default_prompt_chooses_too(encoder, checkpoint):
     started = Encoder.load(
         str(checkpoint), backend="ort", dtype="float32", default_prompt_name="classification"
     )
@@ -73,12 +71,12 @@ def test_a_default_prompt_chooses_too(encoder: Encoder, checkpoint: Path) -> Non
     np.testing.assert_array_equal(dense(started, "separation"), dense(encoder, "separation"))
 
 
-def test_an_unknown_name_is_refused_with_those_there_are(encoder: Encoder) -> None:
+def test_an_unknown_name_is_refused_with_those_there_are(encoder):
     with pytest.raises(InvalidInput, match=r"Available prompts: .*text-matching"):
         dense(encoder, "clustering")
 
 
-def test_results_of_several_adapters_are_not_mixed(checkpoint: Path) -> None:
+def test_results_of_several_adapters_are_not_mixed(checkpoint):
     """One text under each adapter at once, then again from the cache."""
     spec = read_spec(checkpoint)
     backend = OnnxBackend(spec, family_graph(spec), Weights.open(checkpoint))

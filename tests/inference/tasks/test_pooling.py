@@ -37,14 +37,14 @@ def rows_of(count: int, seed: int = 0, width: int = 16) -> np.ndarray:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(0, 9))
-def test_no_more_rows_than_the_budget_and_nothing_is_lost(count: int, most: int, seed: int) -> None:
+def test_no_more_rows_than_the_budget_and_nothing_is_lost(count, most, seed):
     rows = rows_of(count, seed)
     merged = merge(rows, most)
     assert len(merged) == min(count, most)
     np.testing.assert_allclose(merged.sum(axis=0), rows.sum(axis=0), atol=1e-3)
 
 
-def test_long_documents_are_merged_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_documents_are_merged_in_blocks(monkeypatch):
     monkeypatch.setattr(pooling, "MAX_MERGED_AT_ONCE", 16)
     seen: list[int] = []
     monkeypatch.setattr(
@@ -58,7 +58,7 @@ def test_long_documents_are_merged_in_blocks(monkeypatch: pytest.MonkeyPatch) ->
     assert max(seen) <= 16
 
 
-def test_words_alone_are_merged_where_there_are_any() -> None:
+def test_words_alone_are_merged_where_there_are_any():
     is_mark = np.array([1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 1, 1], dtype=bool)
     rows = Ragged(rows_of(12), np.array([0, 5, 5, 7, 9, 12]))
     left = without_marks(rows, is_mark, 2)
@@ -69,7 +69,7 @@ def test_words_alone_are_merged_where_there_are_any() -> None:
     np.testing.assert_array_equal(without_marks(rows, is_mark, 5).values, rows.values)
 
 
-def test_a_bit_for_each_sign() -> None:
+def test_a_bit_for_each_sign():
     rows = unit(rows_of(7, width=12))
     bits = budgeted(Ragged(rows, np.array([0, 7])), MultivectorBudget(dtype="binary"))
     assert bits.values.dtype == np.uint8
@@ -80,7 +80,7 @@ def test_a_bit_for_each_sign() -> None:
     assert maxsim(signs[:1], Ragged(signs, np.array([0, 7])), mean=False) == pytest.approx(1)
 
 
-def test_whole_numbers_keep_directions_and_zero_rows() -> None:
+def test_whole_numbers_keep_directions_and_zero_rows():
     rows = np.concatenate([rows_of(5), np.zeros((1, 16), np.float32)])
     whole = budgeted(Ragged(rows, np.array([0, 6])), MultivectorBudget(dtype="int8")).values
     assert whole.dtype == np.int8
@@ -89,9 +89,7 @@ def test_whole_numbers_keep_directions_and_zero_rows() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.floats(1, 6), st.integers(0, 4), st.booleans())
-def test_declared_pooling_is_that_of_sentence_transformers(
-    count: int, factor: float, protected: int, normalize: bool
-) -> None:
+def test_declared_pooling_is_that_of_sentence_transformers(count, factor, protected, normalize):
     rows = unit(rows_of(count, count))
     theirs = HierarchicalTokenPooling(
         factor, num_protected_tokens=protected, normalize_embeddings=normalize
@@ -104,8 +102,8 @@ def test_declared_pooling_is_that_of_sentence_transformers(
 
 
 def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     seen: list[int] = []
     monkeypatch.setattr(
         pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1]
@@ -119,7 +117,7 @@ def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(
     np.testing.assert_array_equal(found, np.concatenate([unit(rows[:1]), *blocks]))
 
 
-def test_a_budget_by_its_fields() -> None:
+def test_a_budget_by_its_fields():
     assert as_budget({"max_tokens": 3, "dtype": "binary"}) == MultivectorBudget(
         max_tokens=3, dtype="binary"
     )
@@ -141,7 +139,7 @@ def merged_of(model: Model, texts: list[str], rows: Ragged, most: int) -> Ragged
     return task.finish(model, task.prepare(model), HeadOutputs(multivector=rows)).multivector
 
 
-def test_words_are_merged_and_what_is_between_them_is_left_out(model: Model) -> None:
+def test_words_are_merged_and_what_is_between_them_is_left_out(model):
     texts = [
         "Wings, plates; flow (thin) and layers: heat, lift, drag!",
         "one, two.",

@@ -36,7 +36,7 @@ def ranked(url: str, documents: list[str], **options: object) -> list[dict[str, 
     return answer.json()["results"]
 
 
-def test_the_best_span_is_the_sentence_that_answers(url: str) -> None:
+def test_the_best_span_is_the_sentence_that_answers(url):
     (item,) = ranked(url, [TEXT])
     spans = item["relevant_spans"]
     assert isinstance(spans, list)
@@ -52,7 +52,7 @@ def test_the_best_span_is_the_sentence_that_answers(url: str) -> None:
     assert "relevant_spans" not in none
 
 
-def test_what_is_not_asked_for_stays_as_it_is(url: str) -> None:
+def test_what_is_not_asked_for_stays_as_it_is(url):
     plain = httpx.post(
         f"{url}/v2/rerank", json={"query": QUERY, "documents": [TEXT, "Bees."]}
     ).json()["results"]
@@ -73,7 +73,7 @@ def test_what_is_not_asked_for_stays_as_it_is(url: str) -> None:
         )
 
 
-def test_coheres_own_client_reads_them(url: str) -> None:
+def test_coheres_own_client_reads_them(url):
     cohere = pytest.importorskip("cohere", reason="Cohere's client is not installed")
     client = cohere.ClientV2(api_key="-", base_url=url, max_retries=0)
     asked = cohere.types.RerankRelevantSpans(mode="enabled", threshold=0.2)
@@ -83,7 +83,7 @@ def test_coheres_own_client_reads_them(url: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["m3", "hybrid"])
-def test_all_gains_together_are_maxsim(name: str, request: pytest.FixtureRequest) -> None:
+def test_all_gains_together_are_maxsim(name, request):
     """Without a threshold, of texts of words alone, the shares of the spans sum to what the document's tokens give."""
     encoder = Encoder.load(str(request.getfixturevalue(name)))
     model = encoder._model

@@ -1,7 +1,6 @@
 """Spans against transformers' hidden states, and against slices of what the same model gives for whole texts."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,14 +20,13 @@ from tests import tiny, vocabulary
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
-TOLERANCE = 1e-6
 TEXT = " ".join(vocabulary.texts(3, seed=5))
 WORDS = [(found, found + len(word)) for word in TEXT.split() for found in [TEXT.index(word)]]
 SPANS = [(0, len(TEXT)), (0, WORDS[2][1]), (WORDS[2][0], WORDS[4][1]), WORDS[1]]
 
 
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert"])
-def test_dense_is_the_mean_of_transformers_states(tmp_path: Path, model_type: str) -> None:
+def test_dense_is_the_mean_of_transformers_states(tmp_path, model_type):
     folder = tiny.write_family(tmp_path / "model", model_type)
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     read = tokenizer(
@@ -55,7 +53,7 @@ def task(
     return EmbedSpans(inputs, Embed((), heads, **options))
 
 
-def test_a_prompts_tokens_belong_to_no_span() -> None:
+def test_a_prompts_tokens_belong_to_no_span():
     (encoding,) = task(SpanText("one two", [(0, 7), (4, 7)]), prompt_name="query").prepare(
         small.model()
     )
@@ -94,13 +92,13 @@ def test_a_span_that_was_cut_off_is_refused_and_the_others_keep_their_places(
         task(SpanText(words, [kept, cut]), direction=direction).prepare(small.model())
 
 
-def test_chunks_name_inputs_by_their_place_in_the_request() -> None:
+def test_chunks_name_inputs_by_their_place_in_the_request():
     *_, last = task(*[SpanText("one", [(0, 3)])] * 2, SpanText("one", [(2, 2)])).split(2)
     with pytest.raises(InvalidInput, match=r"`inputs\[2\].spans\[0\]` is \[2, 2\]"):
         last.prepare(small.model())
 
 
-def test_at_most_four_times_the_texts_tokens() -> None:
+def test_at_most_four_times_the_texts_tokens():
     item = SpanText("one two three", [(0, 13)] * 4)
     (encoding,) = task(item).prepare(small.model())
     assert len(encoding.places.values) == 12
@@ -117,7 +115,7 @@ def test_at_most_four_times_the_texts_tokens() -> None:
 
 
 @pytest.mark.parametrize("prompt", [None, "query"])
-def test_a_long_text_is_read_by_windows_and_each_span_in_one_of_them(prompt: str | None) -> None:
+def test_a_long_text_is_read_by_windows_and_each_span_in_one_of_them(prompt):
     model, words = small.model(), [small.WORDS[i * i % len(small.WORDS)] for i in range(200)]
     text, edges = " ".join(words), np.cumsum([0, *(len(word) + 1 for word in words)])
     asked = [(150, 160), (0, 20), (90, 91), (0, 3), (175, 200), (40, 60)]  # in words, in no order
@@ -148,7 +146,7 @@ def test_a_long_text_is_read_by_windows_and_each_span_in_one_of_them(prompt: str
         task(item, truncate=False).prepare(model)
 
 
-def test_windows_answers_stand_in_the_order_of_spans() -> None:
+def test_windows_answers_stand_in_the_order_of_spans():
     encoder = Encoder(small.model(), FakeBackend(small.model_spec()), 256, EngineConfig())
     text = " ".join(small.WORDS * 8)
     places = [(begin, begin + 12) for begin in (600, 5, 300, 40, 610)]
@@ -163,7 +161,7 @@ def test_windows_answers_stand_in_the_order_of_spans() -> None:
         np.testing.assert_array_equal(together.sparse.row(row)[0], one.sparse.row(0)[0])
 
 
-def test_windows_of_a_late_interaction_model_keep_its_marker_and_length() -> None:
+def test_windows_of_a_late_interaction_model_keep_its_marker_and_length():
     side = Side(marker=small.IDS["poison"], length=32)
     spec = small.model_spec(late=LateInteraction(side, side), pooling=(), sparse=None, prompts=None)
     encodings = task(
@@ -177,16 +175,14 @@ def test_windows_of_a_late_interaction_model_keep_its_marker_and_length() -> Non
     ("chunks", "text"),
     [(["a", "b"], "a b"), (["a ", "b", "\nc"], "a b\nc"), (["a", "", "b"], "a  b"), ([" a"], " a")],
 )
-def test_chunks_are_joined_by_a_blank_where_none_separates_them(
-    chunks: list[str], text: str
-) -> None:
+def test_chunks_are_joined_by_a_blank_where_none_separates_them(chunks, text):
     made = spans.joined(chunks)
     assert [made.text[begin:end] for begin, end in made.spans] == chunks
     assert made.text == text
 
 
 @pytest.mark.parametrize("pooling", ["cls", "lasttoken", "max"])
-def test_models_that_pool_otherwise_are_refused_by_name(pooling: str) -> None:
+def test_models_that_pool_otherwise_are_refused_by_name(pooling):
     spans, model = SpanText("one", [(0, 3)]), small.model(small.model_spec(pooling=(pooling,)))
     with pytest.raises(UnsupportedHead, match=pooling):
         task(spans).check(model.spec)
@@ -195,7 +191,7 @@ def test_models_that_pool_otherwise_are_refused_by_name(pooling: str) -> None:
         task(spans, heads=frozenset({Head.SPARSE})).check(small.splade())
 
 
-def test_the_numbers_of_an_answer_are_bounded_by_how_often_spans_overlap() -> None:
+def test_the_numbers_of_an_answer_are_bounded_by_how_often_spans_overlap():
     model = small.model()
     heads = frozenset({Head.DENSE, Head.MULTIVECTOR})
     states = 4 * small.HIDDEN  # which are pooled

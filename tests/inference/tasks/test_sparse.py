@@ -22,9 +22,7 @@ def by_loop(text: list[tuple[int, float]], removed: set[int]) -> dict[int, float
 
 
 @given(TEXTS, st.sets(st.integers(0, WIDTH - 1)))
-def test_it_equals_a_loop_over_dictionaries(
-    texts: list[list[tuple[int, float]]], removed: set[int]
-) -> None:
+def test_it_equals_a_loop_over_dictionaries(texts, removed):
     flat = [token for text in texts for token in text]
     ids, weights = np.array([i for i, _ in flat]), np.array([w for _, w in flat], dtype=np.float32)
     sparse = max_weights(ids, weights, offsets_of([len(text) for text in texts]), removed, WIDTH)
@@ -43,7 +41,7 @@ def test_it_equals_a_loop_over_dictionaries(
     ),
     st.integers(1, 12),
 )
-def test_the_heaviest_entries_stay_in_their_places(rows: list[list[float]], count: int) -> None:
+def test_the_heaviest_entries_stay_in_their_places(rows, count):
     dense = np.array(rows, dtype=np.float32)
     kept = heaviest(SparseVectors.from_dense(dense), count)
     for row, after in zip(dense, kept.to_dense(), strict=True):

@@ -15,7 +15,7 @@ ROWS = arrays.arrays(np.float32, st.tuples(st.integers(0, 5), st.integers(1, 9))
 
 
 @given(ROWS)
-def test_rows_have_length_one_or_stay_zero(rows: np.ndarray) -> None:
+def test_rows_have_length_one_or_stay_zero(rows):
     made = unit(rows)
     norms = np.linalg.norm(rows.astype(np.float64), axis=1)
     assert made.dtype == np.float32
@@ -28,20 +28,20 @@ def test_rows_have_length_one_or_stay_zero(rows: np.ndarray) -> None:
 
 
 @given(ROWS, st.integers(1, 12))
-def test_cut_keeps_the_first_columns(rows: np.ndarray, dimensions: int) -> None:
+def test_cut_keeps_the_first_columns(rows, dimensions):
     assert np.array_equal(cut(rows, dimensions), rows[:, :dimensions])
     assert cut(rows, None) is rows
 
 
-def test_large_numbers_do_not_overflow() -> None:
+def test_large_numbers_do_not_overflow():
     assert unit(np.array([[3e30, 4e30]], dtype=np.float32))[0].tolist() == pytest.approx([0.6, 0.8])
 
 
-def test_rows_of_almost_nothing_do_not_become_large() -> None:
+def test_rows_of_almost_nothing_do_not_become_large():
     assert np.abs(unit(np.full((1, 2), 1e-20, dtype=np.float32))).max() < 1e-6
 
 
-def test_cosine_ignores_lengths() -> None:
+def test_cosine_ignores_lengths():
     one, many = (
         np.array([2.0, 0.0], dtype=np.float32),
         np.array([[5, 0], [-1, 0], [0, 3], [1, 1]], dtype=np.float32),

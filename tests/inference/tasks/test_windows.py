@@ -12,23 +12,21 @@ def over_tokens(length: int, room: int) -> np.ndarray:
     return windows_over(places, places + 1, room)
 
 
-def test_windows_begin_half_a_length_apart_and_the_last_is_full() -> None:
+def test_windows_begin_half_a_length_apart_and_the_last_is_full():
     assert over_tokens(100, 40).tolist() == [[0, 40], [20, 60], [40, 80], [60, 100]]
     assert over_tokens(95, 40).tolist() == [[0, 40], [20, 60], [40, 80], [55, 95]]
     assert over_tokens(40, 40).tolist() == [[0, 40]]
     assert over_tokens(41, 40).tolist() == [[0, 40], [1, 41]]
 
 
-def test_a_span_is_read_where_its_poorer_side_has_the_most() -> None:
+def test_a_span_is_read_where_its_poorer_side_has_the_most():
     windows = over_tokens(100, 40)
     spans = np.array([[0, 10], [22, 30], [25, 35], [26, 36], [38, 42], [99, 100], [10, 50]])
     assert window_of_each(windows, spans).tolist() == [0, 0, 0, 1, 1, 3, -1]
 
 
 @given(st.integers(1, 300), st.integers(2, 60), st.data())
-def test_every_span_of_half_a_window_has_one_and_none_is_better(
-    length: int, room: int, data: st.DataObject
-) -> None:
+def test_every_span_of_half_a_window_has_one_and_none_is_better(length, room, data):
     windows = over_tokens(length, room)
     assert ((windows[:, 1] - windows[:, 0]) <= room).all()
     begin = data.draw(st.integers(0, length - 1))
@@ -46,8 +44,8 @@ def test_every_span_of_half_a_window_has_one_and_none_is_better(
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=60))
 def test_chunks_are_never_cut_by_the_window_they_are_read_in(
-    lengths: list[tuple[int, int]],
-) -> None:
+    lengths,
+):
     """Chunks of 1 to 10 tokens, of which the next repeats some; windows begin and end with chunks."""
     starts, ends, at = [], [], 0
     for length, repeated in lengths:

@@ -1,9 +1,6 @@
 """A checkpoint's declarations of adapters, and their tensors as linear maps."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return jina.write(tmp_path)
 
 
-def test_the_configuration_becomes_that_of_the_native_class(checkpoint: Path) -> None:
+def test_the_configuration_becomes_that_of_the_native_class(checkpoint):
     spec = read_spec(checkpoint)
     assert (spec.model_type, spec.positions.offset, spec.pooling) == (
         "jina_embeddings_v3",
@@ -40,7 +37,7 @@ def test_the_configuration_becomes_that_of_the_native_class(checkpoint: Path) ->
     assert spec.prompts == prompts
 
 
-def test_the_makers_default_of_the_base_is_not_the_native_one() -> None:
+def test_the_makers_default_of_the_base_is_not_the_native_one():
     written = {"model_type": "xlm-roberta-flash", "position_embedding_type": "rotary"}
     assert translate(written, Path("x")) == {
         "model_type": "jina_embeddings_v3",
@@ -49,7 +46,7 @@ def test_the_makers_default_of_the_base_is_not_the_native_one() -> None:
     }
 
 
-def test_absolute_positions_are_left_to_the_family() -> None:
+def test_absolute_positions_are_left_to_the_family():
     written = {
         "model_type": "xlm-roberta",
         "position_embedding_type": "absolute",
@@ -58,7 +55,7 @@ def test_absolute_positions_are_left_to_the_family() -> None:
     assert translate(written, Path("x")) == written
 
 
-def test_prompts_of_sentence_transformers_go_first(checkpoint: Path) -> None:
+def test_prompts_of_sentence_transformers_go_first(checkpoint):
     tiny.write_modules(checkpoint, prompts={"retrieval.query": "find: ", "more": "x"})
     prompts = read_spec(checkpoint).prompts
     assert prompts == {**dict.fromkeys(jina.ADAPTERS, ""), "retrieval.query": "find: ", "more": "x"}
@@ -104,15 +101,13 @@ def test_prompts_of_sentence_transformers_go_first(checkpoint: Path) -> None:
     ],
     ids=str,
 )
-def test_settings_that_mean_nothing_are_refused(
-    checkpoint: Path, changes: dict[str, Any], error: type[Exception], why: str
-) -> None:
+def test_settings_that_mean_nothing_are_refused(checkpoint, changes, error, why):
     tiny.edit_json(checkpoint / "config.json", **changes)
     with pytest.raises(error, match=f"{checkpoint}/config.json: .*{why}"):
         read_spec(checkpoint)
 
 
-def test_what_the_makers_own_code_pools_and_cuts(checkpoint: Path) -> None:
+def test_what_the_makers_own_code_pools_and_cuts(checkpoint):
     """`emb_pooler` where no file of sentence-transformers says more; the whole width is no cut."""
     tiny.edit_json(checkpoint / "config.json", emb_pooler="mean", truncate_dim=tiny.HIDDEN)
     for name in ("modules.json", "1_Pooling/config.json"):
@@ -123,7 +118,7 @@ def test_what_the_makers_own_code_pools_and_cuts(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["truncate_dim", "rotary_emb_fraction"])
-def test_settings_that_could_matter_are_refused(checkpoint: Path, key: str) -> None:
+def test_settings_that_could_matter_are_refused(checkpoint, key):
     tiny.edit_json(checkpoint / "config.json", **{key: 8})
     with pytest.raises(UnsupportedArchitecture, match=f"`{key}` is 8"):
         family_graph(read_spec(checkpoint))
@@ -132,9 +127,7 @@ def test_settings_that_could_matter_are_refused(checkpoint: Path, key: str) -> N
 @pytest.mark.parametrize(
     ("dtype", "suffix"), [(torch.float32, ".safetensors"), (torch.bfloat16, ".bin")]
 )
-def test_factors_of_all_adapters_lie_side_by_side(
-    checkpoint: Path, dtype: torch.dtype, suffix: str
-) -> None:
+def test_factors_of_all_adapters_lie_side_by_side(checkpoint, dtype, suffix):
     tensors = {
         name: tensor.to(dtype)
         for name, tensor in load_file(checkpoint / "model.safetensors").items()
@@ -166,7 +159,7 @@ def _backwards(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
 
-def test_what_is_side_by_side_already_is_not_copied(checkpoint: Path) -> None:
+def test_what_is_side_by_side_already_is_not_copied(checkpoint):
     weights = Weights.open(checkpoint)
     assert not weights.float32("roberta.encoder.layers.0.mlp.fc1.lora_A.weight").flags.owndata
     assert not weights.float32("roberta.encoder.layers.0.mlp.fc1.weight").flags.owndata
@@ -175,7 +168,7 @@ def test_what_is_side_by_side_already_is_not_copied(checkpoint: Path) -> None:
 FC1 = "roberta.encoder.layers.0.mlp.fc1"
 
 
-def test_a_lone_factor_is_refused_by_name(checkpoint: Path) -> None:
+def test_a_lone_factor_is_refused_by_name(checkpoint):
     name = f"{FC1}.parametrizations.weight.0.lora_B"
     tiny.change(
         checkpoint, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
@@ -187,14 +180,14 @@ def test_a_lone_factor_is_refused_by_name(checkpoint: Path) -> None:
         Weights.open(checkpoint)
 
 
-def test_factors_that_do_not_fit_are_refused_by_name(checkpoint: Path) -> None:
+def test_factors_that_do_not_fit_are_refused_by_name(checkpoint):
     name = f"{FC1}.parametrizations.weight.0.lora_B"
     tiny.change(checkpoint, lambda tensors: {**tensors, name: tensors[name][:, 1:].contiguous()})
     with pytest.raises(LoadError, match=f"`{name}` have shapes .* which fit no weights of shape"):
         Weights.open(checkpoint)
 
 
-def test_adapters_that_the_configuration_does_not_name_are_refused(checkpoint: Path) -> None:
+def test_adapters_that_the_configuration_does_not_name_are_refused(checkpoint):
     tiny.edit_json(checkpoint / "config.json", lora_adaptations=None)
     with pytest.raises(WeightMismatch, match=r"the weights hold what config.json does not"):
         graph_tensors(family_graph(read_spec(checkpoint)), Weights.open(checkpoint))

@@ -1,7 +1,5 @@
 """The embedded model's folder, put together in the cache: upstream's tensors bit for bit, or an error that names the place."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -54,7 +52,7 @@ def parts(folder: Path) -> list[Path]:
 # --- what it holds -----------------------------------------------------------------------------------------------------
 
 
-def test_every_tensor_is_upstreams_bit_for_bit(cache: Path) -> None:
+def test_every_tensor_is_upstreams_bit_for_bit(cache):
     folder, upstream = assembled_model(), upstream_folder()
     assert embedded_model() == (folder, files.EMBEDDED_HEADS)
     assert files.sha256_of(upstream / WEIGHTS) == SHA256
@@ -66,7 +64,7 @@ def test_every_tensor_is_upstreams_bit_for_bit(cache: Path) -> None:
     assert parts(cache) == []
 
 
-def test_the_files_beside_it_are_upstreams(cache: Path) -> None:
+def test_the_files_beside_it_are_upstreams(cache):
     folder, upstream = assembled_model(), upstream_folder()
     for name in files._configuration():
         assert (folder / name).read_bytes() == (upstream / name).read_bytes(), name
@@ -80,9 +78,7 @@ def test_the_files_beside_it_are_upstreams(cache: Path) -> None:
 # --- later starts ------------------------------------------------------------------------------------------------------
 
 
-def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(cache, tmp_path, monkeypatch):
     made = assembled_model()
     monkeypatch.setenv("HYBRIDTEI_EMBEDDED_MODEL", str(made.parent))
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "volume"))
@@ -90,9 +86,7 @@ def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(
     assert not list((tmp_path / "volume").glob("all-MiniLM*"))
 
 
-def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache, monkeypatch):
     written = {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")}
     for known in cache.glob("sha256-*"):
         known.unlink()
@@ -114,9 +108,7 @@ def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(
     ("name", "damage"),
     [(WEIGHTS, "changed"), ("tokenizer.json", "changed"), ("1_Pooling/config.json", "missing")],
 )
-def test_what_is_not_as_it_was_written_is_written_again(
-    cache: Path, name: str, damage: str
-) -> None:
+def test_what_is_not_as_it_was_written_is_written_again(cache, name, damage):
     file = assembled_model() / name
     content = file.read_bytes()
     if damage == "missing":
@@ -127,7 +119,7 @@ def test_what_is_not_as_it_was_written_is_written_again(
 
 
 @pytest.mark.slow
-def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
+def test_processes_that_start_at_once_do_no_harm(empty):
     code = "from hybridtei.models.checkpoint.files import assembled_model; assembled_model()"
     starting = [
         subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(3)
@@ -141,16 +133,14 @@ def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
 # --- what cannot be ----------------------------------------------------------------------------------------------------
 
 
-def test_without_the_package_it_is_named(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_is_named(empty, monkeypatch):
     monkeypatch.setattr(files, "SOURCE_PACKAGE", "hybridtei_no_such_package")
     with pytest.raises(MissingArtifact, match=INSTALL):
         assembled_model()
 
 
 @pytest.mark.parametrize("name", [files.DATA, files.TOKENIZER])
-def test_a_package_with_something_else_in_it_is_refused(
-    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_package_with_something_else_in_it_is_refused(empty, tmp_path, monkeypatch, name):
     source = files._source()
     other = tmp_path / "other"
     (other / "onnx").mkdir(parents=True)
@@ -166,9 +156,7 @@ def test_a_package_with_something_else_in_it_is_refused(
         assembled_model()
 
 
-def test_an_index_that_leads_elsewhere_is_refused(
-    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_that_leads_elsewhere_is_refused(empty, tmp_path, monkeypatch):
     index = json.loads(files.INDEX.read_text())
     index["embeddings.LayerNorm.bias"][0] += 4
     (tmp_path / "tensors.json").write_text(json.dumps(index))
@@ -178,16 +166,14 @@ def test_an_index_that_leads_elsewhere_is_refused(
     assert not list(empty.rglob(WEIGHTS + "*"))
 
 
-def test_a_cache_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(LoadError, match=rf"{tmp_path}/file/cache/all-MiniLM.*HYBRIDTEI_CACHE"):
         assembled_model()
 
 
-def test_a_cache_that_is_full_is_named_and_left_clean(empty: Path) -> None:
+def test_a_cache_that_is_full_is_named_and_left_clean(empty):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, before[1]))  # stands in for a full disk
     try:
@@ -199,9 +185,7 @@ def test_a_cache_that_is_full_is_named_and_left_clean(empty: Path) -> None:
     assert not list(empty.rglob(WEIGHTS))
 
 
-def test_a_hash_in_a_cache_that_others_may_write_to_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hash_in_a_cache_that_others_may_write_to_is_not_believed(tmp_path, monkeypatch):
     """A file of the cache, and the entry that says that it is whole, may both be another user's."""
     cache, path = tmp_path / "cache", tmp_path / "weights"
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(cache))

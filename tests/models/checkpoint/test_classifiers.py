@@ -1,7 +1,5 @@
 """The kind of a checkpoint, by TEI's rules; its labels in order; and refusals by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,8 +42,8 @@ def names(count: int) -> dict[str, Any]:
     ],
 )
 def test_the_kind_is_told_by_architecture_and_labels(
-    bert: Path, copied: Copied, architecture: str, labels: int, kind: str, head: Head
-) -> None:
+    bert, copied, architecture, labels, kind, head
+):
     spec = read_spec(told(copied(bert), architectures=[architecture], **names(labels)))
     assert spec.kind == kind
     assert head in spec.heads
@@ -53,16 +51,14 @@ def test_the_kind_is_told_by_architecture_and_labels(
 
 
 @pytest.mark.parametrize("lost", ["id2label", "label2id"])
-def test_a_gte_that_calls_itself_a_tagger_without_labels_embeds(
-    bert: Path, copied: Copied, lost: str
-) -> None:
+def test_a_gte_that_calls_itself_a_tagger_without_labels_embeds(bert, copied, lost):
     folder = told(
         copied(bert), architectures=["NewForTokenClassification"], **{**names(2), lost: ...}
     )
     assert read_spec(folder).kind == "embedding"
 
 
-def test_splade_is_asked_for_before_the_architectures_are(splade: Path, copied: Copied) -> None:
+def test_splade_is_asked_for_before_the_architectures_are(splade, copied):
     folder = told(
         copied(splade),
         architectures=["BertForMaskedLM", "BertForSequenceClassification"],
@@ -84,14 +80,12 @@ def test_splade_is_asked_for_before_the_architectures_are(splade: Path, copied: 
         ),
     ],
 )
-def test_labels_come_in_the_order_of_their_numbers(
-    bert: Path, copied: Copied, settings: dict[str, Any], labels: tuple[str, ...]
-) -> None:
+def test_labels_come_in_the_order_of_their_numbers(bert, copied, settings, labels):
     folder = told(copied(bert), architectures=["BertForSequenceClassification"], **settings)
     assert read_spec(folder).labels == labels
 
 
-def test_labels_that_are_none(bert: Path, copied: Copied) -> None:
+def test_labels_that_are_none(bert, copied):
     folder = copied(bert)
     for value in ({}, {"0": "a", "2": "b"}, {"a": "b"}, {"0": ["a"]}, ["a"], "a", {"00": "a"}):
         told(folder, architectures=["BertForSequenceClassification"], id2label=value)
@@ -106,15 +100,13 @@ def test_labels_that_are_none(bert: Path, copied: Copied) -> None:
         ("layoutlm", "LayoutLMForTokenClassification"),
     ],
 )
-def test_what_cannot_be_run_is_refused_by_name(
-    bert: Path, copied: Copied, model_type: str, architecture: str
-) -> None:
+def test_what_cannot_be_run_is_refused_by_name(bert, copied, model_type, architecture):
     folder = told(copied(bert), model_type=model_type, architectures=[architecture])
     assert architecture in raised(UnsupportedArchitecture, folder, "config.json")
 
 
 @pytest.mark.parametrize("pooling", ["max", 5, None])
-def test_a_pooling_of_classifiers_that_is_not_known(tmp_path: Path, pooling: Any) -> None:
+def test_a_pooling_of_classifiers_that_is_not_known(tmp_path, pooling):
     folder = told(tiny.write_classifier(tmp_path, "modernbert", 3), classifier_pooling=pooling)
     assert "classifier_pooling" in raised(UnsupportedArchitecture, folder, "")
 
@@ -133,9 +125,7 @@ def test_a_pooling_of_classifiers_that_is_not_known(tmp_path: Path, pooling: Any
         ),
     ],
 )
-def test_what_sentence_transformers_would_put_on_a_score(
-    bert: Path, copied: Copied, settings: dict[str, Any], activation: str | None
-) -> None:
+def test_what_sentence_transformers_would_put_on_a_score(bert, copied, settings, activation):
     folder = told(
         copied(bert), architectures=["BertForSequenceClassification"], **names(1), **settings
     )

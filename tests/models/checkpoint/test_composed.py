@@ -1,7 +1,5 @@
 """Settings that a checkpoint composes of several files."""
 
-from pathlib import Path
-
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -30,7 +28,7 @@ def _unigram() -> Tokenizer:
     return raw
 
 
-def test_a_class_of_byte_levels_leaves_a_metaspace(tmp_path: Path) -> None:
+def test_a_class_of_byte_levels_leaves_a_metaspace(tmp_path):
     written = JsonObject({"tokenizer_class": "RobertaTokenizer"}, tmp_path)
     raw = _unigram()
     before = str(raw.pre_tokenizer)
@@ -39,7 +37,7 @@ def test_a_class_of_byte_levels_leaves_a_metaspace(tmp_path: Path) -> None:
     assert str(raw.pre_tokenizer) == before
 
 
-def test_special_tokens_of_any_file_are_never_split(tmp_path: Path) -> None:
+def test_special_tokens_of_any_file_are_never_split(tmp_path):
     raw = _unigram()
     assert raw.encode("a</s>a").ids == [0, 3, 4, 2, 4, 2]
     written = JsonObject({"tokenizer_class": "Own", "eos_token": "</s>"}, tmp_path)
@@ -59,9 +57,7 @@ def test_special_tokens_of_any_file_are_never_split(tmp_path: Path) -> None:
         ({"tokenizer_class": "GPTNeoXTokenizer", "bos_token": "<s>", "eos_token": "</s>"}, [3, 4]),
     ],
 )
-def test_flags_of_bos_and_eos(
-    tmp_path: Path, settings: dict[str, str | None], ids: list[int]
-) -> None:
+def test_flags_of_bos_and_eos(tmp_path, settings, ids):
     raw = _unigram()
     written = JsonObject(settings, tmp_path)
     apply_settings(raw, read_tokenizer_settings(written, "llama", {}), tmp_path)
@@ -76,9 +72,7 @@ def test_flags_of_bos_and_eos(
         ({"add_bos_token": False, "add_eos_token": True}, [3, 4, 5]),
     ],
 )
-def test_bos_and_eos_come_from_special_tokens_map_too(
-    tmp_path: Path, flags: dict[str, bool | None], ids: list[int]
-) -> None:
+def test_bos_and_eos_come_from_special_tokens_map_too(tmp_path, flags, ids):
     tiny.write_json(tmp_path / "tokenizer_config.json", {"eos_token": "</s>", **flags})
     tiny.write_json(tmp_path / "special_tokens_map.json", {"eos_token": "<mask>"})
     raw = _unigram()
@@ -88,13 +82,13 @@ def test_bos_and_eos_come_from_special_tokens_map_too(
     assert raw.encode("a").ids == ids
 
 
-def test_special_tokens_are_known_by_the_class_and_the_post_processor(tmp_path: Path) -> None:
+def test_special_tokens_are_known_by_the_class_and_the_post_processor(tmp_path):
     _unigram().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"model_type": "xlm-roberta"}')
     assert removed_ids(tmp_path, {}) == {0, 1, 2, 3}
 
 
-def test_arguments_of_the_loaders_replace_keys_or_are_refused(tmp_path: Path) -> None:
+def test_arguments_of_the_loaders_replace_keys_or_are_refused(tmp_path):
     arguments = {"tokenizer_args": {"model_max_length": 16, "revision": "main"}}
     sentence = JsonObject({**arguments, "config_args": {"hidden_act": "relu"}}, tmp_path)
     assert tokenizer_arguments(sentence, JsonObject({}, tmp_path)) == {"model_max_length": 16}
@@ -104,7 +98,7 @@ def test_arguments_of_the_loaders_replace_keys_or_are_refused(tmp_path: Path) ->
         tokenizer_arguments(sentence, JsonObject({}, tmp_path))
 
 
-def test_sizes_may_be_written_with_a_point(tmp_path: Path) -> None:
+def test_sizes_may_be_written_with_a_point(tmp_path):
     config = with_whole_sizes(JsonObject({"n_inner": 48.0, "rope_theta": 10.0}, tmp_path))
     assert (repr(config["n_inner"]), repr(config["rope_theta"])) == ("48", "10.0")
 
@@ -116,7 +110,7 @@ def test_sizes_may_be_written_with_a_point(tmp_path: Path) -> None:
         ("config.json", '{"quantization": {"bits": 4}}', "`quantization`, 'of MLX'"),
     ],
 )
-def test_a_refusal_names_the_kind(tmp_path: Path, name: str, text: str, named: str) -> None:
+def test_a_refusal_names_the_kind(tmp_path, name, text, named):
     (tmp_path / name).write_text(text)
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(LoadError, match=named):

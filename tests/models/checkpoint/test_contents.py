@@ -1,9 +1,6 @@
 """Folders that no backend serves: each is refused alike by all, before any is tried, with what to use instead."""
 
-from __future__ import annotations
-
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +11,9 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.heads.models import load_trunk
 from tests import tiny
-from tests.sampled import paired
 
 Copied = Callable[[Path], Path]
-BACKENDS = ["ort", "openvino", "torch", "auto"]
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "/elsewhere/base", "r": 8}
-METHODS = ["gptq", "awq", "bitsandbytes", "fp8", "torchao", "hqq", "compressed-tensors"]
 
 
 def refusal(folder: Path, kind: type[LoadError], backend: str) -> str:
@@ -33,22 +27,7 @@ def refusal(folder: Path, kind: type[LoadError], backend: str) -> str:
     return message
 
 
-@pytest.mark.parametrize(("method", "backend"), paired(METHODS, BACKENDS))
-def test_quantised_weights_are_refused_by_their_method(
-    bert: Path, copied: Copied, method: str, backend: str
-) -> None:
-    folder = copied(bert)
-    tiny.edit_json(folder / "config.json", quantization_config={"quant_method": method, "bits": 4})
-    message = refusal(folder, LoadError, backend)
-    assert f"config.json: the weights are quantised (`quantization_config`, '{method}')" in message
-    assert "Give the model that it was made from; `--dtype int8` quantises here" in message
-    tiny.edit_json(
-        folder / "config.json", quantization_config=..., compression_config={"load_in_8bit": True}
-    )
-    assert "of an unnamed method" in refusal(folder, LoadError, backend)
-
-
-def test_no_quantisation_is_none(bert: Path, copied: Copied) -> None:
+def test_no_quantisation_is_none(bert, copied):
     folder = copied(bert)
     tiny.edit_json(folder / "config.json", quantization_config=None)
     Encoder.load(folder)
@@ -65,40 +44,14 @@ FOREIGN: Mapping[str, str] = {
 }
 
 
-@pytest.mark.parametrize(("name", "backend"), paired([*FOREIGN], BACKENDS))
-def test_weights_of_other_programs_are_named(
-    bert: Path, copied: Copied, name: str, backend: str
-) -> None:
-    folder = copied(bert)
-    (folder / "model.safetensors").rename(folder / name)
-    message = refusal(folder, MissingArtifact, backend)
-    assert re.search(FOREIGN[name], message)
-
-
-def test_weights_of_other_programs_beside_ours_change_nothing(bert: Path, copied: Copied) -> None:
+def test_weights_of_other_programs_beside_ours_change_nothing(bert, copied):
     folder = copied(bert)
     for name in FOREIGN:
         (folder / name).write_bytes(b"")
     Encoder.load(folder)
 
 
-@pytest.mark.parametrize(("backend", "beside"), paired(BACKENDS, [True, False]))
-def test_an_adapter_in_files_of_its_own_is_refused_and_its_base_only_named(
-    bert: Path, copied: Copied, beside: bool, backend: str
-) -> None:
-    folder = copied(bert)
-    tiny.write_json(folder / "adapter_config.json", LORA)
-    (folder / "adapter_model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    if not beside:
-        for name in ("model.safetensors", "config.json", "tokenizer.json"):
-            (folder / name).unlink()
-    message = refusal(folder, LoadError, backend)
-    where = "beside weights of a model" if beside else "without the weights of its model"
-    assert f"adapter_config.json: an adapter ('LORA') of '/elsewhere/base', {where}" in message
-    assert message.endswith(f'.merge_and_unload().save_pretrained("{folder}-merged")')
-
-
-def test_heads_are_not_trained_on_an_adapters_base(bert: Path, copied: Copied) -> None:
+def test_heads_are_not_trained_on_an_adapters_base(bert, copied):
     folder = copied(bert)
     tiny.write_json(folder / "adapter_config.json", LORA)
     with pytest.raises(LoadError, match="an adapter"):
@@ -108,9 +61,7 @@ def test_heads_are_not_trained_on_an_adapters_base(bert: Path, copied: Copied) -
 @pytest.mark.parametrize(
     "settings", [{}, {"model_name": "x" * 10_000, "config": {}}, {**LORA, "peft_type": 7}]
 )
-def test_an_adapter_of_any_kind_is_refused(
-    bert: Path, copied: Copied, settings: dict[str, Any]
-) -> None:
+def test_an_adapter_of_any_kind_is_refused(bert, copied, settings):
     folder = copied(bert)
     tiny.write_json(folder / "adapter_config.json", settings)
     base = settings.get("model_name") or settings.get("base_model_name_or_path")
@@ -119,7 +70,7 @@ def test_an_adapter_of_any_kind_is_refused(
     assert len(message) < 2000  # a long name is cut
 
 
-def test_an_empty_folder_and_one_of_folders_are_told_apart(bert: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_and_one_of_folders_are_told_apart(bert, tmp_path):
     empty, cache = tmp_path / "empty", tmp_path / "models--x"
     empty.mkdir()
     assert "config.json: missing: the folder is empty" in refusal(empty, MissingArtifact, "auto")

@@ -1,11 +1,8 @@
 """Heads that lie beside a model: found by name, each by itself, and never made up."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,9 +26,7 @@ LINEAR = ["sparse_linear", "colbert_linear"]
 @pytest.mark.parametrize(
     "suffixes", [(".bin",), (".npz",), (".pt", ".safetensors"), (".pt", ".bin")]
 )
-def test_a_head_that_would_not_count_is_named(
-    tmp_path: Path, name: str, suffixes: tuple[str, ...]
-) -> None:
+def test_a_head_that_would_not_count_is_named(tmp_path, name, suffixes):
     for suffix in suffixes:
         tiny.write_linear(tmp_path / f"{name}{suffix}", 1)
     with pytest.raises(LoadError, match=f"{name}\\.pt or {name}\\.safetensors") as caught:
@@ -51,22 +46,20 @@ def test_a_head_that_would_not_count_is_named(
         (1, tiny.HIDDEN + 1),
     ],
 )
-def test_a_head_that_is_no_matrix_of_the_width_is_an_error(
-    tmp_path: Path, name: str, shape: tuple[int, ...]
-) -> None:
+def test_a_head_that_is_no_matrix_of_the_width_is_an_error(tmp_path, name, shape):
     torch.save({"weight": torch.ones(shape), "bias": torch.ones(1)}, tmp_path / f"{name}.pt")
     with pytest.raises(WeightMismatch, match=rf"{name}\.pt.*\b{tiny.HIDDEN}\]"):
         find_heads(tmp_path, tiny.HIDDEN)
 
 
-def test_no_file_is_no_head(tmp_path: Path) -> None:
+def test_no_file_is_no_head(tmp_path):
     assert find_heads(tmp_path, tiny.HIDDEN) == (None, None)
 
 
 @pytest.mark.parametrize(
     ("lost", "left"), [("sparse_linear.pt", Head.MULTIVECTOR), ("colbert_linear.pt", Head.SPARSE)]
 )
-def test_each_head_stands_alone(m3: Path, copied: Copied, lost: str, left: Head) -> None:
+def test_each_head_stands_alone(m3, copied, lost, left):
     folder = copied(m3)
     (folder / lost).unlink()
     assert read_spec(folder).heads == {Head.DENSE, Head.TOKENS, left}
@@ -84,9 +77,7 @@ def test_each_head_stands_alone(m3: Path, copied: Copied, lost: str, left: Head)
     ],
 )
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_head_that_is_half_there_is_an_error(
-    tmp_path: Path, name: str, tensors: dict[str, Any], suffix: str
-) -> None:
+def test_a_head_that_is_half_there_is_an_error(tmp_path, name, tensors, suffix):
     path = tmp_path / f"{name}{suffix}"
     torch.save(tensors, path) if suffix == ".pt" else save_file(tensors, path)
     with pytest.raises(LoadError) as caught:
@@ -104,9 +95,7 @@ def test_a_head_that_is_half_there_is_an_error(
         (b"\x00" * 60, LoadError),
     ],
 )
-def test_a_head_file_that_is_none_is_named(
-    tmp_path: Path, name: str, content: bytes, kind: type[LoadError]
-) -> None:
+def test_a_head_file_that_is_none_is_named(tmp_path, name, content, kind):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(LoadError, match=name) as caught:
         find_heads(tmp_path, tiny.HIDDEN)
@@ -117,14 +106,14 @@ def test_a_head_file_that_is_none_is_named(
 
 
 @pytest.mark.parametrize("head", ["sparse", "multivector"])
-def test_our_file_may_hold_one_head_only(tmp_path: Path, head: str) -> None:
+def test_our_file_may_hold_one_head_only(tmp_path, head):
     tiny.write_own_heads(tmp_path, **{head: None})
     found = dict(zip(("sparse", "multivector"), find_heads(tmp_path, tiny.HIDDEN), strict=True))
     assert found.pop(head) is None
     assert None not in found.values()
 
 
-def test_our_file_goes_before_m3s(m3: Path, copied: Copied) -> None:
+def test_our_file_goes_before_m3s(m3, copied):
     folder = copied(m3)
     tiny.write_own_heads(folder)
     sparse, _ = find_heads(folder, tiny.HIDDEN)
@@ -132,7 +121,7 @@ def test_our_file_goes_before_m3s(m3: Path, copied: Copied) -> None:
     assert sparse.kind == "mlp"
 
 
-def test_a_file_kept_elsewhere_must_be_there(tmp_path: Path) -> None:
+def test_a_file_kept_elsewhere_must_be_there(tmp_path):
     tiny.write_own_heads(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / HEADS_FILE).rename(tmp_path / "elsewhere" / "x.safetensors")
@@ -142,7 +131,7 @@ def test_a_file_kept_elsewhere_must_be_there(tmp_path: Path) -> None:
         find_heads(tmp_path, tiny.HIDDEN, tmp_path / "elsewhere" / "y.safetensors")
 
 
-def test_heads_made_for_another_model_are_refused(tmp_path: Path) -> None:
+def test_heads_made_for_another_model_are_refused(tmp_path):
     tiny.write_own_heads(tmp_path)
     with pytest.raises(WeightMismatch, match=rf"{HEADS_FILE}.*{tiny.HIDDEN}.*{2 * tiny.HIDDEN}"):
         find_heads(tmp_path, 2 * tiny.HIDDEN)
@@ -160,9 +149,7 @@ def test_heads_made_for_another_model_are_refused(tmp_path: Path) -> None:
         {"hybridtei_heads": json.dumps({"version": 2})},
     ],
 )
-def test_a_file_that_describes_itself_otherwise_is_refused(
-    tmp_path: Path, metadata: dict[str, str] | None
-) -> None:
+def test_a_file_that_describes_itself_otherwise_is_refused(tmp_path, metadata):
     save_file({"multivector.weight": torch.ones(2, 2)}, tmp_path / HEADS_FILE, metadata=metadata)
     with pytest.raises(LoadError, match=HEADS_FILE):
         read_description(tmp_path / HEADS_FILE)
@@ -179,9 +166,7 @@ def test_a_file_that_describes_itself_otherwise_is_refused(
         {"multivector": {"dim": 12, "drop": "last"}},
     ],
 )
-def test_a_description_that_lacks_or_misnames_something_is_refused(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_a_description_that_lacks_or_misnames_something_is_refused(tmp_path, changes):
     tiny.write_bert(tmp_path)
     tiny.write_own_heads(tmp_path, **changes)
     with pytest.raises(LoadError, match=HEADS_FILE):

@@ -1,11 +1,8 @@
 """Makers' words in config.json, translated; what contradicts itself is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,13 +15,13 @@ from tests import jina, published, tiny
 @pytest.mark.parametrize(
     "model_type", [name for name in tiny.FAMILIES if name not in ("t5", "mt5")]
 )
-def test_transformers_own_words_stay(tmp_path: Path, model_type: str) -> None:
+def test_transformers_own_words_stay(tmp_path, model_type):
     file = tiny.write_family(tmp_path, model_type) / "config.json"
     config = json.loads(file.read_text())
     assert translate(config, file) == config
 
 
-def test_nomics_sizes_are_the_models(tmp_path: Path) -> None:
+def test_nomics_sizes_are_the_models(tmp_path):
     spec = read_spec(
         published.as_nomic(tiny.write_family(tmp_path, "nomic_bert"), max_trained_positions=64),
         pooling="mean",
@@ -53,13 +50,13 @@ def test_nomics_sizes_are_the_models(tmp_path: Path) -> None:
         ({"vocab_size": True}, "`vocab_size` is True, should be a whole number above zero"),
     ],
 )
-def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+def test_contradictions_are_refused(tmp_path, changes, why):
     folder = published.as_nomic(tiny.write_family(tmp_path, "nomic_bert"), **changes)
     with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):
         read_spec(folder, pooling="mean")
 
 
-def test_alibabas_reranker_has_its_head_beside_new(tmp_path: Path) -> None:
+def test_alibabas_reranker_has_its_head_beside_new(tmp_path):
     spec = read_spec(published.as_new(tiny.write_classifier(tmp_path, "gte")))
     assert spec.classifier is not None
     assert (spec.kind, spec.classifier.trunk) == ("reranker", "new.")
@@ -68,7 +65,7 @@ def test_alibabas_reranker_has_its_head_beside_new(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("theirs", "ours"), [("avg", "mean"), ("cls", "cls"), ("last", "lasttoken"), (..., "mean")]
 )
-def test_nvidias_pooling(tmp_path: Path, theirs: Any, ours: str) -> None:
+def test_nvidias_pooling(tmp_path, theirs, ours):
     folder = published.as_llama_bidirec(tiny.write_family(tmp_path, "llama"), pooling=theirs)
     assert read_spec(folder).pooling == (ours,)
     assert read_spec(folder, pooling="cls").pooling == ("cls",)
@@ -76,7 +73,7 @@ def test_nvidias_pooling(tmp_path: Path, theirs: Any, ours: str) -> None:
     assert read_spec(folder).pooling == ("max",)
 
 
-def test_nvidias_other_poolings_are_refused(tmp_path: Path) -> None:
+def test_nvidias_other_poolings_are_refused(tmp_path):
     folder = published.as_llama_bidirec(
         tiny.write_family(tmp_path, "llama"), pooling="weighted_avg"
     )
@@ -86,7 +83,7 @@ def test_nvidias_other_poolings_are_refused(tmp_path: Path) -> None:
         read_spec(folder)
 
 
-def test_nvidias_ranker_pools_before_its_matrix(tmp_path: Path) -> None:
+def test_nvidias_ranker_pools_before_its_matrix(tmp_path):
     folder = published.as_llama_bidirec(tiny.write_classifier(tmp_path, "llama"), temperature=1.0)
     spec = read_spec(folder)
     assert spec.classifier is not None
@@ -111,9 +108,7 @@ def test_nvidias_ranker_pools_before_its_matrix(tmp_path: Path) -> None:
         ({"architectures": None}, None),
     ],
 )
-def test_the_name_of_a_class_says_that_it_sees_both_ways(
-    tmp_path: Path, changes: dict[str, Any], is_causal: Any
-) -> None:
+def test_the_name_of_a_class_says_that_it_sees_both_ways(tmp_path, changes, is_causal):
     folder = tiny.write_family(tmp_path, "qwen2")
     tiny.edit_json(folder / "config.json", **changes)
     assert read_spec(folder, pooling="lasttoken").config.get("is_causal") is is_causal
@@ -145,9 +140,7 @@ FLASH = "jinaai/xlm-roberta-flash-implementation--"
         ("bert", "", False),
     ],
 )
-def test_publishers_classes_that_a_family_computes(
-    model_type: str, code: str, is_known: bool
-) -> None:
+def test_publishers_classes_that_a_family_computes(model_type, code, is_known):
     config = {
         "model_type": model_type,
         "auto_map": {"AutoModel": code, "AutoConfig": "configuration_own.OwnConfig"},
@@ -156,18 +149,18 @@ def test_publishers_classes_that_a_family_computes(
     assert own_code(config, "AutoModelForMaskedLM") is None
 
 
-def test_a_long_name_of_a_class_is_no_work() -> None:
+def test_a_long_name_of_a_class_is_no_work():
     """The pattern takes the square of the length."""
     config = {"model_type": "bert", "auto_map": {"AutoModel": "ForA" * 5_000 + "!"}}
     assert len(own_code(config) or "") < 400
 
 
-def test_without_a_class_of_a_model_there_is_no_own_code() -> None:
+def test_without_a_class_of_a_model_there_is_no_own_code():
     for auto_map in (None, "modeling.X", ["x"], {}, {"AutoModel": None}, {"AutoConfig": "a.B"}):
         assert own_code({"model_type": "bert", "auto_map": auto_map}) is None
 
 
-def test_gte_qwen2_sees_both_ways_where_a_key_says_so(tmp_path: Path) -> None:
+def test_gte_qwen2_sees_both_ways_where_a_key_says_so(tmp_path):
     folder = tiny.write_family(tmp_path, "qwen2")
     tiny.edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_qwen.Qwen2Model"})
     assert "is_causal" not in read_spec(folder, pooling="lasttoken").config
@@ -175,7 +168,7 @@ def test_gte_qwen2_sees_both_ways_where_a_key_says_so(tmp_path: Path) -> None:
     assert read_spec(folder, pooling="lasttoken").config["is_causal"] is False
 
 
-def test_a_head_by_own_code_is_refused(tmp_path: Path) -> None:
+def test_a_head_by_own_code_is_refused(tmp_path):
     folder = tiny.write_classifier(tmp_path, "bert")
     tiny.edit_json(
         folder / "config.json",
@@ -204,9 +197,7 @@ STRANGE = [..., None, -1, 0, 10**30, "x", [None], True, float("inf"), {**NTK, "f
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_no_strange_value_ends_in_another_error(
-    tmp_path: Path, write: Callable[[Path], Path]
-) -> None:
+def test_no_strange_value_ends_in_another_error(tmp_path, write):
     """A value that is missing, of another type or beyond all bounds: served where it changes nothing, or refused by file."""
     file = write(tmp_path) / "config.json"
     config = json.loads(file.read_text())

@@ -1,7 +1,5 @@
 """Layers of heads as arrays: the right tensor in the right place, each of the declared shape."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -55,14 +53,14 @@ def holds(
         ("transformers.activations.NewGELUActivation", "gelu_pytorch_tanh"),
     ],
 )
-def test_an_activation_is_found_by_its_last_word(name: str, plain: str) -> None:
+def test_an_activation_is_found_by_its_last_word(name, plain):
     assert activation_name(name, "file") == plain
 
 
 @pytest.mark.parametrize(
     "name", ["torch.nn.Softsign", "os.tanh", "torch.tanh", "xtorch.nn.Tanh", "tanh.", "", "."]
 )
-def test_other_activations_are_refused_with_the_file(name: str) -> None:
+def test_other_activations_are_refused_with_the_file(name):
     with pytest.raises(UnsupportedArchitecture, match=r"here/config\.json"):
         activation_name(name, Path("here/config.json"))
 
@@ -72,7 +70,7 @@ def test_other_activations_are_refused_with_the_file(name: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_dense_layer_in_either_format(tmp_path: Path, suffix: str, bias: bool) -> None:
+def test_a_dense_layer_in_either_format(tmp_path, suffix, bias):
     tensors = {"linear.weight": torch.randn(3, 4), "linear.bias": torch.randn(3)}
     file = tmp_path / suffix
     save_file(tensors, file) if file.suffix == ".safetensors" else torch.save(tensors, file)
@@ -80,13 +78,13 @@ def test_a_dense_layer_in_either_format(tmp_path: Path, suffix: str, bias: bool)
     holds(layer, tensors["linear.weight"], tensors["linear.bias"] if bias else None, "tanh")
 
 
-def test_safetensors_go_before_a_pickle(tmp_path: Path) -> None:
+def test_safetensors_go_before_a_pickle(tmp_path):
     tiny.write_dense(tmp_path, 4, 3)
     (tmp_path / "pytorch_model.bin").write_bytes(b"junk")
     assert dense_layer(DenseModule(tmp_path, 4, 3, True, "tanh")).weight.shape == (3, 4)
 
 
-def test_a_dense_layer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_a_dense_layer_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(MissingArtifact, match=r"model\.safetensors"):
         dense_layer(DenseModule(tmp_path, 4, 3, True, "tanh"))
     tiny.write_dense(tmp_path, 4, 3)
@@ -96,7 +94,7 @@ def test_a_dense_layer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         dense_layer(DenseModule(tmp_path, 4, 3, True, "torch.nn.Softsign"))
 
 
-def test_a_bias_that_is_declared_must_be_there(tmp_path: Path) -> None:
+def test_a_bias_that_is_declared_must_be_there(tmp_path):
     save_file({"linear.weight": torch.ones(3, 4)}, tmp_path / "model.safetensors")
     assert dense_layer(DenseModule(tmp_path, 4, 3, False, "tanh")).bias is None
     with pytest.raises(LoadError, match=r"`linear\.bias`.*linear\.weight"):
@@ -110,7 +108,7 @@ def test_a_bias_that_is_declared_must_be_there(tmp_path: Path) -> None:
     ("stored", "suffix"),
     paired([torch.float16, torch.bfloat16, torch.float32, torch.float64], [".pt", ".safetensors"]),
 )
-def test_m3s_files_hold_one_layer_each(tmp_path: Path, suffix: str, stored: torch.dtype) -> None:
+def test_m3s_files_hold_one_layer_each(tmp_path, suffix, stored):
     for seed, (name, width) in enumerate((("sparse_linear", 1), ("colbert_linear", 24))):
         tiny.write_linear(tmp_path / f"{name}{suffix}", width, dtype=stored, seed=seed)
     sparse, many = find_heads(tmp_path, tiny.HIDDEN)
@@ -133,7 +131,7 @@ def test_m3s_files_hold_one_layer_each(tmp_path: Path, suffix: str, stored: torc
     } == {np.dtype(np.float32)}
 
 
-def test_our_perceptron_is_two_layers_in_order(tmp_path: Path) -> None:
+def test_our_perceptron_is_two_layers_in_order(tmp_path):
     written = tiny.write_own_heads(tmp_path)
     sparse, many = find_heads(tmp_path, tiny.HIDDEN)
     assert sparse is not None
@@ -163,9 +161,7 @@ def test_our_perceptron_is_two_layers_in_order(tmp_path: Path) -> None:
         ({"sparse.out.bias": (2,)}, "sparse.out.bias"),
     ],
 )
-def test_a_tensor_of_another_shape_is_named_with_its_file(
-    tmp_path: Path, changes: dict[str, tuple[int, ...]], name: str
-) -> None:
+def test_a_tensor_of_another_shape_is_named_with_its_file(tmp_path, changes, name):
     tensors = tiny.write_own_heads(tmp_path) | {
         key: torch.ones(shape) for key, shape in changes.items()
     }
@@ -178,20 +174,20 @@ def test_a_tensor_of_another_shape_is_named_with_its_file(
 @pytest.mark.parametrize(
     "lost", ["sparse.hidden.weight", "sparse.hidden.bias", "sparse.out.weight", "sparse.out.bias"]
 )
-def test_a_tensor_missing_from_our_file_is_named(tmp_path: Path, lost: str) -> None:
+def test_a_tensor_missing_from_our_file_is_named(tmp_path, lost):
     tensors, file = tiny.write_own_heads(tmp_path), tmp_path / HEADS_FILE
     save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file)
     with pytest.raises(LoadError, match=rf"{file}.*{lost}"):
         lexical_layers(SparseHead("mlp", file, OWN.inputs, OWN.activation, own=True), tiny.HIDDEN)
 
 
-def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
+def test_a_projection_of_another_width_is_refused(tmp_path):
     tiny.write_own_heads(tmp_path, dim=12)
     with pytest.raises(WeightMismatch, match=r"multivector\.weight"):
         multivector_layer(MultivectorHead(tmp_path / HEADS_FILE, 13, own=True), tiny.HIDDEN)
 
 
-def test_our_own_file_may_have_the_name_of_m3s(tmp_path: Path) -> None:
+def test_our_own_file_may_have_the_name_of_m3s(tmp_path):
     written = tiny.write_own_heads(tmp_path)
     for stem, place in (("sparse_linear", 0), ("colbert_linear", 1)):
         file = next(tmp_path.glob("*.safetensors")).rename(tmp_path / f"{stem}.safetensors")
@@ -207,7 +203,7 @@ def test_our_own_file_may_have_the_name_of_m3s(tmp_path: Path) -> None:
             holds(multivector_layer(found, tiny.HIDDEN), written["multivector.weight"], None)
 
 
-def test_an_activation_of_our_file_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_an_activation_of_our_file_that_nobody_knows_is_refused(tmp_path):
     tiny.write_own_heads(tmp_path)
     head = SparseHead("mlp", tmp_path / HEADS_FILE, OWN.inputs, "softsign", own=True)
     with pytest.raises(UnsupportedArchitecture, match=f"{HEADS_FILE}.*softsign"):

@@ -1,7 +1,5 @@
 """Chains of sentence-transformers modules, in every dialect; and each way they can be wrong, by class and file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,13 +44,13 @@ def in_its_own_folder(folder: Path, kind: str = "Transformer") -> Path:
 
 @pytest.mark.parametrize("mode", POOLINGS)
 @pytest.mark.parametrize("layout", ["old", "new"])
-def test_every_pooling_is_read_in_both_layouts(tmp_path: Path, mode: str, layout: str) -> None:
+def test_every_pooling_is_read_in_both_layouts(tmp_path, mode, layout):
     folder = tiny.write_family(tmp_path, "bert")
     tiny.write_modules(folder, pooling=mode, layout=layout)  # type: ignore[arg-type]
     assert read_spec(folder).pooling == (mode,)
 
 
-def test_old_flags_join_in_their_own_order_new_words_in_theirs(tmp_path: Path) -> None:
+def test_old_flags_join_in_their_own_order_new_words_in_theirs(tmp_path):
     folder = tiny.write_family(tmp_path, "bert")
     tiny.write_modules(folder, pooling=["mean", "max", "cls"], layout="old")
     assert read_spec(folder).pooling == ("cls", "max", "mean")
@@ -61,16 +59,14 @@ def test_old_flags_join_in_their_own_order_new_words_in_theirs(tmp_path: Path) -
     assert read_spec(folder).dense_width == 3 * tiny.HIDDEN
 
 
-def test_the_flags_word_wins_over_the_file(bert: Path) -> None:
+def test_the_flags_word_wins_over_the_file(bert):
     assert read_spec(bert, pooling="cls").pooling == ("cls",)
     assert read_spec(bert, pooling="last-token").pooling == ("lasttoken",)
     assert "'median'" in raised(UnsupportedArchitecture, bert, "", pooling="median")
     assert "MaskedLM" in raised(UnsupportedArchitecture, bert, "", pooling="splade")
 
 
-def test_a_bert_without_pooling_takes_the_first_token_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bert_without_pooling_takes_the_first_token_and_says_so(tmp_path, caplog):
     assert read_spec(tiny.write_bert(tmp_path, pooling=None)).pooling == ("cls",)
     (warning,) = caplog.messages
     assert str(tmp_path / "1_Pooling" / "config.json") in warning
@@ -78,7 +74,7 @@ def test_a_bert_without_pooling_takes_the_first_token_and_says_so(
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "mpnet", "gemma3_text"])
-def test_another_family_without_pooling_is_refused(tmp_path: Path, model_type: str) -> None:
+def test_another_family_without_pooling_is_refused(tmp_path, model_type):
     message = raised(
         MissingArtifact, tiny.write_family(tmp_path, model_type), "1_Pooling/config.json"
     )
@@ -87,7 +83,7 @@ def test_another_family_without_pooling_is_refused(tmp_path: Path, model_type: s
     assert "hybridtei_rerank.json" not in message
 
 
-def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_path: Path) -> None:
+def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_path):
     folder = tiny.write_family(tmp_path, "qwen3", task="ForCausalLM")
     assert "hybridtei_rerank.json" in raised(MissingArtifact, folder, "1_Pooling/config.json")
 
@@ -106,16 +102,14 @@ def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_p
         ({"pooling_mode": []}, LoadError),
     ],
 )
-def test_a_pooling_we_do_not_know_is_refused(
-    tmp_path: Path, settings: dict[str, Any], kind: type[LoadError]
-) -> None:
+def test_a_pooling_we_do_not_know_is_refused(tmp_path, settings, kind):
     raised(kind, with_pooling(tmp_path, settings), "1_Pooling/config.json")
 
 
 # --- SPLADE ------------------------------------------------------------------------------------------------------------
 
 
-def test_splade_is_asked_for_or_declared_never_guessed(splade: Path) -> None:
+def test_splade_is_asked_for_or_declared_never_guessed(splade):
     assert not read_spec(splade, pooling="cls").is_splade
     assert not read_spec(splade).is_splade
     spec = read_spec(splade, pooling="splade")
@@ -126,9 +120,7 @@ def test_splade_is_asked_for_or_declared_never_guessed(splade: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"pooling_strategy": "sum"}, {"activation_function": "gelu"}])
-def test_a_splade_of_another_formula_is_refused(
-    splade: Path, copied: Copied, settings: dict[str, str]
-) -> None:
+def test_a_splade_of_another_formula_is_refused(splade, copied, settings):
     folder = copied(splade)
     modules = [
         {"type": "x.Transformer", "path": ""},
@@ -144,7 +136,7 @@ def test_a_splade_of_another_formula_is_refused(
 # --- modules -----------------------------------------------------------------------------------------------------------
 
 
-def test_one_dense_module_can_be_replaced_two_cannot(tmp_path: Path) -> None:
+def test_one_dense_module_can_be_replaced_two_cannot(tmp_path):
     folder = tiny.write_family(tmp_path, "bert")
     tiny.write_dense(folder / "other", tiny.HIDDEN, 5)
     tiny.write_modules(folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
@@ -163,9 +155,7 @@ def test_one_dense_module_can_be_replaced_two_cannot(tmp_path: Path) -> None:
         ("mean", [(tiny.HIDDEN, 12), (tiny.HIDDEN, 5)], (tiny.HIDDEN, 12), "3_Dense"),
     ],
 )
-def test_a_dense_module_is_as_wide_as_what_comes_before_it(
-    tmp_path: Path, pooling: Any, dense: list[tuple[int, int]], numbers: tuple[int, int], at: str
-) -> None:
+def test_a_dense_module_is_as_wide_as_what_comes_before_it(tmp_path, pooling, dense, numbers, at):
     layers = [(wide, narrow, "torch.nn.Tanh") for wide, narrow in dense]
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling=pooling, dense=layers)
     message = raised(WeightMismatch, folder, f"{at}/config.json")
@@ -186,9 +176,7 @@ SIZE: list[Any] = [..., "32", "x", 0, -5, 1.5, True]
         (None, MissingArtifact, ""),
     ],
 )
-def test_a_dense_module_that_is_not_served_is_refused_by_its_file(
-    tmp_path: Path, changes: dict[str, Any] | None, kind: type[LoadError], words: str
-) -> None:
+def test_a_dense_module_that_is_not_served_is_refused_by_its_file(tmp_path, changes, kind, words):
     folder = tiny.write_modules(
         tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, tiny.HIDDEN, "torch.nn.Tanh")]
     )
@@ -200,7 +188,7 @@ def test_a_dense_module_that_is_not_served_is_refused_by_its_file(
 
 
 @pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
-def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path: Path, key: str) -> None:
+def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path, key):
     folder = tiny.write_modules(
         tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")]
     )
@@ -212,7 +200,7 @@ def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path: Path, key: str
 
 
 @pytest.mark.parametrize("name", ["Router", "StaticEmbedding", "LSTM", "WordWeights", "LayerNorm"])
-def test_a_module_we_do_not_run_is_refused_by_name(bert: Path, copied: Copied, name: str) -> None:
+def test_a_module_we_do_not_run_is_refused_by_name(bert, copied, name):
     folder = copied(bert)
     modules = [
         {"type": "x.Transformer", "path": ""},
@@ -235,13 +223,13 @@ def test_a_module_we_do_not_run_is_refused_by_name(bert: Path, copied: Copied, n
         "Transformer",
     ],
 )
-def test_modules_of_another_shape_are_refused(bert: Path, copied: Copied, modules: Any) -> None:
+def test_modules_of_another_shape_are_refused(bert, copied, modules):
     folder = copied(bert)
     tiny.write_json(folder / "modules.json", modules)
     raised(LoadError, folder, "modules.json")
 
 
-def test_an_empty_list_of_modules_is_as_good_as_none(bert: Path, copied: Copied) -> None:
+def test_an_empty_list_of_modules_is_as_good_as_none(bert, copied):
     folder = copied(bert)
     tiny.write_json(folder / "modules.json", [])
     assert read_spec(folder).pooling == ("mean",)
@@ -260,9 +248,7 @@ def test_an_empty_list_of_modules_is_as_good_as_none(bert: Path, copied: Copied)
         ("Transformer", "Pooling", "Pooling"),
     ],
 )
-def test_an_order_that_is_not_run_is_refused(
-    bert: Path, copied: Copied, order: tuple[str, ...]
-) -> None:
+def test_an_order_that_is_not_run_is_refused(bert, copied, order):
     folder = copied(bert)
     tiny.write_json(folder / "modules.json", [{"type": f"x.{name}", "path": ""} for name in order])
     assert "order" in raised(UnsupportedArchitecture, folder, "modules.json")
@@ -275,9 +261,7 @@ def test_an_order_that_is_not_run_is_refused(
         ["Pooling", "Dense", "SpladePooling", "Transformer"],
     ),
 )
-def test_a_module_path_does_not_lead_out_of_the_folder(
-    splade: Path, copied: Copied, name: str, path: str
-) -> None:
+def test_a_module_path_does_not_lead_out_of_the_folder(splade, copied, name, path):
     folder = copied(splade)
     chain = {"Transformer": "", "Pooling": "1_Pooling", name: path}
     if name == "SpladePooling":
@@ -290,9 +274,7 @@ def test_a_module_path_does_not_lead_out_of_the_folder(
 
 
 @pytest.mark.parametrize("kind", ["Transformer", "MLMTransformer"])
-def test_the_transformer_may_lie_in_a_folder_of_its_own(
-    bert: Path, copied: Copied, kind: str
-) -> None:
+def test_the_transformer_may_lie_in_a_folder_of_its_own(bert, copied, kind):
     folder = in_its_own_folder(copied(bert), kind)
     spec = read_spec(folder)
     assert spec.folder == folder / "0_Transformer"

@@ -1,7 +1,5 @@
 """Settings of sentence-transformers' own files that change vectors: served as it serves them, or refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,9 +42,7 @@ def with_settings(folder: Path, **settings: Any) -> Path:
 
 
 @pytest.mark.parametrize("size", [7, 1000])
-def test_dense_vectors_are_cut_as_the_checkpoint_says(
-    bert: Path, copied: Copied, size: int
-) -> None:
+def test_dense_vectors_are_cut_as_the_checkpoint_says(bert, copied, size):
     folder = copied(bert)
     tiny.write_json(folder / MODEL, {"truncate_dim": size})
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
@@ -65,9 +61,7 @@ def test_dense_vectors_are_cut_as_the_checkpoint_says(
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, True, "8"])
 @pytest.mark.parametrize("key", ["truncate_dim", "max_active_dims"])
-def test_a_size_that_is_none_is_refused(
-    bert: Path, splade: Path, copied: Copied, key: str, size: Any
-) -> None:
+def test_a_size_that_is_none_is_refused(bert, splade, copied, key, size):
     folder = copied(bert if key == "truncate_dim" else splade)
     tiny.write_json(folder / MODEL, {key: size})
     options = {} if key == "truncate_dim" else {"pooling": "splade"}
@@ -75,9 +69,7 @@ def test_a_size_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("most", [1, 9, 10_000])
-def test_sparse_vectors_keep_as_many_weights_as_the_checkpoint_says(
-    splade: Path, tmp_path: Path, most: int
-) -> None:
+def test_sparse_vectors_keep_as_many_weights_as_the_checkpoint_says(splade, tmp_path, most):
     SparseEncoder(str(splade), device="cpu", max_active_dims=most).save_pretrained(str(tmp_path))
     theirs = (
         SparseEncoder(str(tmp_path), device="cpu")
@@ -90,7 +82,7 @@ def test_sparse_vectors_keep_as_many_weights_as_the_checkpoint_says(
     assert np.diff(ours.indptr).max() <= most
 
 
-def test_looked_up_queries_keep_as_many_too(tmp_path: Path) -> None:
+def test_looked_up_queries_keep_as_many_too(tmp_path):
     folder = routed(tmp_path)
     tiny.edit_json(folder / MODEL, max_active_dims=3)
     theirs = (
@@ -105,7 +97,7 @@ def test_looked_up_queries_keep_as_many_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["text", "common"])
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "qwen3"])
-def test_texts_without_special_tokens(tmp_path: Path, model_type: str, part: str) -> None:
+def test_texts_without_special_tokens(tmp_path, model_type, part):
     folder = tiny.write_modules(tiny.write_family(tmp_path, model_type), pooling="mean")
     plain = dense_of(folder)
     with_settings(
@@ -157,9 +149,7 @@ def test_texts_without_special_tokens(tmp_path: Path, model_type: str, part: str
         ),
     ],
 )
-def test_a_setting_that_is_not_served_is_named(
-    bert: Path, copied: Copied, settings: dict[str, Any], words: str
-) -> None:
+def test_a_setting_that_is_not_served_is_named(bert, copied, settings, words):
     assert words in raised(
         UnsupportedArchitecture, with_settings(copied(bert), **settings), TRANSFORMER
     )
@@ -169,13 +159,11 @@ def test_a_setting_that_is_not_served_is_named(
     "settings",
     [{"processing_kwargs": 5}, {"processing_kwargs": {"text": []}}, {"modality_config": [1]}],
 )
-def test_a_setting_of_another_shape_is_refused(
-    bert: Path, copied: Copied, settings: dict[str, Any]
-) -> None:
+def test_a_setting_of_another_shape_is_refused(bert, copied, settings):
     raised(LoadError, with_settings(copied(bert), **settings), TRANSFORMER)
 
 
-def test_a_prompt_without_end_is_refused(bert: Path, copied: Copied) -> None:
+def test_a_prompt_without_end_is_refused(bert, copied):
     """It goes before each text of a request."""
     folder = copied(bert)
     tiny.write_json(folder / MODEL, {"prompts": {"query": "x" * 20_000}})
@@ -183,7 +171,7 @@ def test_a_prompt_without_end_is_refused(bert: Path, copied: Copied) -> None:
 
 
 @pytest.mark.parametrize("output", ["last_hidden_state", ["hidden_states", -1]])
-def test_the_last_states_are_served_by_either_name(bert: Path, copied: Copied, output: Any) -> None:
+def test_the_last_states_are_served_by_either_name(bert, copied, output):
     modality = {"text": {"method": "forward", "method_output_name": output}}
     folder = with_settings(
         copied(bert), modality_config=modality, module_output_name="token_embeddings"
@@ -191,9 +179,7 @@ def test_the_last_states_are_served_by_either_name(bert: Path, copied: Copied, o
     close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
 
 
-def test_a_default_prompt_of_a_model_that_scores_is_left_out_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_default_prompt_of_a_model_that_scores_is_left_out_and_named(tmp_path, caplog):
     folder = tiny.write_classifier(tmp_path, "bert")
     for prompt, lines in (("", 0), ("lolo mo ", 1)):
         tiny.write_json(folder / MODEL, {"prompts": {"web": prompt}, "default_prompt_name": "web"})
@@ -210,15 +196,13 @@ def test_a_default_prompt_of_a_model_that_scores_is_left_out_and_named(
         (TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, True),
     ],
 )
-def test_what_is_newly_used_is_in_the_fingerprint(
-    bert: Path, copied: Copied, name: str, settings: dict[str, Any], is_new: bool
-) -> None:
+def test_what_is_newly_used_is_in_the_fingerprint(bert, copied, name, settings, is_new):
     folder = copied(bert)
     tiny.write_json(folder / name, settings)
     assert ("reading" in fingerprint(read_spec(folder))) is is_new
 
 
-def test_numbers_of_weights_are_in_the_fingerprint(splade: Path, copied: Copied) -> None:
+def test_numbers_of_weights_are_in_the_fingerprint(splade, copied):
     folder, found = copied(splade), []
     for settings in ({}, {"max_active_dims": 9}):
         tiny.write_json(folder / MODEL, settings)
@@ -226,39 +210,7 @@ def test_numbers_of_weights_are_in_the_fingerprint(splade: Path, copied: Copied)
     assert found == ["splade", "splade of 9"]
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        ("Transformer", "Dropout", "Pooling", "Dropout"),
-        ("Transformer", "Pooling", "Normalize", "Normalize"),
-        ("Transformer", "Pooling", "Normalize", "Dropout", "Normalize"),
-    ],
-)
-def test_modules_without_an_effect_are_served(
-    bert: Path, copied: Copied, order: tuple[str, ...]
-) -> None:
-    folder = copied(bert)
-    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
-    places = {"Transformer": "", "Pooling": "1_Pooling"}
-    modules = [
-        {"type": f"x.{name}", "path": places.get(name, f"{i}_{name}")}
-        for i, name in enumerate(order)
-    ]
-    tiny.write_json(folder / "modules.json", modules)
-    close(dense_of(folder), expected)
-
-
-@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
-def test_an_embedder_in_modules_may_bear_the_name_of_a_classifier(
-    bert: Path, copied: Copied, task: str
-) -> None:
-    folder = copied(bert)
-    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
-    tiny.edit_json(folder / "config.json", architectures=[f"BertFor{task}"])
-    close(dense_of(folder), expected)
-
-
-def test_a_folder_that_modules_do_not_list_is_not_read(bert: Path, copied: Copied) -> None:
+def test_a_folder_that_modules_do_not_list_is_not_read(bert, copied):
     folder = copied(bert)
     tiny.write_dense(folder / "2_Dense", tiny.HIDDEN, 12)
     assert read_spec(folder).dense_width == tiny.HIDDEN

@@ -1,7 +1,5 @@
 """Configuration files in every dialect, and each way in which they can be wrong, by class and file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ OFFSETS = {"xlm-roberta", "roberta", "camembert", "mpnet"}
 
 
 @pytest.mark.parametrize("model_type", tiny.FAMILIES)
-def test_a_family_tells_its_size_positions_and_length(tmp_path: Path, model_type: str) -> None:
+def test_a_family_tells_its_size_positions_and_length(tmp_path, model_type):
     spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
     assert spec.model_type == model_type
     assert (spec.hidden_size, spec.max_input_length) == (tiny.HIDDEN, vocabulary.LONGEST)
@@ -35,7 +33,7 @@ def test_a_family_tells_its_size_positions_and_length(tmp_path: Path, model_type
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_file_that_must_be_there(bert: Path, copied: Copied, name: str) -> None:
+def test_a_file_that_must_be_there(bert, copied, name):
     folder = copied(bert)
     (folder / name).unlink()
     raised(MissingArtifact, folder, name)
@@ -45,9 +43,7 @@ def test_a_file_that_must_be_there(bert: Path, copied: Copied, name: str) -> Non
     "name",
     ["GPT2", "XLNet", "Bart", "MBart", "XLM", "Flaubert", "Funnel", "Gemma3", "UMT5", "T5Gemma"],
 )
-def test_a_family_that_keeps_its_width_elsewhere_is_not_served(
-    bert: Path, copied: Copied, name: str
-) -> None:
+def test_a_family_that_keeps_its_width_elsewhere_is_not_served(bert, copied, name):
     folder, config = copied(bert), getattr(transformers, f"{name}Config")()
     config.save_pretrained(folder)
     message = raised(UnsupportedArchitecture, folder, "config.json")
@@ -57,7 +53,7 @@ def test_a_family_that_keeps_its_width_elsewhere_is_not_served(
 
 @pytest.mark.parametrize("key", ["model_type", "hidden_size", "vocab_size"])
 @pytest.mark.parametrize("value", [..., None])
-def test_a_fact_that_config_must_tell(bert: Path, copied: Copied, key: str, value: Any) -> None:
+def test_a_fact_that_config_must_tell(bert, copied, key, value):
     folder = copied(bert)
     tiny.edit_json(folder / "config.json", **{key: value})
     assert key in raised(LoadError, folder, "config.json")
@@ -87,9 +83,7 @@ def lengths(folder: Path, *, table: Any = ..., tokenizer: Any = ..., sentence: A
         ({"sentence": 60}, 60),
     ],
 )
-def test_the_length_is_that_of_sentence_transformers_else_the_smallest(
-    bert: Path, copied: Copied, told: dict[str, Any], length: int
-) -> None:
+def test_the_length_is_that_of_sentence_transformers_else_the_smallest(bert, copied, told, length):
     assert read_spec(lengths(copied(bert), **told)).max_input_length == length
 
 
@@ -97,9 +91,7 @@ LENGTHS = [("modernbert", 300), ("qwen3", 300), ("gte", 300), ("bert", 128)]  # 
 
 
 @pytest.mark.parametrize(("model_type", "length"), LENGTHS)
-def test_a_family_without_a_table_of_positions_reads_what_is_declared(
-    tmp_path: Path, model_type: str, length: int
-) -> None:
+def test_a_family_without_a_table_of_positions_reads_what_is_declared(tmp_path, model_type, length):
     folder = lengths(tiny.write_family(tmp_path, model_type), table=128, tokenizer=100)
     tiny.write_modules(folder, layout="old", max_seq_length=300)
     assert read_spec(folder).max_input_length == length
@@ -111,7 +103,7 @@ def test_a_family_without_a_table_of_positions_reads_what_is_declared(
 @pytest.mark.parametrize(
     "told", [{}, {"table": None, "tokenizer": None}, {"tokenizer": 1e30}, {"sentence": None}]
 )
-def test_no_length_anywhere_is_an_error(bert: Path, copied: Copied, told: dict[str, Any]) -> None:
+def test_no_length_anywhere_is_an_error(bert, copied, told):
     raised(LoadError, lengths(copied(bert), **told), "config.json")
 
 
@@ -129,9 +121,7 @@ def test_no_length_anywhere_is_an_error(bert: Path, copied: Copied, told: dict[s
         ({"default_prompt_name": "query"}, None, None),
     ],
 )
-def test_prompts_are_read(
-    bert: Path, copied: Copied, sentence: dict[str, Any], prompts: Any, default: str | None
-) -> None:
+def test_prompts_are_read(bert, copied, sentence, prompts, default):
     folder = copied(bert)
     tiny.write_json(folder / "config_sentence_transformers.json", sentence)
     spec = read_spec(folder)
@@ -139,9 +129,7 @@ def test_prompts_are_read(
 
 
 @pytest.mark.parametrize("name", ["nope", 5, ["query"]])
-def test_a_default_prompt_that_is_not_there_is_refused(
-    bert: Path, copied: Copied, name: Any
-) -> None:
+def test_a_default_prompt_that_is_not_there_is_refused(bert, copied, name):
     folder = copied(bert)
     tiny.write_json(
         folder / "config_sentence_transformers.json",
@@ -164,9 +152,7 @@ def test_a_default_prompt_that_is_not_there_is_refused(
         ("roberta", {0, 1, 2, 3}),
     ],
 )
-def test_lexical_weights_leave_special_ids_out_but_not_the_mask(
-    tmp_path: Path, model_type: str, removed: set[int]
-) -> None:
+def test_lexical_weights_leave_special_ids_out_but_not_the_mask(tmp_path, model_type, removed):
     assert read_spec(tiny.write_family(tmp_path, model_type), pooling="mean").removed_ids == removed
 
 
@@ -186,9 +172,7 @@ NOT_POSITIVE = ("x", "12", -5, 0, 1.5, True, [3], {})
         ("sentence_bert_config.json", "max_seq_length"),
     ],
 )
-def test_a_size_that_is_no_whole_number_above_zero(
-    bert: Path, copied: Copied, name: str, key: str
-) -> None:
+def test_a_size_that_is_no_whole_number_above_zero(bert, copied, name, key):
     folder = copied(bert)
     tiny.write_json(folder / "sentence_bert_config.json", {})
     for value in NOT_POSITIVE:
@@ -212,16 +196,14 @@ def test_a_size_that_is_no_whole_number_above_zero(
         ),
     ],
 )
-def test_values_of_another_kind_are_refused(
-    tmp_path: Path, name: str, key: str, values: list[Any]
-) -> None:
+def test_values_of_another_kind_are_refused(tmp_path, name, key, values):
     folder = tiny.write_family(tmp_path, "roberta")
     for value in values:
         tiny.edit_json(folder / name, **{key: value})
         assert key in raised(LoadError, folder, name)
 
 
-def test_a_table_that_leaves_no_position(tmp_path: Path) -> None:
+def test_a_table_that_leaves_no_position(tmp_path):
     folder = lengths(tiny.write_family(tmp_path, "roberta"), table=2)
     assert "positions begin at 2" in raised(LoadError, folder, "config.json", pooling="mean")
 
@@ -233,9 +215,7 @@ def test_a_table_that_leaves_no_position(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "model_type", sorted(OFFSET_FAMILIES - {"xlm-roberta-flash"})
 )  # which transformers lacks
-def test_an_offset_family_that_is_silent_pads_as_transformers_does(
-    tmp_path: Path, model_type: str, value: Any
-) -> None:
+def test_an_offset_family_that_is_silent_pads_as_transformers_does(tmp_path, model_type, value):
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(folder / "config.json", model_type=model_type, pad_token_id=value)
     default = AutoConfig.for_model(model_type).pad_token_id
@@ -244,9 +224,7 @@ def test_an_offset_family_that_is_silent_pads_as_transformers_does(
 
 
 @pytest.mark.parametrize(("value", "padding_id"), [(..., 0), (None, 0), (-1, 0), (0, 0), (7, 7)])
-def test_another_family_pads_with_what_it_names(
-    bert: Path, copied: Copied, value: Any, padding_id: int
-) -> None:
+def test_another_family_pads_with_what_it_names(bert, copied, value, padding_id):
     folder = copied(bert)
     tiny.edit_json(folder / "config.json", pad_token_id=value)
     spec = read_spec(folder)
@@ -257,9 +235,7 @@ def test_another_family_pads_with_what_it_names(
     ("model_type", "form"),
     paired(["bert", "roberta", "electra"], ["relative_key", "relative_key_query", "alibi"]),
 )
-def test_positions_that_transformers_would_take_for_absolute(
-    tmp_path: Path, model_type: str, form: str
-) -> None:
+def test_positions_that_transformers_would_take_for_absolute(tmp_path, model_type, form):
     folder = tiny.write_family(tmp_path, model_type)
     tiny.edit_json(folder / "config.json", position_embedding_type=form)
     assert form in raised(UnsupportedArchitecture, folder, "config.json", pooling="mean")

@@ -1,8 +1,6 @@
 """A checkpoint is material to judge: whatever its files say, loading ends with an error that names the file, costs no more
 memory than the files have bytes, reads nothing outside the folder, and runs nothing."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -67,9 +65,7 @@ SIZES = (
 
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.usefixtures("little_memory")
-def test_a_size_that_the_files_do_not_hold_takes_no_memory(
-    bert: Path, copied: Copied, key: str
-) -> None:
+def test_a_size_that_the_files_do_not_hold_takes_no_memory(bert, copied, key):
     folder = copied(bert)
     for value in (10**5, 10**7, 10**9, 10**12, 10**30, 1e300):
         tiny.edit_json(folder / "config.json", **{key: value})
@@ -85,7 +81,7 @@ def test_a_size_that_the_files_do_not_hold_takes_no_memory(
     ],
 )
 @pytest.mark.usefixtures("little_memory")
-def test_a_distance_that_is_none_takes_no_memory(tmp_path: Path, family: str, key: str) -> None:
+def test_a_distance_that_is_none_takes_no_memory(tmp_path, family, key):
     folder = tiny.write_family(tmp_path, family)
     tiny.edit_json(folder / "config.json", **{key: 10**9})
     with pytest.raises(LoadError, match=f"`{key}` is 1000000000"):
@@ -93,7 +89,7 @@ def test_a_distance_that_is_none_takes_no_memory(tmp_path: Path, family: str, ke
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_distances_without_buckets_are_refused(tmp_path: Path, number: int) -> None:
+def test_distances_without_buckets_are_refused(tmp_path, number):
     folder = tiny.write_family(tmp_path, "t5")
     tiny.edit_json(folder / "config.json", relative_attention_num_buckets=number)
     with pytest.raises(LoadError, match="relative_attention_num_buckets"):
@@ -106,9 +102,7 @@ WRONG = [0, -1, "x", None, 1.5, True, [], float("nan")]
 @pytest.mark.parametrize(
     "key", [*SIZES, "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id", "dtype"]
 )
-def test_a_value_of_the_wrong_kind_is_refused_or_does_not_matter(
-    bert: Path, copied: Copied, key: str
-) -> None:
+def test_a_value_of_the_wrong_kind_is_refused_or_does_not_matter(bert, copied, key):
     folder = copied(bert)
     for value in WRONG:
         tiny.edit_json(folder / "config.json", **{key: value})
@@ -122,7 +116,7 @@ def test_a_value_of_the_wrong_kind_is_refused_or_does_not_matter(
             assert np.isfinite(dense).all()
 
 
-def test_no_public_kind_of_model_has_fewer_weights_than_it_says(tmp_path: Path) -> None:
+def test_no_public_kind_of_model_has_fewer_weights_than_it_says(tmp_path):
     for family in sorted(tiny.FAMILIES):
         folder = tiny.write_family(tmp_path / family, family)
         config = translate(json.loads((folder / "config.json").read_text()), folder / "config.json")
@@ -136,7 +130,7 @@ def test_no_public_kind_of_model_has_fewer_weights_than_it_says(tmp_path: Path) 
         )
 
 
-def test_weights_that_are_not_there_yet_decide_nothing(tmp_path: Path) -> None:
+def test_weights_that_are_not_there_yet_decide_nothing(tmp_path):
     check_sizes({"vocab_size": 10**6, "hidden_size": 10**5}, tmp_path, has_position_table=True)
     with pytest.raises(LoadError, match="`vocab_size` is 100000000, more than"):
         check_sizes({"vocab_size": 10**8}, tmp_path, has_position_table=True)
@@ -151,9 +145,7 @@ def test_weights_that_are_not_there_yet_decide_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.bias"]
 )
-def test_a_weight_that_is_no_number_is_refused_by_name(
-    bert: Path, copied: Copied, value: float, name: str
-) -> None:
+def test_a_weight_that_is_no_number_is_refused_by_name(bert, copied, value, name):
     folder = copied(bert)
     arrays = {key: array.copy() for key, array in load_file(folder / "model.safetensors").items()}
     arrays[name].reshape(-1)[-1] = value  # of a word that no self-test holds
@@ -169,7 +161,7 @@ def test_a_weight_that_is_no_number_is_refused_by_name(
             weights.rows(name, [len(arrays[name]) - 1])
 
 
-def test_half_precision_that_overflows_is_refused(bert: Path, copied: Copied) -> None:
+def test_half_precision_that_overflows_is_refused(bert, copied):
     folder = copied(bert)
     arrays = {key: array.copy() for key, array in load_file(folder / "model.safetensors").items()}
     arrays["embeddings.word_embeddings.weight"][-1] = 1e6
@@ -179,7 +171,7 @@ def test_half_precision_that_overflows_is_refused(bert: Path, copied: Copied) ->
         TorchBackend(read_spec(folder), dtype="float16")
 
 
-def test_numbers_whose_sum_is_none_are_numbers(tmp_path: Path) -> None:
+def test_numbers_whose_sum_is_none_are_numbers(tmp_path):
     check_finite(np.full((4, 4), 3e38, dtype=np.float32), tmp_path, "large")
     with pytest.raises(LoadError, match="`x` holds NaN or infinity, at 1 of 16 places"):
         check_finite(np.array([3e38] * 15 + [np.inf], dtype=np.float32), tmp_path, "x")
@@ -197,9 +189,7 @@ class Runs:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "colbert_linear.pt"])
 @pytest.mark.parametrize("plain", [True, False])
-def test_a_pickle_that_does_something_is_refused_and_not_done(
-    m3: Path, copied: Copied, tmp_path: Path, name: str, plain: bool
-) -> None:
+def test_a_pickle_that_does_something_is_refused_and_not_done(m3, copied, tmp_path, name, plain):
     folder, done = copied(m3), tmp_path / "done"
     for path in (*folder.glob("model*.safetensors"), *folder.glob("colbert_linear*")):
         if name == "pytorch_model.bin" or path.name.startswith("colbert"):
@@ -216,9 +206,7 @@ def test_a_pickle_that_does_something_is_refused_and_not_done(
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "config.json", "1_Pooling", "model.safetensors", "other"]
 )
-def test_a_link_that_leads_out_is_refused_by_name(
-    hybrid: Path, copied: Copied, tmp_path: Path, name: str
-) -> None:
+def test_a_link_that_leads_out_is_refused_by_name(hybrid, copied, tmp_path, name):
     folder = copied(hybrid)
     outside = tmp_path / "outside"
     path = folder / name
@@ -230,7 +218,7 @@ def test_a_link_that_leads_out_is_refused_by_name(
     assert f"{name}: a link that leads out of the model's folder, to {outside}" in refused(folder)
 
 
-def test_links_within_and_those_of_the_hubs_cache_are_fine(tmp_path: Path) -> None:
+def test_links_within_and_those_of_the_hubs_cache_are_fine(tmp_path):
     snapshot = tmp_path / "models--a" / "snapshots" / "abc"
     blobs = tmp_path / "models--a" / "blobs"
     for folder in (snapshot, blobs, tmp_path / "models--b" / "blobs"):
@@ -248,9 +236,7 @@ def test_links_within_and_those_of_the_hubs_cache_are_fine(tmp_path: Path) -> No
         check_links(snapshot)
 
 
-def test_a_folder_of_too_many_files_is_none_of_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_too_many_files_is_none_of_a_model(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_FILES", 20)
     for number in range(20):
         (tmp_path / str(number)).touch()
@@ -282,9 +268,7 @@ VALID = ("modules.json", "[]")
     ("name", "content"),
     [pair for pair in itertools.product(SETTINGS_FILES, CONTENTS) if pair != VALID],
 )
-def test_a_settings_file_of_any_other_content_is_refused_by_name(
-    hybrid: Path, copied: Copied, name: str, content: str
-) -> None:
+def test_a_settings_file_of_any_other_content_is_refused_by_name(hybrid, copied, name, content):
     folder = copied(hybrid)
     (folder / name).write_text(content)
     said = refused(folder)
@@ -293,7 +277,7 @@ def test_a_settings_file_of_any_other_content_is_refused_by_name(
         assert "git lfs pull" in said
 
 
-def test_a_settings_file_without_end_is_not_read(tmp_path: Path) -> None:
+def test_a_settings_file_without_end_is_not_read(tmp_path):
     path = tmp_path / "tokenizer.json"
     with path.open("wb") as file:
         file.truncate(MAX_JSON_BYTES + 1)  # of holes: it takes no disk
@@ -302,9 +286,7 @@ def test_a_settings_file_without_end_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "chat_template.jinja", "hybridtei_rerank.json"])
-def test_a_file_that_is_a_device_without_an_end_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_file_that_is_a_device_without_an_end_is_refused(tmp_path, monkeypatch, name):
     for module in (files, rankers):
         monkeypatch.setattr(module, "MAX_JSON_BYTES", 1_000_000)
     (tmp_path / name).symlink_to("/dev/zero")
@@ -317,9 +299,7 @@ def test_a_file_that_is_a_device_without_an_end_is_refused(
         read[name]()
 
 
-def test_code_that_comes_with_a_model_is_not_run(
-    bert: Path, copied: Copied, tmp_path: Path
-) -> None:
+def test_code_that_comes_with_a_model_is_not_run(bert, copied, tmp_path):
     folder = copied(bert)
     left_behind = tmp_path / "left-behind"
     (folder / "configuration_gizmo.py").write_text(f"open({str(left_behind)!r}, 'w')")

@@ -1,7 +1,5 @@
 """Tensors by name, without torch: prefixes, shards, half precision, and files that are not what they should be."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -59,14 +57,12 @@ def shards(folder: Path) -> Path:
         (["encoder.weight.scale"], "encoder.weight", None),
     ],
 )
-def test_a_name_is_found_with_and_without_a_prefix(
-    tmp_path: Path, held: list[str], asked: str, found: str | None
-) -> None:
+def test_a_name_is_found_with_and_without_a_prefix(tmp_path, held, asked, found):
     assert Weights.open(write(tmp_path, *held)).find(asked) == found
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_tensors_are_widened_to_single_precision(tmp_path: Path, stored: torch.dtype) -> None:
+def test_tensors_are_widened_to_single_precision(tmp_path, stored):
     values = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).to(stored)
     save_file({"a": values}, tmp_path / "model.safetensors")
     found = Weights.open(tmp_path).float32("a")
@@ -78,14 +74,14 @@ def test_tensors_are_widened_to_single_precision(tmp_path: Path, stored: torch.d
 # --- views of the file -------------------------------------------------------------------------------------------------
 
 
-def test_single_precision_is_a_view_of_the_file_that_nobody_can_write(tmp_path: Path) -> None:
+def test_single_precision_is_a_view_of_the_file_that_nobody_can_write(tmp_path):
     found = Weights.open(write(tmp_path, "a")).float32("a")
     assert not found.flags.owndata
     assert not found.flags.writeable
     assert found.flags.aligned
 
 
-def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
+def test_what_was_given_back_is_read_again(tmp_path):
     values = torch.randn(300, 700, generator=torch.Generator().manual_seed(0))
     save_file({"a": values, "half": values.half()}, tmp_path / "model.safetensors")
     weights = Weights.open(tmp_path)
@@ -97,7 +93,7 @@ def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
         np.testing.assert_array_equal(weights.float32("a"), values.numpy())
 
 
-def test_arrays_outlive_the_weights_and_the_file(tmp_path: Path) -> None:
+def test_arrays_outlive_the_weights_and_the_file(tmp_path):
     found = Weights.open(write(tmp_path, "a", "b")).float32("b")
     (tmp_path / "model.safetensors").unlink()
     np.testing.assert_array_equal(found, np.full((2, 3), 1, dtype=np.float32))
@@ -111,7 +107,7 @@ def raw(folder: Path, header: Any, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("padding", range(4))
-def test_a_header_of_any_length_will_do(tmp_path: Path, padding: int) -> None:
+def test_a_header_of_any_length_will_do(tmp_path, padding):
     values = np.arange(6, dtype=np.float32)
     entry = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
     header = {"__metadata__": {"pad": "x" * padding}, "a": entry}
@@ -121,9 +117,7 @@ def test_a_header_of_any_length_will_do(tmp_path: Path, padding: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])
-def test_a_number_and_a_tensor_of_nothing_have_their_shape(
-    tmp_path: Path, shape: tuple[int, ...]
-) -> None:
+def test_a_number_and_a_tensor_of_nothing_have_their_shape(tmp_path, shape):
     save_file({"a": torch.empty(shape), "b": torch.ones(2)}, tmp_path / "model.safetensors")
     assert Weights.open(tmp_path).float32("a").shape == shape
     save_file({"a": torch.empty(shape)}, tmp_path / "model.safetensors")
@@ -131,9 +125,7 @@ def test_a_number_and_a_tensor_of_nothing_have_their_shape(
 
 
 @pytest.mark.parametrize("dtype", ["I64", "I8", "F8_E4M3", "BOOL"])
-def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(
-    tmp_path: Path, dtype: str
-) -> None:
+def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(tmp_path, dtype):
     size = 8 if dtype == "I64" else 1
     weights = Weights.open(
         raw(
@@ -150,7 +142,7 @@ def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
+def test_shards_are_one_checkpoint(tmp_path):
     weights = Weights.open(shards(tmp_path))
     assert weights.shape("b.weight") == (2, 3)
     assert [weights.find(name) for name in ("a.weight", "b.weight", "c.weight")] == [
@@ -162,20 +154,20 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     assert weights.float32("b.weight")[0, 0] == 1
 
 
-def test_a_whole_file_goes_before_an_index(tmp_path: Path) -> None:
+def test_a_whole_file_goes_before_an_index(tmp_path):
     assert Weights.open(write(shards(tmp_path), "c.weight")).find("a.weight") is None
 
 
 @pytest.mark.parametrize(
     "name", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 )
-def test_a_shard_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
+def test_a_shard_that_is_missing_is_named(tmp_path, name):
     (shards(tmp_path) / name).unlink()
     with pytest.raises(MissingArtifact, match=f"{tmp_path}/{name}"):
         Weights.open(tmp_path)
 
 
-def test_shards_without_their_index_are_read_by_their_numbers(tmp_path: Path) -> None:
+def test_shards_without_their_index_are_read_by_their_numbers(tmp_path):
     (shards(tmp_path) / INDEX).unlink()
     weights = Weights.open(tmp_path)
     assert [weights.float32(name)[0, 0] for name in ("a.weight", "b.weight")] == [0, 1]
@@ -184,13 +176,13 @@ def test_shards_without_their_index_are_read_by_their_numbers(tmp_path: Path) ->
         Weights.open(tmp_path)
 
 
-def test_a_name_does_not_count_more_shards_than_any_model_has(tmp_path: Path) -> None:
+def test_a_name_does_not_count_more_shards_than_any_model_has(tmp_path):
     write(tmp_path, "a", file="model-00001-of-99999.safetensors")
     with pytest.raises(LoadError, match="one of 99999 shards, allowed are 1000"):
         Weights.open(tmp_path)
 
 
-def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_weights_that_are_missing_are_named(tmp_path):
     with pytest.raises(MissingArtifact, match=rf"{tmp_path}/model\.safetensors"):
         Weights.open(tmp_path)
 
@@ -206,7 +198,7 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
         [],
     ],
 )
-def test_a_header_that_lies_is_named_with_its_file(tmp_path: Path, entries: Any) -> None:
+def test_a_header_that_lies_is_named_with_its_file(tmp_path, entries):
     """The library finds it out."""
     with pytest.raises(
         LoadError, match=rf"{tmp_path}/model\.safetensors: cannot be read as weights"
@@ -225,7 +217,7 @@ def test_a_header_that_lies_is_named_with_its_file(tmp_path: Path, entries: Any)
         ),
     ],
 )
-def test_an_index_without_a_map_to_files_is_named(tmp_path: Path, index: Any) -> None:
+def test_an_index_without_a_map_to_files_is_named(tmp_path, index):
     tiny.write_json(tmp_path / INDEX, index)
     with pytest.raises(LoadError, match=str(tmp_path)):
         Weights.open(tmp_path)
@@ -234,7 +226,7 @@ def test_an_index_without_a_map_to_files_is_named(tmp_path: Path, index: Any) ->
 @pytest.mark.parametrize(
     "escape", ["../outside.safetensors", "deep/../../outside.safetensors", "absolute"]
 )
-def test_an_index_may_not_lead_out_of_the_folder(tmp_path: Path, escape: str) -> None:
+def test_an_index_may_not_lead_out_of_the_folder(tmp_path, escape):
     write(tmp_path, "a", file="outside.safetensors")
     folder = tmp_path / "model"
     place = str(tmp_path / "outside.safetensors") if escape == "absolute" else escape

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,9 +53,7 @@ def test_what_transformers_ignores_is_ignored_and_named(tmp_path, caplog, family
     assert all(f"`{key}`" in line for key in NOTES)
 
 
-def test_a_checkpoint_as_transformers_writes_it_is_no_reason_to_warn(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_as_transformers_writes_it_is_no_reason_to_warn(tmp_path, caplog):
     for family in tiny.FAMILIES:
         family_graph(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"))
     assert not [
@@ -65,7 +62,7 @@ def test_a_checkpoint_as_transformers_writes_it_is_no_reason_to_warn(
 
 
 @pytest.mark.parametrize("implementation", ["_attn_implementation", "attn_implementation"])
-def test_the_implementation_of_attention_is_ours(tmp_path: Path, implementation: str) -> None:
+def test_the_implementation_of_attention_is_ours(tmp_path, implementation):
     folder = tiny.write_family(tmp_path, "bert")
     tiny.edit_json(folder / "config.json", **{implementation: "eager"})
     family_graph(read_spec(folder, pooling="mean"))
@@ -79,7 +76,7 @@ PASSED = {
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITHOUT_CLASS))
-def test_a_declared_key_is_read_or_known_or_refused(tmp_path: Path, family: str) -> None:
+def test_a_declared_key_is_read_or_known_or_refused(tmp_path, family):
     """With a value that no key can have."""
     spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
     keys = declared_keys(family)
@@ -97,11 +94,11 @@ def _is_refused(spec: ModelSpec, key: str) -> bool:
     return False
 
 
-def test_no_class_no_keys() -> None:
+def test_no_class_no_keys():
     assert {family for family in FAMILIES if declared_keys(family) is None} == WITHOUT_CLASS
 
 
-def test_the_list_is_that_of_transformers() -> None:
+def test_the_list_is_that_of_transformers():
     if transformers.__version__ != declared.VERSION:
         pytest.skip(f"the list is of transformers {declared.VERSION}")
     assert declared.main(["--check"]) == 0, "python -m conformance.families.declared"

@@ -1,6 +1,5 @@
 """Checkpoints as makers publish them, against transformers' class of the same model, alone and among neighbours."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,9 +53,7 @@ PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("engine", ["ort", "torch"])
 @pytest.mark.parametrize(("family", "settings", "changes"), PUBLISHED, ids=str)
-def test_it_computes_what_transformers_does(
-    tmp_path: Path, family: str, settings: dict[str, Any], changes: dict[str, Any], engine: str
-) -> None:
+def test_it_computes_what_transformers_does(tmp_path, family, settings, changes, engine):
     folder = tiny.write_family(tmp_path, family, **settings)
     expected = reference(folder, texts_of(read_spec(folder, pooling="mean")))
     equals_transformers(published.REWRITES[family](folder, **changes), engine, expected)
@@ -79,16 +76,14 @@ def test_it_computes_what_transformers_does(
         ),
     ],
 )
-def test_torch_does_not_fall_back_on_another_model(
-    tmp_path: Path, family: str, rewrite: Any, changes: Any, why: str
-) -> None:
+def test_torch_does_not_fall_back_on_another_model(tmp_path, family, rewrite, changes, why):
     """transformers would read Nomic's sizes as its own defaults, and this llama as one that looks back only."""
     folder = rewrite(tiny.write_family(tmp_path, family), **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
         TorchBackend(read_spec(folder, pooling="mean"))
 
 
-def test_a_gte_without_types_has_no_table_of_them(tmp_path: Path) -> None:
+def test_a_gte_without_types_has_no_table_of_them(tmp_path):
     """As gte-base-en-v1.5; transformers' class cannot be built so, and adds a row that is zero here."""
     table = "embeddings.token_type_embeddings.weight"
     folder = tiny.change(
@@ -109,9 +104,7 @@ def test_a_gte_without_types_has_no_table_of_them(tmp_path: Path) -> None:
         *(("xlm-roberta", published.as_jina_flash, engine) for engine in ENGINES),
     ],
 )
-def test_makers_rerankers_score_as_transformers_does(
-    tmp_path: Path, family: str, rewrite: Any, engine: str
-) -> None:
+def test_makers_rerankers_score_as_transformers_does(tmp_path, family, rewrite, engine):
     """Alibaba's, and Jina's, which is an XLM-RoBERTa under other names."""
     folder = tiny.write_classifier(tmp_path, family)
     texts = texts_of(read_spec(folder))
@@ -131,7 +124,7 @@ def test_makers_rerankers_score_as_transformers_does(
 
 
 @pytest.mark.parametrize(("engine", "task"), paired(ENGINES, ["QuestionEncoder", "ContextEncoder"]))
-def test_a_dpr_embeds_by_its_first_token(tmp_path: Path, task: str, engine: str) -> None:
+def test_a_dpr_embeds_by_its_first_token(tmp_path, task, engine):
     spec = read_spec(tiny.write_family(tmp_path, "dpr", task=task))
     texts = texts_of(spec)
     model = (
@@ -151,7 +144,7 @@ def test_a_dpr_embeds_by_its_first_token(tmp_path: Path, task: str, engine: str)
         read_spec(tmp_path)
 
 
-def test_ntk_scales_as_alibabas_code_does(tmp_path: Path) -> None:
+def test_ntk_scales_as_alibabas_code_does(tmp_path):
     """`NTKScalingRotaryEmbedding`: frequencies at base * factor, divided by factor ** (2 / dim)."""
     from hybridtei.models.families.settings import Settings, frequencies
 
@@ -194,18 +187,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("family", "changes", "why"), REFUSED)
-def test_a_setting_that_is_not_known_is_refused_by_name(
-    tmp_path: Path, family: str, changes: dict[str, Any], why: str
-) -> None:
+def test_a_setting_that_is_not_known_is_refused_by_name(tmp_path, family, changes, why):
     folder = published.REWRITES[family](tiny.write_family(tmp_path, family), **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
         family_graph(read_spec(folder, pooling="mean"))
 
 
 @pytest.mark.parametrize("changes", [{"attention_windows": [8]}, {"rope_theta": 1e4}], ids=str)
-def test_ultraberts_lists_have_a_number_for_each_layer(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_ultraberts_lists_have_a_number_for_each_layer(tmp_path, changes):
     folder = published.as_ultrabert(tiny.write_family(tmp_path, "ultrabert"), **changes)
     with pytest.raises(LoadError, match=f"`{next(iter(changes))}` is .*a number for each of 2"):
         read_spec(folder, pooling="mean")

@@ -49,9 +49,7 @@ def under(spec: ModelSpec, number: int) -> list[Encoding]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_each_text_has_its_adapter_alone_and_among_others(
-    checkpoint: Path, expected: list[list[Floats]], engine: str
-) -> None:
+def test_each_text_has_its_adapter_alone_and_among_others(checkpoint, expected, engine):
     spec = read_spec(checkpoint)
     backend = opened(engine, spec)
     limit = HIDDEN_TOLERANCE * max(np.abs(states).max() for one in expected for states in one)
@@ -65,7 +63,7 @@ def test_each_text_has_its_adapter_alone_and_among_others(
     np.testing.assert_allclose(together, theirs, rtol=0, atol=limit)
 
 
-def test_adapters_differ(expected: list[list[Floats]]) -> None:
+def test_adapters_differ(expected):
     """Or the oracle would say nothing."""
     longest = [states[-1] for states in expected]
     for number in NUMBERS:
@@ -73,7 +71,7 @@ def test_adapters_differ(expected: list[list[Floats]]) -> None:
             assert np.abs(longest[number] - longest[other]).max() > 0.1
 
 
-def test_the_graph_is_valid_onnx(checkpoint: Path) -> None:
+def test_the_graph_is_valid_onnx(checkpoint):
     graph = family_graph(read_spec(checkpoint))
     is_valid(graph)
     assert "adapter_ids" in {value.name for value in onnx.load_from_string(graph.body).graph.input}
@@ -82,7 +80,7 @@ def test_the_graph_is_valid_onnx(checkpoint: Path) -> None:
     }
 
 
-def test_int8_keeps_adapters_in_float32(checkpoint: Path) -> None:
+def test_int8_keeps_adapters_in_float32(checkpoint):
     spec = read_spec(checkpoint)
     graph, fidelity = make_int8(spec, Weights.open(checkpoint), Guard())
     assert not [name for name in graph.held if "lora" in name]
@@ -92,6 +90,6 @@ def test_int8_keeps_adapters_in_float32(checkpoint: Path) -> None:
     assert fidelity.worst > 0.99
 
 
-def test_files_for_others_are_refused(checkpoint: Path) -> None:
+def test_files_for_others_are_refused(checkpoint):
     with pytest.raises(UnsupportedArchitecture, match="cannot choose one"):
         family_graph(read_spec(checkpoint), rectangle=True)

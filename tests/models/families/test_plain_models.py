@@ -85,9 +85,7 @@ def matches(folder: Path, model: Any, engine: str) -> None:
     [*itertools.product(JINA, ("ort", "torch")), (JINA[0], "openvino")],
     ids=str,
 )
-def test_jina_is_what_its_makers_code_computes(
-    tmp_path: Path, settings: dict[str, Any], engine: str
-) -> None:
+def test_jina_is_what_its_makers_code_computes(tmp_path, settings, engine):
     matches(published.write_jina(tmp_path, **settings), plain.jina, engine)
 
 
@@ -95,13 +93,11 @@ def test_jina_is_what_its_makers_code_computes(
     ("settings", "engine"),
     [*itertools.product(NOMIC, ("ort", "torch")), (NOMIC[0], "openvino"), (NOMIC[5], "openvino")],
 )
-def test_nomic_is_what_its_makers_code_computes(
-    tmp_path: Path, settings: dict[str, Any], engine: str
-) -> None:
+def test_nomic_is_what_its_makers_code_computes(tmp_path, settings, engine):
     matches(published.write_nomic(tmp_path, **settings), plain.nomic, engine)
 
 
-def test_slopes_of_any_number_of_heads() -> None:
+def test_slopes_of_any_number_of_heads():
     """The numbers of jina-embeddings-v2-base-en: a power of two, and four between."""
     powers, between = 2.0 ** -np.arange(1, 9), 2.0 ** -np.arange(0.5, 4)
     np.testing.assert_allclose(slopes(12), [*powers, *between], rtol=1e-6)
@@ -111,12 +107,12 @@ def test_slopes_of_any_number_of_heads() -> None:
 
 @pytest.mark.parametrize("rectangle", [False, True])
 @pytest.mark.parametrize("write", [published.write_jina, published.write_nomic])
-def test_it_is_valid_onnx_of_a_few_kilobytes(tmp_path: Path, write: Any, rectangle: bool) -> None:
+def test_it_is_valid_onnx_of_a_few_kilobytes(tmp_path, write, rectangle):
     is_valid(family_graph(read_spec(write(tmp_path), pooling="mean"), rectangle=rectangle))
 
 
 @pytest.mark.parametrize("experts", [False, True])
-def test_int8_stays_near_and_apart_from_neighbours(tmp_path: Path, experts: bool) -> None:
+def test_int8_stays_near_and_apart_from_neighbours(tmp_path, experts):
     spec = read_spec(written(tmp_path, experts=experts), pooling="mean")
     weights = Weights.open(spec.folder)
     graph, fidelity = make_int8(spec, weights, Guard())
@@ -125,14 +121,14 @@ def test_int8_stays_near_and_apart_from_neighbours(tmp_path: Path, experts: bool
     assert fidelity.worst > 0.99
 
 
-def test_a_rectangle_has_the_same_experts_and_distances(tmp_path: Path) -> None:
+def test_a_rectangle_has_the_same_experts_and_distances(tmp_path):
     for experts in (False, True):
         spec = read_spec(written(tmp_path / str(experts), experts=experts), pooling="mean")
         in_a_rectangle(spec, states_of(opened("ort", spec), texts_of(spec)).together)
 
 
 @pytest.mark.parametrize("code", [False, True])
-def test_a_copy_of_the_code_beside_the_weights_is_told_by_them(tmp_path: Path, code: bool) -> None:
+def test_a_copy_of_the_code_beside_the_weights_is_told_by_them(tmp_path, code):
     copied = {
         "_name_or_path": "somewhere",
         "auto_map": {"AutoConfig": "configuration_bert.JinaBertConfig"},
@@ -142,7 +138,7 @@ def test_a_copy_of_the_code_beside_the_weights_is_told_by_them(tmp_path: Path, c
     matches(folder, plain.jina, "ort")
 
 
-def test_its_pooling_is_the_mean_where_no_file_says_another(tmp_path: Path) -> None:
+def test_its_pooling_is_the_mean_where_no_file_says_another(tmp_path):
     spec = read_spec(published.write_jina(tmp_path))
     assert (spec.model_type, spec.pooling, spec.has_token_types) == ("jina_bert", ("mean",), True)
     tiny.edit_json(tmp_path / "config.json", emb_pooler="max_of_something")
@@ -150,7 +146,7 @@ def test_its_pooling_is_the_mean_where_no_file_says_another(tmp_path: Path) -> N
         read_spec(tmp_path)
 
 
-def test_a_jina_reranker_has_berts_head(tmp_path: Path) -> None:
+def test_a_jina_reranker_has_berts_head(tmp_path):
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     folder = published.write_jina(
         tmp_path, code=True, architectures=["JinaBertForSequenceClassification"], **labels
@@ -210,9 +206,7 @@ OTHER_JINA: list[tuple[dict[str, Any], str]] = [
     ("experts", "changes", "why"),
     [*((True, *one) for one in OTHER_EXPERTS), *((False, *one) for one in OTHER_JINA)],
 )
-def test_other_settings_are_refused_by_name(
-    tmp_path: Path, experts: bool, changes: dict[str, Any], why: str
-) -> None:
+def test_other_settings_are_refused_by_name(tmp_path, experts, changes, why):
     folder = written(tmp_path, experts=experts)
     tiny.edit_json(folder / "config.json", **changes)
     with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):

@@ -81,7 +81,7 @@ def main(words: list[str]) -> int:
     return cli.main(["train", *words])
 
 
-def test_the_loss_falls_and_the_file_repeats(model: Path, pairs: Path, tmp_path: Path) -> None:
+def test_the_loss_falls_and_the_file_repeats(model, pairs, tmp_path):
     history = train(parsed(options(model, pairs, tmp_path)))
     assert set(history[0]) == {"sparse", "maxsim8", "maxsim16"}
     assert all(history[-1][name] < 0.95 * history[0][name] for name in history[0]), history
@@ -92,7 +92,7 @@ def test_the_loss_falls_and_the_file_repeats(model: Path, pairs: Path, tmp_path:
     assert (tmp_path / "head.safetensors").read_bytes() != first
 
 
-def test_the_head_file(model: Path, pairs: Path, tmp_path: Path) -> None:
+def test_the_head_file(model, pairs, tmp_path):
     assert main(options(model, pairs, tmp_path, "--epochs", "1", "--licence", "CC0-1.0")) == 0
     with safe_open(tmp_path / "head.safetensors", "pt") as file:
         shapes = {name: file.get_tensor(name).shape for name in file.keys()}  # noqa: SIM118
@@ -116,7 +116,7 @@ def test_the_head_file(model: Path, pairs: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in described["training"]["command"]
 
 
-def test_the_linear_form(model: Path, pairs: Path, tmp_path: Path) -> None:
+def test_the_linear_form(model, pairs, tmp_path):
     more = ["--epochs", "1", "--sparse-width", "0", "--sparse-inputs", "hidden", "--bias"]
     assert main(options(model, pairs, tmp_path, *more)) == 0
     with safe_open(tmp_path / "head.safetensors", "pt") as file:
@@ -134,14 +134,14 @@ def test_the_linear_form(model: Path, pairs: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_a_cache_of_other_texts_is_not_reused(model: Path, pairs: Path, tmp_path: Path) -> None:
+def test_a_cache_of_other_texts_is_not_reused(model, pairs, tmp_path):
     main(options(model, pairs, tmp_path, "--epochs", "1"))
     before = (tmp_path / "cache" / "input_ids.i32").read_bytes()
     main(options(model, pairs, tmp_path, "--epochs", "1", "--max-tokens", "8"))
     assert len((tmp_path / "cache" / "input_ids.i32").read_bytes()) < len(before)
 
 
-def test_padding_does_not_change_token_states(model: Path) -> None:
+def test_padding_does_not_change_token_states(model):
     trunk = load_trunk(model)
     sequences = trunk.tokenize(["baka bake", "balo balu bami bamo bana"], 32)
     for together, sequence in zip(trunk.encode(sequences), sequences, strict=True):
@@ -149,15 +149,13 @@ def test_padding_does_not_change_token_states(model: Path) -> None:
     assert trunk.special_ids == (0, 1, 2, 3, 4)
 
 
-def test_errors_are_said_in_one_line(
-    model: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_said_in_one_line(model, pairs, tmp_path, capsys):
     assert main(options(model, pairs, tmp_path, "--min-words", "1000")) == 1
     assert "no training pairs" in capsys.readouterr().err
     assert main(options(model, pairs, tmp_path, "--prefixes", "17")) == 1
     assert "--prefixes" in capsys.readouterr().err
 
 
-def test_the_command_offers_what_the_heads_know() -> None:
+def test_the_command_offers_what_the_heads_know():
     assert set(ACTIVATIONS) == set(heads.ACTIVATIONS)
     assert DROPS == heads.DROPS

@@ -21,7 +21,7 @@ def unit_rows(count: int, width: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 24, 40, 100, 257])
-def test_groups_are_a_partition_into_full_groups(count: int) -> None:
+def test_groups_are_a_partition_into_full_groups(count):
     groups = neighbour_groups(unit_rows(count, 8, seed=count), 16, torch.Generator().manual_seed(0))
     assert sorted(torch.cat(groups).tolist()) == list(range(count))
     assert sorted(map(len, groups)) == sorted(
@@ -29,14 +29,14 @@ def test_groups_are_a_partition_into_full_groups(count: int) -> None:
     )
 
 
-def test_members_of_a_group_are_neighbours() -> None:
+def test_members_of_a_group_are_neighbours():
     vectors = unit_rows(512, 6, seed=1)
     groups = neighbour_groups(vectors, 16, torch.Generator().manual_seed(0))
     within = torch.stack([(vectors[rows] @ vectors[rows].T).mean() for rows in groups]).mean()
     assert within > (vectors @ vectors.T).mean() + 0.4
 
 
-def test_groups_depend_on_the_seed_alone() -> None:
+def test_groups_depend_on_the_seed_alone():
     vectors = unit_rows(300, 6, seed=2)
     first, again, other = (
         neighbour_groups(vectors, 16, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
@@ -45,7 +45,7 @@ def test_groups_depend_on_the_seed_alone() -> None:
     assert not torch.equal(torch.cat(first), torch.cat(other))
 
 
-def test_a_term_weighs_as_much_as_its_strongest_repeat() -> None:
+def test_a_term_weighs_as_much_as_its_strongest_repeat():
     input_ids = torch.tensor([1, 5, 5, 7, 2, 1, 7, 9, 7, 2])
     weights = torch.tensor([9.0, 0.5, 0.75, 0.0, 9.0, 9.0, 0.25, 1.0, 0.125, 9.0])
     columns = torch.full((10,), -1)
@@ -57,7 +57,7 @@ def test_a_term_weighs_as_much_as_its_strongest_repeat() -> None:
     ]
 
 
-def test_maxsim_is_the_mean_best_match() -> None:
+def test_maxsim_is_the_mean_best_match():
     queries, texts = unit_rows(7, 5, seed=3), unit_rows(9, 5, seed=4)
     query_cu, text_cu = torch.tensor([0, 3, 7]), torch.tensor([0, 4, 4, 9])
     scores = maxsim(queries, query_cu, texts, text_cu)
@@ -68,7 +68,7 @@ def test_maxsim_is_the_mean_best_match() -> None:
     assert scores[:, 1].tolist() == [0.0, 0.0]  # a text without vectors
 
 
-def test_the_projection_starts_orthonormal_with_the_strongest_direction_first() -> None:
+def test_the_projection_starts_orthonormal_with_the_strongest_direction_first():
     states = torch.randn(400, 6, generator=torch.Generator().manual_seed(7)) * torch.arange(1, 7)
     head = MultivectorHeadModule(6, 4, bias=True)
     head.start_from(states)
@@ -80,12 +80,12 @@ def test_the_projection_starts_orthonormal_with_the_strongest_direction_first() 
 
 @pytest.mark.parametrize("width", [0, 8])
 @pytest.mark.parametrize("inputs", [["hidden"], ["hidden", "embedding"]])
-def test_sparse_weights_are_one_per_token_and_never_negative(width: int, inputs: list[str]) -> None:
+def test_sparse_weights_are_one_per_token_and_never_negative(width, inputs):
     weights = SparseHeadModule(6, width, inputs, "gelu")(torch.randn(50, 6) * 9, torch.randn(50, 6))
     assert weights.shape == (50,)
     assert weights.min() >= 0
 
 
-def test_unknown_inputs_are_refused() -> None:
+def test_unknown_inputs_are_refused():
     with pytest.raises(ValueError, match="embedding"):
         SparseHeadModule(6, 8, ["embedding"], "gelu")

@@ -2,7 +2,6 @@
 
 import gzip
 import lzma
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +37,7 @@ EXPECTED = [
 ]
 
 
-def test_paragraphs_are_joined_and_empty_bodies_left_out() -> None:
+def test_paragraphs_are_joined_and_empty_bodies_left_out():
     assert list(parse_translations(TRANSLATIONS.splitlines(keepends=True))) == EXPECTED
     assert list(parse_translations(TRANSLATIONS.splitlines())) == EXPECTED
 
@@ -51,19 +50,19 @@ def test_paragraphs_are_joined_and_empty_bodies_left_out() -> None:
         ("Translation-en.xz", lzma.compress(TRANSLATIONS.encode())),
     ],
 )
-def test_packed_files_read_alike(tmp_path: Path, name: str, packed: bytes) -> None:
+def test_packed_files_read_alike(tmp_path, name, packed):
     (tmp_path / name).write_bytes(packed)
     assert list(read_translations(tmp_path / name)) == EXPECTED
 
 
-def test_a_damaged_lz4_file_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_lz4_file_is_an_error(tmp_path):
     path = tmp_path / "Translation-en.lz4"
     path.write_bytes(b"no lz4 frame")
     with pytest.raises(RuntimeError, match=r"Translation-en\.lz4"):
         list(read_translations(path))
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text(
         '{"query": "a", "text": " b "}\n\n{"title": "c", "text": "d"}\n', encoding="utf-8"
@@ -72,14 +71,14 @@ def test_json_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"query": "a"}', '{"query": 1, "text": "b"}'])
-def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
+def test_a_bad_line_is_named(tmp_path, line):
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"query": "a", "text": "b"}\n' + line, encoding="utf-8")
     with pytest.raises(ValueError, match=r"pairs\.jsonl:2"):
         list(read_pairs(path))
 
 
-def test_repeats_and_short_texts_are_left_out() -> None:
+def test_repeats_and_short_texts_are_left_out():
     pairs = [
         Pair("first", "one two three four"),
         Pair("First", "another text of some words"),
@@ -92,7 +91,7 @@ def test_repeats_and_short_texts_are_left_out() -> None:
     assert select_pairs(pairs, min_words=3, opening=99) == [pairs[0], pairs[2], pairs[5]]
 
 
-def test_a_sentence_and_its_rest_make_up_the_text() -> None:
+def test_a_sentence_and_its_rest_make_up_the_text():
     text = (
         "Alpha is the first of all. Beta comes second in the list. Gamma is third and is the last."
     )

@@ -18,14 +18,12 @@ def configure(
     ("table", "prompt", "name"),
     [(TABLE, "x", "query"), (TABLE, None, "title"), (None, None, "query")],
 )
-def test_a_default_that_cannot_be_is_found_at_start(
-    table: dict[str, str] | None, prompt: str | None, name: str
-) -> None:
+def test_a_default_that_cannot_be_is_found_at_start(table, prompt, name):
     with pytest.raises(LoadError):
         configure(table, prompt, name)
 
 
-def test_a_prompt_named_as_an_adapter_chooses_it() -> None:
+def test_a_prompt_named_as_an_adapter_chooses_it():
     table = {**TABLE, "separation": ""}
     prompts = Prompts.configure(
         table,

@@ -40,7 +40,7 @@ def refused(reader: TextReader, inputs: list[Input], **options: object) -> Hybri
     return caught.value
 
 
-def test_texts_come_in_order_with_special_tokens_around() -> None:
+def test_texts_come_in_order_with_special_tokens_around():
     reader = reader_of()
     assert ids_of(reader, []) == []
     assert ids_of(reader, [" "]) == [[2, 3]]  # a blank is not empty
@@ -51,7 +51,7 @@ def test_texts_come_in_order_with_special_tokens_around() -> None:
     ]
 
 
-def test_as_many_tokens_as_the_limit_pass_one_more_does_not() -> None:
+def test_as_many_tokens_as_the_limit_pass_one_more_does_not():
     reader = reader_of()
     assert len(ids_of(reader, ["baka " * (LIMIT - 2)])[0]) == LIMIT
     error = refused(reader, ["baka " * (LIMIT - 1)])
@@ -59,7 +59,7 @@ def test_as_many_tokens_as_the_limit_pass_one_more_does_not() -> None:
     assert str(error) == f"`inputs` must have less than {LIMIT} tokens. Given: {LIMIT + 1}"
 
 
-def test_as_many_characters_as_the_limit_pass_one_more_does_not() -> None:
+def test_as_many_characters_as_the_limit_pass_one_more_does_not():
     reader = reader_of()
     assert len(ids_of(reader, ["x" * CHARACTERS])[0]) == 3  # one unknown word
     error = refused(reader, ["x" * (CHARACTERS + 1)])
@@ -71,7 +71,7 @@ def test_as_many_characters_as_the_limit_pass_one_more_does_not() -> None:
 
 
 @pytest.mark.parametrize(("direction", "name"), [("right", "baka"), ("left", "dura")])
-def test_a_long_text_is_cut_on_the_side_asked_for(direction: str, name: str) -> None:
+def test_a_long_text_is_cut_on_the_side_asked_for(direction, name):
     reader = reader_of()
     ids = ids_of(
         reader, ["baka" + " bulo" * CHARACTERS + " dura"], truncate=True, direction=direction
@@ -81,7 +81,7 @@ def test_a_long_text_is_cut_on_the_side_asked_for(direction: str, name: str) -> 
     assert ids[1 if direction == "right" else -2] == words(reader, name)[0]
 
 
-def test_a_prompt_stands_before_its_text_and_counts() -> None:
+def test_a_prompt_stands_before_its_text_and_counts():
     reader = reader_of()
     assert ids_of(reader, ["bulo"], prompt_name="query") == [
         [2, *words(reader, "baka", "bake", "bulo"), 3]
@@ -91,13 +91,13 @@ def test_a_prompt_stands_before_its_text_and_counts() -> None:
     assert "tokens. Given: 9" in str(refused(reader, ["bulo " * 5], prompt_name="query"))
 
 
-def test_an_unknown_prompt_is_refused_after_emptiness() -> None:
+def test_an_unknown_prompt_is_refused_after_emptiness():
     assert "Available prompts" in str(refused(reader_of(), ["baka"], prompt_name="none"))
     assert type(refused(reader_of(), [""], prompt_name="none")) is EmptyInput
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "roberta", "bytes"])
-def test_ids_are_the_text_they_stand_for_without_more_special_tokens(kind: str) -> None:
+def test_ids_are_the_text_they_stand_for_without_more_special_tokens(kind):
     reader = reader_of(kind, limit=20)
     whole = ids_of(reader, ["baka bulo dura"])[0]
     assert ids_of(reader, [whole, "baka bulo dura", whole[1:-1]])[:2] == [
@@ -106,23 +106,23 @@ def test_ids_are_the_text_they_stand_for_without_more_special_tokens(kind: str) 
     ]  # side by side with texts
 
 
-def test_ids_with_a_prompt_are_a_text_like_any() -> None:
+def test_ids_with_a_prompt_are_a_text_like_any():
     reader = reader_of()
     assert ids_of(reader, [words(reader, "bulo")], prompt_name="query") == ids_of(
         reader, ["bulo"], prompt_name="query"
     )
 
 
-def test_ids_that_stand_for_no_text_are_refused() -> None:
+def test_ids_that_stand_for_no_text_are_refused():
     reader = reader_of("unigram")
     blank = reader.tokenizer.encode([" "], add_special_tokens=False)[0].ids
-    assert blank == [reader.tokenizer._raw.token_to_id("▁")]
+    assert blank == [reader.tokenizer.id_of("▁")]
     error = refused(reader, [blank])
     assert type(error) is InvalidInput
     assert "no token at all" in str(error)
 
 
-def test_a_token_that_the_model_does_not_know_is_refused_before_it_fails_a_batch() -> None:
+def test_a_token_that_the_model_does_not_know_is_refused_before_it_fails_a_batch():
     reader = reader_of(vocab_size=10)
     error = refused(reader, ["baka dura"])
     assert type(error) is InvalidInput
@@ -144,15 +144,13 @@ def test_a_token_that_the_model_does_not_know_is_refused_before_it_fails_a_batch
         (["\ud800", "baka " * 50], TokenizerError, ""),
     ],
 )
-def test_the_first_input_that_breaks_a_rule_is_the_one_reported(
-    inputs: list[Input], kind: type, part: str
-) -> None:
+def test_the_first_input_that_breaks_a_rule_is_the_one_reported(inputs, kind, part):
     error = refused(reader_of(), inputs)
     assert type(error) is kind
     assert part in str(error)
 
 
-def test_tokens_are_never_cut_and_may_have_a_prompt() -> None:
+def test_tokens_are_never_cut_and_may_have_a_prompt():
     reader = reader_of()
     tokens = [*reader.tokens("baka " * 20, add_special_tokens=True, prompt_name="query")]
     assert len(tokens) == 24
@@ -176,7 +174,7 @@ def counting(limit: int) -> tuple[TextReader, Counting]:
     return TextReader(tokenizer, Prompts(TABLE, None), limit, tokenizer.vocab_size), tokenizer
 
 
-def test_long_texts_are_tokenised_some_at_a_time_and_come_out_as_alone() -> None:
+def test_long_texts_are_tokenised_some_at_a_time_and_come_out_as_alone():
     reader, tokenizer = counting(100)
     texts: list[Input] = [f"{'baka bulo ' * 2_000}{'dura ' * place}" for place in range(12)]
     together = ids_of(reader, texts, truncate=True, direction="left")
@@ -188,7 +186,7 @@ def test_long_texts_are_tokenised_some_at_a_time_and_come_out_as_alone() -> None
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_what_ids_stand_for_is_bounded_as_a_text_is(direction: str) -> None:
+def test_what_ids_stand_for_is_bounded_as_a_text_is(direction):
     reader, tokenizer = counting(LIMIT)
     ids = words(reader, "baka", "bulo") * (CHARACTERS // 4)
     assert len(reader.tokenizer.text_of(ids)) > CHARACTERS
@@ -199,8 +197,8 @@ def test_what_ids_stand_for_is_bounded_as_a_text_is(direction: str) -> None:
 
 
 def test_a_text_is_cut_to_so_many_tokens_and_what_no_input_can_hold_is_never_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     reader = reader_of()
     read: list[int] = []
     encode = Tokenizer.encode

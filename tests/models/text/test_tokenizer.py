@@ -2,7 +2,6 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,9 +30,7 @@ def ours(raw: RawTokenizer, *, has_token_types: bool = False) -> Tokenizer:
     ("longest", "special", "direction"),
     paired([2, 3, 4, 7, 30, 1000], [True, False], ["left", "right"]),
 )
-def test_truncation_equals_the_librarys_own(
-    raw: RawTokenizer, direction: str, special: bool, longest: int
-) -> None:
+def test_truncation_equals_the_librarys_own(raw, direction, special, longest):
     theirs = copy.deepcopy(raw)
     theirs.enable_truncation(longest, direction=direction)
     tokenizer = ours(raw)
@@ -57,9 +54,7 @@ def test_truncation_equals_the_librarys_own(
 @pytest.mark.parametrize(
     ("longest", "direction"), paired([4, 5, 6, 9, 30, 1000], ["left", "right"])
 )
-def test_pairs_are_cut_as_the_library_cuts_them(
-    raw: RawTokenizer, direction: str, longest: int
-) -> None:
+def test_pairs_are_cut_as_the_library_cuts_them(raw, direction, longest):
     theirs = copy.deepcopy(raw)
     theirs.enable_truncation(longest, strategy="longest_first", direction=direction)
     tokenizer = ours(raw, has_token_types=True)
@@ -72,7 +67,7 @@ def test_pairs_are_cut_as_the_library_cuts_them(
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
-def test_both_sides_of_a_pair_have_a_fair_share(first: int, second: int, room: int) -> None:
+def test_both_sides_of_a_pair_have_a_fair_share(first, second, room):
     one, other = (
         min(given, share)
         for given, share in zip((first, second), shares(first, second, room), strict=True)
@@ -83,7 +78,7 @@ def test_both_sides_of_a_pair_have_a_fair_share(first: int, second: int, room: i
     )  # cut is the longer side, or both, to alike
 
 
-def test_a_located_token_is_where_its_text_is(raw: RawTokenizer) -> None:
+def test_a_located_token_is_where_its_text_is(raw):
     tokenizer = ours(raw)
     text = "baka  é bulo 東京 bake"
     (whole,) = tokenizer.encode([text], offsets=True)
@@ -98,7 +93,7 @@ def test_a_located_token_is_where_its_text_is(raw: RawTokenizer) -> None:
     assert (shifted.offsets[located.special] == 0).all()
 
 
-def test_what_looks_like_a_command_is_spelled_out(raw: RawTokenizer) -> None:
+def test_what_looks_like_a_command_is_spelled_out(raw):
     tokenizer = ours(raw)
     special = next(iter(raw.get_added_tokens_decoder().values())).content
     both = (tokenizer, tokenizer.literal)
@@ -116,7 +111,7 @@ def test_what_looks_like_a_command_is_spelled_out(raw: RawTokenizer) -> None:
     ]
 
 
-def test_a_tokenizer_that_comes_with_truncation_and_padding_is_used_without() -> None:
+def test_a_tokenizer_that_comes_with_truncation_and_padding_is_used_without():
     raw = vocabulary.tokenizer("wordpiece")._tokenizer
     raw.enable_truncation(4)
     raw.enable_padding(length=9)
@@ -131,7 +126,7 @@ TEXTS = st.text(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
-def test_tokens_tell_their_place_in_utf8_bytes(kind: str, text: str) -> None:
+def test_tokens_tell_their_place_in_utf8_bytes(kind, text):
     tokenizer = (
         Tokenizer(vocabulary.tokenizer(kind)._tokenizer) if kind not in CACHE else CACHE[kind]
     )
@@ -154,7 +149,7 @@ def test_tokens_tell_their_place_in_utf8_bytes(kind: str, text: str) -> None:
 CACHE: dict[str, Tokenizer] = {}
 
 
-def test_tokens_of_a_text_of_words() -> None:
+def test_tokens_of_a_text_of_words():
     tokens = Tokenizer(vocabulary.tokenizer("wordpiece")._tokenizer).tokens(
         "baka é? 漢 bulo", add_special_tokens=True
     )
@@ -170,7 +165,7 @@ def test_tokens_of_a_text_of_words() -> None:
 
 
 @pytest.mark.parametrize("text", ["\ud800", "baka \udfff bake"])
-def test_a_lone_surrogate_is_a_tokenizer_error(raw: RawTokenizer, text: str) -> None:
+def test_a_lone_surrogate_is_a_tokenizer_error(raw, text):
     tokenizer = ours(raw)
     with pytest.raises(TokenizerError):
         tokenizer.encode(["baka", text])
@@ -178,14 +173,14 @@ def test_a_lone_surrogate_is_a_tokenizer_error(raw: RawTokenizer, text: str) -> 
         next(tokenizer.tokens(text, add_special_tokens=True))
 
 
-def test_ids_become_the_text_they_stand_for(raw: RawTokenizer) -> None:
+def test_ids_become_the_text_they_stand_for(raw):
     tokenizer = ours(raw)
     ids = raw.encode("baka bulo dura", add_special_tokens=False).ids
     assert tokenizer.text_of(ids).strip() == "baka bulo dura"
     assert tokenizer.decode(ids, skip_special_tokens=True).strip() == "baka bulo dura"
 
 
-def test_an_id_beyond_the_vocabulary_is_named(raw: RawTokenizer) -> None:
+def test_an_id_beyond_the_vocabulary_is_named(raw):
     tokenizer = ours(raw)
     with pytest.raises(
         InvalidInput, match=rf"\b{tokenizer.vocab_size}\b.*\b{tokenizer.vocab_size - 1}$"
@@ -194,13 +189,13 @@ def test_an_id_beyond_the_vocabulary_is_named(raw: RawTokenizer) -> None:
     assert tokenizer.decode([10**6], skip_special_tokens=False) == ""
 
 
-def test_no_two_ids_share_a_spelling(raw: RawTokenizer) -> None:
+def test_no_two_ids_share_a_spelling(raw):
     tokenizer = ours(raw)
     pieces = tokenizer.pieces(np.arange(tokenizer.vocab_size + 2))
     assert len(set(pieces)) == tokenizer.vocab_size + 2
 
 
-def test_threads_share_a_tokenizer(raw: RawTokenizer) -> None:
+def test_threads_share_a_tokenizer(raw):
     tokenizer = ours(raw)
     batches = [vocabulary.texts(8, seed=seed) for seed in range(24)]
 
@@ -214,7 +209,7 @@ def test_threads_share_a_tokenizer(raw: RawTokenizer) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"not json", b"\x00\xff"])
-def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
     with pytest.raises(LoadError, match=str(path)):

@@ -91,9 +91,7 @@ FLAGS = {
     "name",
     ["prompt", *(pytest.param(name, marks=pytest.mark.slow) for name in FLAGS if name != "prompt")],
 )
-def test_the_facts_that_differ_stand_side_by_side(
-    name: str, plain: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_facts_that_differ_stand_side_by_side(name, plain, capsys):
     flags, facts = FLAGS[name]
     folder, a = plain
     with ExitStack() as stack:
@@ -108,9 +106,7 @@ def test_the_facts_that_differ_stand_side_by_side(
     assert name == "gelu" or not report["keeps_index"]
 
 
-def test_another_truncation_and_another_width_end_an_index(
-    plain: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_truncation_and_another_width_end_an_index(plain, capsys):
     _, a = plain
     with rewriting(a, truncation_direction="left") as b:
         status, report = report_of(capsys, a, b)
@@ -125,9 +121,7 @@ def test_another_truncation_and_another_width_end_an_index(
 
 
 @pytest.mark.parametrize("backend", ["openvino", pytest.param("torch", marks=pytest.mark.slow)])
-def test_backends_in_float32_agree(
-    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_backends_in_float32_agree(backend, tmp_path, capsys):
     folder = write(tmp_path / "a", dense=DENSE, **PROMPTED)
     with ExitStack() as stack:
         a = of_commands(folder, stack, "--backend", "ort", "--dtype", "float32")
@@ -154,32 +148,28 @@ def row(numbers: list[float], **fields: Any) -> dict[str, Any]:
         },
     ],
 )
-def test_vectors_are_read_of_answers_of_tei_and_openai(answer: Any) -> None:
+def test_vectors_are_read_of_answers_of_tei_and_openai(answer):
     assert read_vectors(answer).tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        *(
-            None,
-            [],
-            [[]],
-            [[1.0], [1.0, 2.0]],
-            [1.0],
-            [["a"]],
-            [[float("nan")]],
-            {"error": "no"},
-            {"data": [1]},
-        ),
-        *(
-            {"data": []},
-            {"data": [row("%%%")]},
-            {"data": [row([1.0], index=None), row([1.0], index=1)]},
-        ),
+        None,
+        [],
+        [[]],
+        [[1.0], [1.0, 2.0]],
+        [1.0],
+        [["a"]],
+        [[float("nan")]],
+        {"error": "no"},
+        {"data": [1]},
+        {"data": []},
+        {"data": [row("%%%")]},
+        {"data": [row([1.0], index=None), row([1.0], index=1)]},
     ],
 )
-def test_what_holds_no_vectors_is_refused(answer: Any) -> None:
+def test_what_holds_no_vectors_is_refused(answer):
     with pytest.raises(ValueError, match=r"."):
         read_vectors(answer)
 
@@ -195,7 +185,7 @@ class Recorded(Endpoint):
         return self._rows[body["at"]][None]
 
 
-def test_a_recording_of_any_length_has_one_verdict() -> None:
+def test_a_recording_of_any_length_has_one_verdict():
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((3 * MAX_SEARCHED, 16))
     lines = [json.dumps({"path": "/embed", "body": {"at": at}}) for at in range(len(rows))]
@@ -216,9 +206,7 @@ def test_a_recording_of_any_length_has_one_verdict() -> None:
         replay(Recorded(rows), Recorded(rows), lines[:1] * 100)
 
 
-def test_recorded_requests_are_replayed_on_both_servers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recorded_requests_are_replayed_on_both_servers(tmp_path, capsys):
     right, wrong = write(tmp_path / "right"), tiny.change(write(tmp_path / "wrong"), other_weights)
     bodies = [{"inputs": [text, f"{text} again"]} for text in SAMPLES]
     entries = [

@@ -24,14 +24,14 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("options", [{}, {"dry_run": True}, {"delete_missing": True}])
-def test_an_ingest_of_its_source_is_refused_with_the_remedy(old: Path, options: dict) -> None:
+def test_an_ingest_of_its_source_is_refused_with_the_remedy(old, options):
     before = hybridtei.ingest("docs/note.txt", "other", quiet=True).stats.points
     with pytest.raises(CollectionMismatch, match=r"0\.1 stored docs/.*collections delete old"):
         hybridtei.ingest("docs", "old", quiet=True, **options)
     assert hybridtei.ingest("docs", "other", quiet=True).stats.points > before
 
 
-def test_the_remedy_makes_it_anew(old: Path) -> None:
+def test_the_remedy_makes_it_anew(old):
     assert hybridtei.ingest("docs", "new", quiet=True).stats.documents == DOCUMENTS
     again = hybridtei.ingest("docs", "new", quiet=True).stats
     assert (again.documents, again.unchanged) == (0, DOCUMENTS)

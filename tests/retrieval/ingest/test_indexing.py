@@ -37,9 +37,7 @@ def store_of(qdrant: Qdrant, protocol: str) -> ServerStore:
     ],
     ids=["green", "red", "stalled"],
 )
-async def test_it_waits_until_the_server_has_indexed(
-    qdrant: Qdrant, statuses: list[str], says: str
-) -> None:
+async def test_it_waits_until_the_server_has_indexed(qdrant, statuses, says):
     store, told, now = store_of(qdrant, "rest"), list[str](), iter(range(0, 10_000, 100))
     await store.create("c", plan())
     qdrant.status = list(statuses)
@@ -51,7 +49,7 @@ async def test_it_waits_until_the_server_has_indexed(
     await store.close()
 
 
-async def test_waiting_ends_when_asked(qdrant: Qdrant) -> None:
+async def test_waiting_ends_when_asked(qdrant):
     store, told, stop = store_of(qdrant, "grpc"), list[str](), asyncio.Event()
     await store.create("c", plan())
     qdrant.status = ["yellow"]
@@ -63,7 +61,7 @@ async def test_waiting_ends_when_asked(qdrant: Qdrant) -> None:
     await store.close()
 
 
-async def test_a_collection_that_is_gone_is_an_error(qdrant: Qdrant) -> None:
+async def test_a_collection_that_is_gone_is_an_error(qdrant):
     store = store_of(qdrant, "grpc")
     with pytest.raises(StoreError):
         await wait_indexed(store, "c", asyncio.Event(), print)

@@ -17,9 +17,7 @@ MODULE = "tests.retrieval.ingest.killed"
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_after_a_kill_a_run_makes_the_collection_equal_to_a_fresh_one(
-    tmp_path: Path, kills: int
-) -> None:
+def test_after_a_kill_a_run_makes_the_collection_equal_to_a_fresh_one(tmp_path, kills):
     command = [sys.executable, "-m", MODULE, str(tmp_path), str(kills), "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -44,7 +42,7 @@ async def fresh(folder: Path, source: Path, chunk_tokens: int) -> dict:
     return await contents(store)
 
 
-async def test_two_at_once_store_each_document_once(tmp_path: Path, texts: dict[str, str]) -> None:
+async def test_two_at_once_store_each_document_once(tmp_path, texts):
     source, store = write(tmp_path / "in.jsonl", texts), MemoryStore()
     changed = {name: f"{text} and meaning" for name, text in texts.items()}
     for new in (texts, changed):
@@ -54,9 +52,7 @@ async def test_two_at_once_store_each_document_once(tmp_path: Path, texts: dict[
         assert await contents(store) == await fresh(tmp_path, source, 24)
 
 
-async def test_two_at_once_of_other_settings_lose_no_text(
-    tmp_path: Path, texts: dict[str, str]
-) -> None:
+async def test_two_at_once_of_other_settings_lose_no_text(tmp_path, texts):
     """They may leave both versions. The next ingest leaves its own."""
     source, store = write(tmp_path / "in.jsonl", texts), MemoryStore()
     await Ingest(tmp_path, chunk_tokens=20).run(source, store)
@@ -77,9 +73,7 @@ async def test_two_at_once_of_other_settings_lose_no_text(
     assert await contents(store) == await fresh(tmp_path, source, 32)
 
 
-async def test_a_version_stays_if_another_ingest_deletes_points_of_the_new_one(
-    tmp_path: Path, texts: dict[str, str]
-) -> None:
+async def test_a_version_stays_if_another_ingest_deletes_points_of_the_new_one(tmp_path, texts):
     source, store = write(tmp_path / "in.jsonl", texts), Deleting()
     ingest = Ingest(tmp_path, chunk_tokens=24)
     await ingest.run(source, store)

@@ -1,7 +1,6 @@
 """The collection is the ledger: which files are read again, and what points are deleted."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,8 @@ def replaced(path: Path) -> None:
     ids=["touched", "changed", "replaced"],
 )
 async def test_a_file_is_read_until_its_size_and_times_are_stored(
-    tmp_path: Path, folder: Path, change: Callable[[Path], None], documents: int
-) -> None:
+    tmp_path, folder, change, documents
+):
     store, ingest = MemoryStore(), Ingest(tmp_path)
     for files in (3, 0):
         assert (await ingest.run(folder, store)).files == files
@@ -60,7 +59,7 @@ async def test_a_file_is_read_until_its_size_and_times_are_stored(
     assert texts == {path.read_text() for path in folder.glob("*.txt")}
 
 
-async def test_a_refreshed_point_keeps_its_vectors(tmp_path: Path, folder: Path) -> None:
+async def test_a_refreshed_point_keeps_its_vectors(tmp_path, folder):
     store, ingest = MemoryStore(), Ingest(tmp_path)
     await ingest.run(folder, store)
     before = {point.id: point for point in await points(store, with_vectors=True)}
@@ -76,9 +75,7 @@ async def test_a_refreshed_point_keeps_its_vectors(tmp_path: Path, folder: Path)
         assert point.vector["sparse"] == before[name].vector["sparse"]
 
 
-async def test_other_versions_beside_a_complete_one_are_deleted(
-    tmp_path: Path, folder: Path
-) -> None:
+async def test_other_versions_beside_a_complete_one_are_deleted(tmp_path, folder):
     store, ingest = MemoryStore(), Ingest(tmp_path)
     await ingest.run(folder, store)
     before = await points(store, with_vectors=True)
@@ -113,17 +110,13 @@ async def test_other_versions_beside_a_complete_one_are_deleted(
         (1, [-1], False),
     ],
 )
-def test_a_version_is_complete_if_every_chunk_is_there_once(
-    chunks: Any, numbers: list[int], is_complete: bool
-) -> None:
+def test_a_version_is_complete_if_every_chunk_is_there_once(chunks, numbers, is_complete):
     version = StoredVersion("digest", "settings", chunks, None)
     version.numbers.update({f"id {place}": number for place, number in enumerate(numbers)})
     assert version.is_complete == is_complete
 
 
-async def test_of_a_collection_a_file_alone_reads_only_its_own_points(
-    tmp_path: Path, folder: Path
-) -> None:
+async def test_of_a_collection_a_file_alone_reads_only_its_own_points(tmp_path, folder):
     class Counting(MemoryStore):
         read = 0
 
@@ -140,7 +133,7 @@ async def test_of_a_collection_a_file_alone_reads_only_its_own_points(
         assert (store.read, stats.unchanged, stats.files, stats.points) == (count, count, 0, 3)
 
 
-async def test_payloads_of_any_kind_are_read(tmp_path: Path, folder: Path) -> None:
+async def test_payloads_of_any_kind_are_read(tmp_path, folder):
     store, ingest = MemoryStore(), Ingest(tmp_path)
     await ingest.run(folder, store)
     before = await points(store, with_vectors=True)
@@ -162,5 +155,5 @@ async def test_payloads_of_any_kind_are_read(tmp_path: Path, folder: Path) -> No
     ("label", "is_there"),
     [("docs", True), ("docs/a", True), ("docs/a/b.txt", True), ("docs2", False), ("x/docs", False)],
 )
-def test_labels_of_a_source(label: str, is_there: bool) -> None:
+def test_labels_of_a_source(label, is_there):
     assert is_below(label, ["docs"]) == is_there

@@ -135,7 +135,9 @@ def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, a
     told, expected = ingested(source, tmp_path), alone[0]
     assert len(seen) > 2, "another took the place of the one that was killed"
     assert (told.stats.documents, told.stats.chunks, told.stats.tokens, told.stats.quarantined) == (
-        *(expected.stats.documents, expected.stats.chunks, expected.stats.tokens),
+        expected.stats.documents,
+        expected.stats.chunks,
+        expected.stats.tokens,
         expected.stats.quarantined,
     )
     assert end(told) == end(expected)

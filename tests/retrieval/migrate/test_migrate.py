@@ -1,7 +1,5 @@
 """Migrations of small collections by tiny models: written to meanwhile, killed, flipped, rolled back, finished."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -104,9 +102,7 @@ async def write(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(
-    kind: str, folders: tuple[Path, Path]
-) -> None:
+def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind, folders):
     """A writer changes, adds and deletes points before each call of the migration to the store, without a wait: a write may be
     acknowledged only if it is there in the end, and a search always finds points of one model."""
 
@@ -157,9 +153,7 @@ def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "embedded"])
-def test_searches_follow_the_switch_and_the_way_back(
-    kind: str, folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_searches_follow_the_switch_and_the_way_back(kind, folders, tmp_path):
     async def story(store: Store) -> None:
         old = await filled(store, folders[0], texts(40))
         new = Encoder.load(config=ModelConfig(model_id=str(folders[1])))
@@ -242,7 +236,7 @@ def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_embedded_is_not_copied(kind: str, folders: tuple[Path, Path]) -> None:
+def test_what_cannot_be_embedded_is_not_copied(kind, folders):
     async def story(store: Store) -> None:
         encoder = await filled(store, folders[0], texts(20))
         await store.upsert(
@@ -258,7 +252,7 @@ def test_what_cannot_be_embedded_is_not_copied(kind: str, folders: tuple[Path, P
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded", *STAND_INS])
-def test_a_store_annotates_collections_and_gives_them_names(kind: str, tmp_path: Path) -> None:
+def test_a_store_annotates_collections_and_gives_them_names(kind, tmp_path):
     with asked(kind, tmp_path) as one:
         store, run = one.store, one.run
         for name in ("a", "b", "c"):
@@ -276,8 +270,8 @@ def test_a_store_annotates_collections_and_gives_them_names(kind: str, tmp_path:
 
 @pytest.mark.slow
 def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again(
-    folders: tuple[Path, Path],
-) -> None:
+    folders,
+):
     command = [
         sys.executable,
         "-m",
@@ -320,9 +314,7 @@ def notes(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_ingest_after_a_migration_embeds_nothing_again(
-    notes: Path, folders: tuple[Path, Path]
-) -> None:
+def test_an_ingest_after_a_migration_embeds_nothing_again(notes, folders):
     assert ingested(notes, folders[0]).stats.documents == 5
     assert ingested(notes, folders[0]).stats.documents == 0
     migrated(notes, to=str(folders[1]), yes=True)
@@ -331,9 +323,7 @@ def test_an_ingest_after_a_migration_embeds_nothing_again(
     assert (again.documents, again.unchanged) == (0, 5)
 
 
-def test_vectors_that_the_new_model_lacks_are_named(
-    notes: Path, folders: tuple[Path, Path], hybrid: Path
-) -> None:
+def test_vectors_that_the_new_model_lacks_are_named(notes, folders, hybrid):
     said: list[str] = []
     ingested(notes, hybrid)
     try:
@@ -343,9 +333,7 @@ def test_vectors_that_the_new_model_lacks_are_named(
     assert [line for line in said if "sparse" in line and "multivector" in line]
 
 
-def test_migrating_back_restores_the_vectors_that_were_dropped(
-    notes: Path, folders: tuple[Path, Path], hybrid: Path
-) -> None:
+def test_migrating_back_restores_the_vectors_that_were_dropped(notes, folders, hybrid):
     async def sparse() -> set[str]:
         store = EmbeddedStore(str(notes / "store"))
         described = await store.describe(NAME)

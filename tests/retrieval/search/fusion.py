@@ -1,7 +1,5 @@
 """The formulas by which lists are fused, in numpy: what tests hold the stores' answers against."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

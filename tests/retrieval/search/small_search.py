@@ -1,7 +1,5 @@
 """What tests of searching share: a small model whose tokenizer is a file, as labels of collections want it, and a few texts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path

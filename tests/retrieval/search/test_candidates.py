@@ -1,7 +1,5 @@
 """Candidates in tiers: normalised scores are numpy's, pages hold every point once, and a document has one hit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

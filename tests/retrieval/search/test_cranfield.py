@@ -1,8 +1,6 @@
 """Ranking quality through the database is the exhaustive ranking's, mode by mode: a real model, a part of a real collection,
 the embedded engine. Skipped where the collection is not there."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

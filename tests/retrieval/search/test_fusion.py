@@ -1,7 +1,5 @@
 """Which vectors of a query take part in a search, what they weigh, and that ranks are fused as Qdrant fuses them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -87,33 +85,31 @@ def legs(
         ),
     ],
 )
-def test_what_cannot_be_asked_is_named(
-    query: Embeddings, settings: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_asked_is_named(query, settings, message):
     with pytest.raises(InvalidInput, match=message):
         legs(query, **settings)
 
 
-def test_each_row_asks_with_its_own_vectors() -> None:
+def test_each_row_asks_with_its_own_vectors():
     for row in range(3):
         vectors = QUERY.row(row)
         assert vectors["dense"].tolist() == QUERY.dense[row].tolist()
         assert vectors["sparse"]["indices"].tolist() == QUERY.sparse.row(row)[0].tolist()
 
 
-def test_a_query_without_words_is_fused_without_them() -> None:
+def test_a_query_without_words_is_fused_without_them():
     assert legs(WORDLESS).finders == ["dense"]
     assert legs(WORDLESS, mode="sparse").finders == ["sparse"]
     assert legs(Embeddings(sparse=WORDLESS.sparse)).finders == []
 
 
-def test_what_weighs_nothing_takes_no_part() -> None:
+def test_what_weighs_nothing_takes_no_part():
     assert legs(mode="weighted", weights={"dense": 1.0, "sparse": 0.0}).weights == {"dense": 1.0}
     assert legs(weights={"sparse": 2.0}).weights == {"sparse": 2.0}
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_weighed_multivector_never_scans_everything(is_packed: bool) -> None:
+def test_a_weighed_multivector_never_scans_everything(is_packed):
     for asked in (
         legs(mode="weighted", weights="m3", is_packed=is_packed),
         legs(mode="zscore", is_packed=is_packed),
@@ -136,9 +132,7 @@ LISTS = st.lists(
 
 
 @given(LISTS, st.integers(1, 70), st.data())
-def test_ranks_are_fused_as_qdrant_fuses_them(
-    lists: list[list[tuple[int, float]]], k: int, data: st.DataObject
-) -> None:
+def test_ranks_are_fused_as_qdrant_fuses_them(lists, k, data):
     """By the product, and by the formula that other tests hold it against."""
     ordered = [sorted(pairs, key=lambda pair: -pair[1]) for pairs in lists]
     weights = data.draw(st.lists(st.floats(1e-3, 9), min_size=len(lists), max_size=len(lists)))
@@ -165,6 +159,6 @@ def test_ranks_are_fused_as_qdrant_fuses_them(
     assert ours.tolist() == pytest.approx(list(wanted.values()), abs=TOLERANCE)
 
 
-def test_presets_are_the_published_ones() -> None:
+def test_presets_are_the_published_ones():
     assert list(PRESETS["m3"].by_name.values()) == [1.0, 0.3, 1.0]
     assert list(PRESETS["m3-long"].by_name.values()) == [0.15, 0.5, 0.35]

@@ -1,7 +1,5 @@
 """Places of shared terms in a text, and the stretch that shows most of them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

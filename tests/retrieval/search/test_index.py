@@ -1,15 +1,10 @@
 """`Index`: a list of texts is searched as a collection of Qdrant with the same texts."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pandas
 import polars
 import pytest
 
-from hybridtei import Encoder, Index, StoreError, UnknownCollection
+from hybridtei import Index, StoreError, UnknownCollection
 from hybridtei.errors import EmptyInput, InvalidInput, InvalidPoint
 from tests.retrieval.search.small_search import TEXTS, encoder_of, spec_in
 
@@ -18,20 +13,18 @@ RECORDS = [{"text": text, "year": 2000 + place} for place, text in enumerate(TEX
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+def encoder(tmp_path_factory):
     return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module")
-def index(encoder: Encoder) -> Iterator[Index]:
+def index(encoder):
     with Index(RECORDS, encoder) as made:
         yield made
 
 
 @pytest.mark.parametrize("mode", [None, "dense", "sparse", "rrf", "weighted"])
-def test_hits_are_those_of_the_same_collection_in_qdrant(
-    index: Index, encoder: Encoder, tmp_path: Path, mode: str | None
-) -> None:
+def test_hits_are_those_of_the_same_collection_in_qdrant(index, encoder, tmp_path, mode):
     index.save(tmp_path, "papers")
     with Index.open(tmp_path, "papers", encoder) as stored:
         assert len(stored) == len(index) == len(TEXTS)
@@ -45,7 +38,7 @@ def test_hits_are_those_of_the_same_collection_in_qdrant(
             assert [hit.score for hit in hits] == pytest.approx(scores, abs=1e-4)
 
 
-def test_a_saved_index_grows_and_is_not_overwritten(encoder: Encoder, tmp_path: Path) -> None:
+def test_a_saved_index_grows_and_is_not_overwritten(encoder, tmp_path):
     with Index(["one two"], encoder) as index:
         index.save(tmp_path)
         with pytest.raises(StoreError, match="already"):
@@ -57,7 +50,7 @@ def test_a_saved_index_grows_and_is_not_overwritten(encoder: Encoder, tmp_path: 
         Index.open(tmp_path, "letters", encoder)
 
 
-def test_filters_read_the_keys_of_records(index: Index) -> None:
+def test_filters_read_the_keys_of_records(index):
     filtered = index.search(
         "two", k=10, filter={"must": [{"key": "year", "range": {"gte": 2004, "lt": 2007}}]}
     )
@@ -66,7 +59,7 @@ def test_filters_read_the_keys_of_records(index: Index) -> None:
         index.search("two", filter={"must": [{"key": "year", "ranges": {"gte": 2004}}]})
 
 
-def test_a_search_explains_its_scores(index: Index) -> None:
+def test_a_search_explains_its_scores(index):
     (hit,) = index.search("one two", k=1, explain=True)
     assert {"dense", "sparse", "multivector", "zscore"} <= hit.scores.keys()
 
@@ -79,28 +72,26 @@ def test_a_search_explains_its_scores(index: Index) -> None:
         pytest.param(lambda: polars.DataFrame(RECORDS), id="polars"),
     ],
 )
-def test_records_come_in_the_forms_of_their_libraries(
-    index: Index, encoder: Encoder, records
-) -> None:
+def test_records_come_in_the_forms_of_their_libraries(index, encoder, records):
     with Index(records(), encoder) as other:
         hits = [side.search(QUERIES[0], k=3) for side in (index, other)]
     assert hits[0] == hits[1]
 
 
-def test_a_column_of_texts_is_a_list_of_texts(encoder: Encoder) -> None:
+def test_a_column_of_texts_is_a_list_of_texts(encoder):
     with Index(pandas.Series(TEXTS), encoder) as index:
         hits = index.search(TEXTS[3], k=len(TEXTS), mode="dense")
         assert sorted(hit.payload["text"] for hit in hits) == sorted(TEXTS)
 
 
-def test_a_record_with_the_id_of_another_replaces_it(encoder: Encoder) -> None:
+def test_a_record_with_the_id_of_another_replaces_it(encoder):
     with Index([{"id": "a", "text": "one two"}], encoder) as index:
         index.add([{"id": "a", "text": "seven six"}])
         assert [hit.payload["text"] for hit in index.search("one")] == ["seven six"]
         assert repr(index) == "Index(1 texts: dense, multivector, sparse by encoder)"
 
 
-def test_an_index_without_records_has_no_hits(encoder: Encoder) -> None:
+def test_an_index_without_records_has_no_hits(encoder):
     with Index(encoder=encoder) as index:
         assert len(index) == 0
         assert index.search("one") == []
@@ -117,7 +108,7 @@ def test_an_index_without_records_has_no_hits(encoder: Encoder) -> None:
         (["one", ""], EmptyInput, r"1"),
     ],
 )
-def test_a_wrong_record_is_named(encoder: Encoder, records, kind, message: str) -> None:
+def test_a_wrong_record_is_named(encoder, records, kind, message):
     with Index(encoder=encoder) as index, pytest.raises(kind, match=message):
         index.add(records)
     with Index(encoder=encoder) as index, pytest.raises(InvalidInput):

@@ -1,7 +1,5 @@
 """Multi-vectors as bytes of the payload: what a point and a collection say of them, and every way of ranking by them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from threading import current_thread
@@ -60,7 +58,7 @@ def packed(dtype: str) -> Embeddings:
         ("AAAA", None),
     ],
 )
-def test_bytes_of_a_point_have_a_bound(value: Any, message: str | None) -> None:
+def test_bytes_of_a_point_have_a_bound(value, message):
     point = Stored(1, {PACKED: value}, {})
     if message is None:
         assert check_points([point], schema("binary"))
@@ -70,12 +68,12 @@ def test_bytes_of_a_point_have_a_bound(value: Any, message: str | None) -> None:
     assert check_points([point], plan())[0].payload == {PACKED: value}  # somebody's own key
 
 
-def test_a_key_of_that_name_is_refused() -> None:
+def test_a_key_of_that_name_is_refused():
     with pytest.raises(InvalidPoint, match=f"payload.{PACKED}.*rename"):
         to_points(packed("binary"), IDS, [{PACKED: "mine"}] * COUNT)
 
 
-def test_of_a_collection_its_outputs_and_widths() -> None:
+def test_of_a_collection_its_outputs_and_widths():
     kept = schema("binary")
     assert heads_of(kept) == {"dense", "sparse", "multivector"}
     assert packed_format(plan()) is None
@@ -138,7 +136,7 @@ def best(filled: Filled, count: int, **fields: Any) -> list[Candidate]:
 
 
 @pytest.mark.parametrize("mode", ["dense", "rrf", "zscore"])
-def test_candidates_stand_in_the_order_of_maxsim(filled: Filled, mode: str) -> None:
+def test_candidates_stand_in_the_order_of_maxsim(filled, mode):
     truth = filled[1]
     found = best(filled, COUNT, mode=mode, rescore=True)
     assert [one.id for one in found] == sorted(truth, key=lambda one: -truth[one])
@@ -147,7 +145,7 @@ def test_candidates_stand_in_the_order_of_maxsim(filled: Filled, mode: str) -> N
     )
 
 
-def test_of_a_few_candidates_the_best_above_a_threshold(filled: Filled) -> None:
+def test_of_a_few_candidates_the_best_above_a_threshold(filled):
     truth = filled[1]
     first = sorted((one.id for one in best(filled, 10, mode="dense")), key=lambda one: -truth[one])
     rescored: dict[str, Any] = {"mode": "dense", "rescore": True, "prefetch_limit": 10}
@@ -157,16 +155,14 @@ def test_of_a_few_candidates_the_best_above_a_threshold(filled: Filled) -> None:
     assert len(above) >= 4
 
 
-def test_weighted_takes_the_mean_over_the_querys_rows(filled: Filled) -> None:
+def test_weighted_takes_the_mean_over_the_querys_rows(filled):
     for one in best(filled, COUNT, mode="weighted", weights={"dense": 0.5, "multivector": 2.0}):
         assert one.score == pytest.approx(
             0.5 * one.legs["dense"].score + 2 * filled[1][one.id] / len(ROWS), abs=1e-5
         )
 
 
-def test_bytes_are_read_a_few_points_at_a_time(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_are_read_a_few_points_at_a_time(filled, monkeypatch):
     given, truth, packed_as = filled
     read: list[int] = []
     retrieve = type(given.store).retrieve
@@ -185,7 +181,7 @@ def test_bytes_are_read_a_few_points_at_a_time(
     assert (sum(read), max(read)) == (COUNT, 7)
 
 
-def test_a_payload_is_given_without_them(filled: Filled) -> None:
+def test_a_payload_is_given_without_them(filled):
     given = filled[0]
     records = given.run(
         given.store.retrieve(given.name, IDS[:3], with_payload=payload_of(schema("binary")))
@@ -195,9 +191,7 @@ def test_a_payload_is_given_without_them(filled: Filled) -> None:
     }
 
 
-def test_many_searches_at_once_take_few_threads(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_searches_at_once_take_few_threads(filled, monkeypatch):
     given, _, packed_as = filled
     names: set[str] = set()
     scores = module._maxsims

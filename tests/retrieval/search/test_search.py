@@ -1,7 +1,5 @@
 """A search through a store: what each stage does, against the same done by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace

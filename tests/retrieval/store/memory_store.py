@@ -1,7 +1,5 @@
 """A store in this process's memory: the server's store over qdrant-client's local mode, exact and slow."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """What the stand-in for a Qdrant server keeps, and how it can be told to fail: the same for both of its protocols."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 kept in its local mode, and answered in its own words. It can be told to be slow, full, limited, or to lose an answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

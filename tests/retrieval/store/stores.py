@@ -1,7 +1,5 @@
 """Shared by the tests of stores: stores with points, an event loop for their calls, and small data."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,7 +1,5 @@
 """Schemas and plans of collections: made for a model, compared field by field, chosen once and never changed by the way."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from pathlib import Path
@@ -55,7 +53,7 @@ def spec(tmp_path: Path) -> ModelSpec:
     )
 
 
-def test_every_output_has_its_vector(spec: ModelSpec) -> None:
+def test_every_output_has_its_vector(spec):
     plan = schema_for(spec, "org/model")
     assert {name: (params.size, params.distance) for name, params in plan.vectors.items()} == {
         "dense": (32, "Cosine"),
@@ -71,7 +69,7 @@ def test_every_output_has_its_vector(spec: ModelSpec) -> None:
     }
 
 
-def test_idf_is_for_heads_that_profit(spec: ModelSpec) -> None:
+def test_idf_is_for_heads_that_profit(spec):
     def modifier(sparse: SparseHead, **settings: Any) -> str | None:
         return (
             schema_for(dataclasses.replace(spec, sparse=sparse), "m", **settings)
@@ -86,7 +84,7 @@ def test_idf_is_for_heads_that_profit(spec: ModelSpec) -> None:
     assert modifier(SparseHead("linear", idf=True), sparse_idf=False) is None
 
 
-def test_only_wanted_heads_and_widths_are_kept(spec: ModelSpec) -> None:
+def test_only_wanted_heads_and_widths_are_kept(spec):
     plan = schema_for(spec, "m", heads=frozenset({Head.DENSE, Head.TOKENS}), dense_dim=16)
     assert (set(plan.vectors), set(plan.sparse)) == ({"dense"}, set())
     assert plan.vectors["dense"].size == 16
@@ -99,24 +97,24 @@ def test_only_wanted_heads_and_widths_are_kept(spec: ModelSpec) -> None:
         schema_for(spec, "m", heads=frozenset({Head.SCORES}))
 
 
-def test_a_lone_multivector_is_indexed(spec: ModelSpec) -> None:
+def test_a_lone_multivector_is_indexed(spec):
     alone = schema_for(spec, "m", heads=frozenset({Head.MULTIVECTOR}))
     assert alone.vectors["multivector"].hnsw_config is None
 
 
-def test_an_unknown_quantisation_is_named(spec: ModelSpec) -> None:
+def test_an_unknown_quantisation_is_named(spec):
     unknown: Any = "int3"
     with pytest.raises(InvalidInput, match="`quantization` is 'int3'"):
         schema_for(spec, "m", quantization=unknown)
 
 
-def test_without_a_tokenizer_there_is_no_label(spec: ModelSpec) -> None:
+def test_without_a_tokenizer_there_is_no_label(spec):
     (spec.folder / "tokenizer.json").unlink()
     with pytest.raises(MissingArtifact, match=r"tokenizer\.json"):
         schema_for(dataclasses.replace(spec), "m")
 
 
-def test_every_difference_is_shown(spec: ModelSpec) -> None:
+def test_every_difference_is_shown(spec):
     there, wanted = (
         schema_for(spec, "one"),
         schema_for(spec, "other", dense_dim=16, sparse_idf=False),
@@ -131,7 +129,7 @@ def test_every_difference_is_shown(spec: ModelSpec) -> None:
     ]
 
 
-def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec: ModelSpec) -> None:
+def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec):
     bare, wanted = schema_for(spec, "m"), signed(schema_for(spec, "m"), spec)
     check_fits(bare, wanted)  # of a release that kept no fingerprint
     check_fits(wanted, bare)
@@ -150,7 +148,7 @@ def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec: Mod
         check_searchable(old, spec, "m", "docs", fingerprint="new")
 
 
-def test_what_is_missing_is_shown_and_more_is_welcome(spec: ModelSpec) -> None:
+def test_what_is_missing_is_shown_and_more_is_welcome(spec):
     whole, part = schema_for(spec, "m"), schema_for(spec, "m", heads=frozenset({Head.DENSE}))
     check_fits(whole, part)
     with pytest.raises(
@@ -159,13 +157,13 @@ def test_what_is_missing_is_shown_and_more_is_welcome(spec: ModelSpec) -> None:
         check_fits(part, whole)
 
 
-def test_tuning_is_no_difference(spec: ModelSpec) -> None:
+def test_tuning_is_no_difference(spec):
     tuned = schema_for(spec, "m", quantization="binary", on_disk=True, shards=6, replicas=2)
     assert tuned != schema_for(spec, "m")
     check_fits(tuned, schema_for(spec, "m"))
 
 
-def test_an_unlabelled_collection_is_taken_only_on_demand(spec: ModelSpec) -> None:
+def test_an_unlabelled_collection_is_taken_only_on_demand(spec):
     wanted = schema_for(spec, "m")
     bare = dataclasses.replace(wanted, metadata={"made_by": "others"})
     with pytest.raises(CollectionMismatch, match="metadata model_id: there nothing, wanted m"):
@@ -182,13 +180,13 @@ CONTROLS = ("a\nb", "a\x1b[2J", "a\x7f", "a\x85")
     "name",
     [*CONTROLS, "a/b", "", "a" * 201, "ä" * 101, "a:b", "a\0", "..", ".hidden", "a\\b", "\ud800<"],
 )
-def test_a_name_that_some_store_refuses(name: str) -> None:
+def test_a_name_that_some_store_refuses(name):
     with pytest.raises(InvalidInput, match=r"name|dot"):
         check_name(name)
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
-def test_a_name_that_all_take(kind: str, tmp_path: Path) -> None:
+def test_a_name_that_all_take(kind, tmp_path):
     names = {"docs", "a-b_c.d", "ä ö", "a" * 200}
     with asked(kind, tmp_path) as given:
         for name in names:
@@ -213,7 +211,7 @@ PLANS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("chosen", PLANS)
-def test_a_plan_is_read_off_the_collection_that_it_made(spec: Any, chosen: dict[str, Any]) -> None:
+def test_a_plan_is_read_off_the_collection_that_it_made(spec, chosen):
     plan = settled(CollectionPlan(**chosen), None, ALL, "c")
     made = msgspec.convert(schema_to_dict(schema_for(spec, "org/model", plan)), CollectionSchema)
     there = plan_of(made)
@@ -228,7 +226,7 @@ def test_a_plan_is_read_off_the_collection_that_it_made(spec: Any, chosen: dict[
     check_fits(made, schema_for(spec, "org/model", kept, is_there=True), "c")
 
 
-def test_by_default_multivectors_are_bits_in_the_payload(spec: Any) -> None:
+def test_by_default_multivectors_are_bits_in_the_payload(spec):
     made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
     assert set(made.vectors) == {"dense"}
     assert packed_format(made) == PackedFormat("binary", 24)
@@ -242,7 +240,7 @@ def test_by_default_multivectors_are_bits_in_the_payload(spec: Any) -> None:
         settled(CollectionPlan(multivector_dtype="int8"), None, frozenset({Head.MULTIVECTOR}), "c")
 
 
-def test_a_change_is_refused_with_the_difference(spec: Any) -> None:
+def test_a_change_is_refused_with_the_difference(spec):
     made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
     chosen = CollectionPlan(multivector_tokens=32, dense_dim=8, quantization="scalar", on_disk=True)
     with pytest.raises(CollectionMismatch) as error:
@@ -257,7 +255,7 @@ def test_a_change_is_refused_with_the_difference(spec: Any) -> None:
     ]
 
 
-def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec: Any) -> None:
+def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec):
     made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
     fields = schema_to_dict(made)
     fields["vectors"]["dense"]["size"] = 64
@@ -272,7 +270,7 @@ def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec: Any) -> None:
         )
 
 
-def test_a_cluster_gets_copies_unless_flags_say_otherwise() -> None:
+def test_a_cluster_gets_copies_unless_flags_say_otherwise():
     assert spread(CollectionPlan(), 1) == CollectionPlan()
     assert spread(CollectionPlan(), 3) == CollectionPlan(shards=3, replicas=2)
     assert spread(CollectionPlan(shards=6, replicas=1), 3) == CollectionPlan(shards=6, replicas=1)

@@ -1,8 +1,6 @@
 """Nodes of a server or cluster: calls go on elsewhere where one is gone, hangs or fails half its calls; callers learn at once
 that all are away, and reach them again when they are back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -75,8 +73,8 @@ async def away(server: Server) -> None:
 
 
 async def test_while_it_is_away_calls_are_told_at_once_and_it_is_found_when_it_is_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(module, "RETURN_S", 0.01)
     async with server_of(ConnectionRefusedError("no such host")) as server:
         for _ in range(2):
@@ -97,7 +95,7 @@ async def test_while_it_is_away_calls_are_told_at_once_and_it_is_found_when_it_i
             )
 
 
-async def test_calls_that_fail_together_share_one_check() -> None:
+async def test_calls_that_fail_together_share_one_check():
     async with server_of(ConnectionRefusedError("no such host")) as server:
         failed = await asyncio.gather(*(server.ask() for _ in range(20)), return_exceptions=True)
         assert {type(one) for one in failed} == {StoreAway}
@@ -105,7 +103,7 @@ async def test_calls_that_fail_together_share_one_check() -> None:
 
 
 @pytest.mark.parametrize("kind", [StoreError, StoreUnavailable])
-async def test_a_server_that_refuses_is_there(kind: Callable[[str], StoreError]) -> None:
+async def test_a_server_that_refuses_is_there(kind):
     async with server_of(kind("slow down")) as server:
         for calls in (1, 2):
             with pytest.raises(StoreError, match="slow down"):
@@ -113,7 +111,7 @@ async def test_a_server_that_refuses_is_there(kind: Callable[[str], StoreError])
             assert server.calls == calls
 
 
-async def test_a_long_call_goes_on_while_the_server_answers_others() -> None:
+async def test_a_long_call_goes_on_while_the_server_answers_others():
     async with server_of() as server:
         server.held.clear()
         asking = [asyncio.ensure_future(server.ask()) for _ in range(3)]
@@ -123,7 +121,7 @@ async def test_a_long_call_goes_on_while_the_server_answers_others() -> None:
         assert await asyncio.gather(*asking) == ["found"] * 3
 
 
-async def test_a_server_that_hangs_is_away_and_the_call_is_cancelled() -> None:
+async def test_a_server_that_hangs_is_away_and_the_call_is_cancelled():
     async with server_of() as server:
         server.deaf.clear()
         asked = await asyncio.gather(*(server.ask() for _ in range(3)), return_exceptions=True)
@@ -194,7 +192,7 @@ def cluster(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_node_that_fails_half_its_calls_costs_no_call(protocol: str) -> None:
+def test_a_node_that_fails_half_its_calls_costs_no_call(protocol):
     async def story(store: ServerStore, nodes: list[Node]) -> None:
         await store.create("c", plan())
         nodes[0].is_flaky = True
@@ -210,7 +208,7 @@ def test_a_node_that_fails_half_its_calls_costs_no_call(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_node_that_hangs_is_left_and_asked_again_once_it_answers(protocol: str) -> None:
+def test_a_node_that_hangs_is_left_and_asked_again_once_it_answers(protocol):
     async def story(store: ServerStore, nodes: list[Node]) -> None:
         await store.create("c", plan())
         store._nodes._check_after_s = store._nodes._check_s = 0.05
@@ -230,7 +228,7 @@ def test_a_node_that_hangs_is_left_and_asked_again_once_it_answers(protocol: str
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_first_node_that_is_gone_is_nothing_to_wait_for(protocol: str) -> None:
+def test_a_first_node_that_is_gone_is_nothing_to_wait_for(protocol):
     node = Qdrant()
     with SERVING[protocol](node) as port:
         scheme = "grpc" if protocol == "grpc" else "http"
@@ -249,7 +247,7 @@ def test_a_first_node_that_is_gone_is_nothing_to_wait_for(protocol: str) -> None
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("status", [500, 503])
-def test_an_error_of_one_collection_is_that_collections(protocol: str, status: int) -> None:
+def test_an_error_of_one_collection_is_that_collections(protocol, status):
     """Of a lost shard, say: a node that answers is not left for it, and others that are gone are no absence of the store."""
     node = Qdrant()
     with SERVING[protocol](node) as port:
@@ -274,7 +272,7 @@ def test_an_error_of_one_collection_is_that_collections(protocol: str, status: i
     node.local.close()
 
 
-def test_no_port_is_asked_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_port_is_asked_that_was_not_given(monkeypatch):
     with speaking(key="secret") as state:
         state.peers = 3
         monkeypatch.setattr(addresses, "REST_PORT", state.rest_port)
@@ -325,7 +323,7 @@ class Names:
             self._socket.close()
 
 
-def test_a_server_that_comes_back_at_another_address_is_found() -> None:
+def test_a_server_that_comes_back_at_another_address_is_found():
     """gRPC's own resolver is asked, whose answers the client keeps for half a minute by default."""
     node, names = Qdrant(), Names("127.0.0.9")
     with serving_grpc(node) as port, names.answering():
@@ -352,7 +350,7 @@ def test_a_server_that_comes_back_at_another_address_is_found() -> None:
     node.local.close()
 
 
-def test_addresses_are_those_of_one_protocol() -> None:
+def test_addresses_are_those_of_one_protocol():
     assert urls_of("http://a:6334/, http://b") == ["http://a:6334", "http://b"]
     with pytest.raises(StoreError, match="commas"):
         urls_of("http://a,,http://b")

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +8,11 @@ from hybridtei.errors import StoreError
 from hybridtei.retrieval.store import open_store
 
 
-def test_no_settings_no_store() -> None:
+def test_no_settings_no_store():
     assert open_store(StoreConfig()) is None
 
 
-async def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path: Path) -> None:
+async def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path):
     embedded = open_store(StoreConfig(qdrant_path=str(tmp_path)))
     server = open_store(StoreConfig(qdrant_url="http://localhost:6334", qdrant_api_key=None))
     assert embedded is not None
@@ -26,14 +23,14 @@ async def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path:
     assert list(tmp_path.iterdir()) == []  # nothing is started before it is asked
 
 
-def test_a_string_is_no_settings(tmp_path: Path) -> None:
+def test_a_string_is_no_settings(tmp_path):
     with pytest.raises(
         StoreError, match=rf"the store is '{tmp_path}': should be `StoreConfig\(qdrant_path="
     ):
         open_store(str(tmp_path))  # type: ignore[arg-type]
 
 
-def test_what_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_is_no_folder_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (
         "",
@@ -47,12 +44,12 @@ def test_what_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
     assert open_store(StoreConfig(qdrant_path=str(tmp_path / "new/store"))) is not None
 
 
-def test_both_is_one_too_many(tmp_path: Path) -> None:
+def test_both_is_one_too_many(tmp_path):
     with pytest.raises(StoreError, match="both given"):
         open_store(StoreConfig(qdrant_path=str(tmp_path), qdrant_url="http://localhost:6334"))
 
 
-def test_missing_software_is_named_with_its_extra(tmp_path: Path) -> None:
+def test_missing_software_is_named_with_its_extra(tmp_path):
     """In a process of its own, where the packages are as good as not installed."""
     story = (
         "import sys, importlib.util as u\n"

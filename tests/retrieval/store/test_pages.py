@@ -1,10 +1,7 @@
 """Equal scores: one order, whichever store is asked; and pages that neither repeat a point nor lack one, in every mode."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -55,7 +52,7 @@ def found(stored: Asked, using: str = "dense", limit: int = 10, **wanted: Any) -
 
 
 @pytest.mark.parametrize("using", LEGS)
-def test_two_runs_give_one_order_with_ids_deciding_ties(stored: Asked, using: str) -> None:
+def test_two_runs_give_one_order_with_ids_deciding_ties(stored, using):
     first, second = (found(stored, using, 25, with_payload=["place"]) for _ in range(2))
     assert [(point.id, point.score, point.payload) for point in first] == [
         (point.id, point.score, point.payload) for point in second
@@ -71,7 +68,7 @@ def test_two_runs_give_one_order_with_ids_deciding_ties(stored: Asked, using: st
         assert ids == sorted(ids, key=lambda one: (isinstance(one, str), one))
 
 
-def test_a_tie_that_is_wider_than_the_first_spare_is_settled(tmp_path: Path) -> None:
+def test_a_tie_that_is_wider_than_the_first_spare_is_settled(tmp_path):
     count = SPARES[0] * 10
     with asked("embedded", tmp_path / "store") as stored:
         stored.run(stored.store.create(stored.name, plan()))
@@ -121,9 +118,7 @@ def best(stored: Asked, count: int, **fields: Any) -> list[Candidate]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_pages_hold_every_point_once_in_the_order_of_the_whole(
-    large: list[Asked], way: dict[str, Any]
-) -> None:
+def test_pages_hold_every_point_once_in_the_order_of_the_whole(large, way):
     stored = large[0]
     whole = [one.id for one in best(stored, 1_000, **way, prefetch_limit=20)]
     for size in (10, 37, 200):
@@ -138,7 +133,7 @@ def test_pages_hold_every_point_once_in_the_order_of_the_whole(
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_stores_of_every_kind_give_one_order(large: list[Asked], way: dict[str, Any]) -> None:
+def test_stores_of_every_kind_give_one_order(large, way):
     for only in (None, {"must": {"key": "text", "match": {"any": ["t3", "t5", "t8"]}}}):
         orders = [
             [one.id for one in best(stored, 30, **way, query_filter=only)] for stored in large
@@ -161,9 +156,7 @@ class Strict(MemoryStore):
 
 
 @pytest.mark.parametrize("error", [StoreError("limit exceeded"), StoreUnavailable("down")])
-def test_a_store_that_refuses_the_spare_is_asked_without_it(
-    tmp_path: Path, error: StoreError
-) -> None:
+def test_a_store_that_refuses_the_spare_is_asked_without_it(tmp_path, error):
     with asked("memory", tmp_path) as stored:
         store = Strict(error)
         stored.run(store.create("c", plan()))
@@ -180,17 +173,17 @@ def test_a_store_that_refuses_the_spare_is_asked_without_it(
         stored.run(store.close())
 
 
-def test_what_reaches_the_limit_is_asked_for_as_it_is(stored: Asked) -> None:
+def test_what_reaches_the_limit_is_asked_for_as_it_is(stored):
     assert len(found(stored, limit=MAX_LIMIT)) == TEXTS * COPIES
 
 
-def test_numbers_stand_before_uuids_and_better_before_both() -> None:
+def test_numbers_stand_before_uuids_and_better_before_both():
     given = [("b", 1.0), (7, 1.0), ("a", 1.0), (10, 1.0), ("z", 2.0)]
     points = [Stored(identity, {}, {}, score) for identity, score in given]
     assert [point.id for point in sort_points(points)] == ["z", 7, 10, "a", "b"]
 
 
-def test_payloads_are_weighed_as_they_come(stored: Asked) -> None:
+def test_payloads_are_weighed_as_they_come(stored):
     size = sum(
         len(orjson.dumps(point.payload))
         for point in found(stored, limit=40, with_payload=["place"])

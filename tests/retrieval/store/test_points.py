@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import enum
 import json
 import math
@@ -37,12 +35,12 @@ def sparse(indices: Any, values: Any) -> models.SparseVector:
     return models.SparseVector.model_construct(indices=indices, values=values)
 
 
-def test_a_chunk_has_one_id_for_ever() -> None:
+def test_a_chunk_has_one_id_for_ever():
     assert point_id("a.txt", 3) == point_id("a.txt", 3) == "b363e2d5-58fb-5d82-9252-6fb64e3a6212"
     assert len({point_id("a", 1), point_id("a", 11), point_id("a1", 1), point_id("b", 1)}) == 4
 
 
-def test_each_column_becomes_a_named_vector() -> None:
+def test_each_column_becomes_a_named_vector():
     given_embeddings = embeddings(3)
     points = to_points(given_embeddings, [1, 2, 3], [{"text": str(i)} for i in range(3)])
     assert [made.payload for made in points] == [{"text": "0"}, {"text": "1"}, {"text": "2"}]
@@ -57,7 +55,7 @@ def test_each_column_becomes_a_named_vector() -> None:
     assert len(check_points(points, plan())) == 3
 
 
-def test_an_empty_sparse_vector_is_left_out() -> None:
+def test_an_empty_sparse_vector_is_left_out():
     empty = SparseVectors.from_dense(np.zeros((1, 50), dtype=np.float32))
     (made,) = to_points(Embeddings(dense=np.ones((1, WIDTH), dtype=np.float32), sparse=empty), [1])
     assert set(made.vector) == {"dense"}
@@ -65,7 +63,7 @@ def test_an_empty_sparse_vector_is_left_out() -> None:
     assert set(kept.vector) == {"dense"}
 
 
-def test_counts_must_agree() -> None:
+def test_counts_must_agree():
     with pytest.raises(ValueError, match="3 embeddings, 2 ids and 2 payloads"):
         to_points(embeddings(3), [1, 2])
 
@@ -118,7 +116,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD)
-def test_a_bad_point_is_named_with_its_field_and_limit(bad: Any, message: str) -> None:
+def test_a_bad_point_is_named_with_its_field_and_limit(bad, message):
     with pytest.raises(InvalidPoint, match=message) as refused:
         check_points([point(identity=7, dense=ZEROS), bad], plan())
     assert str(refused.value).startswith(
@@ -126,7 +124,7 @@ def test_a_bad_point_is_named_with_its_field_and_limit(bad: Any, message: str) -
     )
 
 
-def test_a_payload_has_a_deepest_level() -> None:
+def test_a_payload_has_a_deepest_level():
     payload: dict[str, Any] = {}
     for _ in range(200):
         payload = {"a": payload}
@@ -134,7 +132,7 @@ def test_a_payload_has_a_deepest_level() -> None:
         check_points([point(payload=payload)], plan())
 
 
-def test_what_is_good_is_kept() -> None:
+def test_what_is_good_is_kept():
     class Colour(enum.StrEnum):
         RED = "red"
 
@@ -159,9 +157,7 @@ def test_what_is_good_is_kept() -> None:
     st.lists(st.integers(-5, 2**32 + 5), max_size=6),
     st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=6),
 )
-def test_a_sparse_vector_passes_exactly_if_every_rule_holds(
-    indices: list[int], values: list[float]
-) -> None:
+def test_a_sparse_vector_passes_exactly_if_every_rule_holds(indices, values):
     holds = (
         len(indices) == len(values)
         and len(set(indices)) == len(indices)
@@ -190,7 +186,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=3), JSON, max_size=3))
-def test_a_payload_passes_exactly_if_it_is_json_of_64_bits(payload: dict[str, Any]) -> None:
+def test_a_payload_passes_exactly_if_it_is_json_of_64_bits(payload):
     if not is_json(payload):
         with pytest.raises(InvalidPoint, match="point 1: `payload"):
             check_points([point(payload=payload)], plan())
@@ -215,7 +211,7 @@ def integers(value: Any) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 2000), st.integers(1, 7))
-def test_batches_keep_order_and_budget(lengths: list[int], max_bytes: int, max_points: int) -> None:
+def test_batches_keep_order_and_budget(lengths, max_bytes, max_points):
     points = [
         point(identity=i, dense=[1.0] * length, payload={}) for i, length in enumerate(lengths)
     ]
@@ -226,7 +222,7 @@ def test_batches_keep_order_and_budget(lengths: list[int], max_bytes: int, max_p
         assert len(batch) == 1 or sum(size_of(made) for made in batch) <= max_bytes
 
 
-def test_size_counts_numbers_and_payload() -> None:
+def test_size_counts_numbers_and_payload():
     (bare,) = to_points(Embeddings(dense=np.ones((1, 1024), dtype=np.float32)), [1])
     assert 4096 <= size_of(bare) <= 4300
     assert size_of(bare, bytes_per_number=20) - size_of(bare) == 16 * 1024

@@ -1,7 +1,5 @@
 """Filters: read from JSON, refused by place, bounded; every condition finds the same in every store."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator
@@ -85,7 +83,7 @@ def test_depth_and_size_are_limited():
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])
-def test_bytes_are_bounded_before_a_step_for_each_item(large: Any, as_json: bool) -> None:
+def test_bytes_are_bounded_before_a_step_for_each_item(large, as_json):
     """Python's steps hold up the server's other requests; writing or reading JSON takes a hundredth of the time."""
     value = json.dumps(large) if as_json else large
     steps = 0
@@ -145,7 +143,7 @@ HALF, REST = (
         ),
     ],
 )
-def test_what_is_compared_with_each_point_is_limited(most: Any, further: Any, message: str) -> None:
+def test_what_is_compared_with_each_point_is_limited(most, further, message):
     """As JSON, and as the models that a library's user makes."""
     assert filter_from(most) is not None
     with pytest.raises(InvalidInput, match=f"`filter` holds more than {message}"):
@@ -154,7 +152,7 @@ def test_what_is_compared_with_each_point_is_limited(most: Any, further: Any, me
         filter_from(models.Filter(**{**most, **further}), "query_filter")
 
 
-def test_mistakes_in_many_conditions_are_not_looked_for() -> None:
+def test_mistakes_in_many_conditions_are_not_looked_for():
     with pytest.raises(InvalidInput, match="100 conditions"):
         filter_from({"should": [matched(valu=1)] * 2_000})
 
@@ -166,7 +164,7 @@ def test_mistakes_in_many_conditions_are_not_looked_for() -> None:
         ({"has_ids": [1]}, "has_ids", "has_id"),
     ],
 )
-def test_a_typo_is_named_where_it_stands(condition: Any, typo: str, meant: str) -> None:
+def test_a_typo_is_named_where_it_stands(condition, typo, meant):
     with pytest.raises(
         InvalidInput, match=rf"`filter\.must\[0\]\.{typo}`: .*; `{meant}` was probably meant"
     ):
@@ -305,9 +303,7 @@ def stored(
     [*(({"key": "v", **one}, names) for one, names in OF_A_KEY), *OTHERS],
     ids=str,
 )
-def test_every_condition_means_the_same_in_every_store(
-    stored: Asked, condition: dict[str, Any], names: str
-) -> None:
+def test_every_condition_means_the_same_in_every_store(stored, condition, names):
     wanted = set(names.split())
     for clause, found in (("must", wanted), ("must_not", set(NAMES) - wanted)):
         only = filter_from({clause: [condition]})
@@ -346,8 +342,6 @@ def test_every_condition_means_the_same_in_every_store(
         ({}, "beside `key` should be one of match"),
     ],
 )
-def test_what_some_store_refuses_is_refused_for_all(
-    condition: dict[str, Any], message: str
-) -> None:
+def test_what_some_store_refuses_is_refused_for_all(condition, message):
     with pytest.raises(InvalidInput, match=rf"`filter\.must\[0\].*{message}"):
         filter_from({"must": [{"key": "v", **condition}]})

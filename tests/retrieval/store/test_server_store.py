@@ -1,7 +1,5 @@
 """A server store against a real endpoint of both protocols: what it sends, and what it does when the server is in trouble."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -59,7 +57,7 @@ async def telling(state: Qdrant, protocol: str, **settings: Any) -> AsyncIterato
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str) -> None:
+async def test_a_request_keeps_to_eight_megabytes(qdrant, protocol):
     """Five multi-vectors of 2 MB each by gRPC, and five times that as JSON."""
     rows = np.random.default_rng(0).normal(size=(2_500, 1_000)).astype(np.float32)
     count = 5 if protocol == "grpc" else 2
@@ -91,8 +89,8 @@ async def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str)
     ],
 )
 async def test_passing_trouble_is_waited_out_and_lasting_trouble_is_told(
-    qdrant: Qdrant, protocol: str, failure: Failure, advice: str
-) -> None:
+    qdrant, protocol, failure, advice
+):
     async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
         qdrant.failures = [failure] * 2
@@ -107,7 +105,7 @@ async def test_passing_trouble_is_waited_out_and_lasting_trouble_is_told(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_pause_longer_than_the_patience_is_not_begun(qdrant: Qdrant, protocol: str) -> None:
+async def test_a_pause_longer_than_the_patience_is_not_begun(qdrant, protocol):
     async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
         qdrant.failures = [Failure(429, "Rate limiter", "3600")]
@@ -118,7 +116,7 @@ async def test_a_pause_longer_than_the_patience_is_not_begun(qdrant: Qdrant, pro
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_writes_whose_answers_are_lost_are_done_once(qdrant: Qdrant, protocol: str) -> None:
+async def test_writes_whose_answers_are_lost_are_done_once(qdrant, protocol):
     async with telling(qdrant, protocol) as store:
         qdrant.lost = 1
         await store.create("c", plan(model_id="tiny"))
@@ -130,9 +128,7 @@ async def test_writes_whose_answers_are_lost_are_done_once(qdrant: Qdrant, proto
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_server_that_hangs_is_left_and_nothing_is_lost(
-    qdrant: Qdrant, protocol: str
-) -> None:
+async def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant, protocol):
     async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
         store._timeout_s, store._patience_s = 0.1, 0.0
@@ -146,7 +142,7 @@ async def test_a_server_that_hangs_is_left_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_server_that_is_down_is_found_again(protocol: str) -> None:
+async def test_a_server_that_is_down_is_found_again(protocol):
     state = Qdrant()
     serving = serving_grpc if protocol == "grpc" else serving_rest
     with serving(state) as port:
@@ -171,7 +167,7 @@ async def test_a_server_that_is_down_is_found_again(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol: str) -> None:
+async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol):
     with speaking(KEY) as state:
         async with telling(state, protocol, qdrant_api_key=KEY) as store:
             await store.create("c", plan())
@@ -183,7 +179,7 @@ async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol: str) -> N
         assert state.calls == ["create", "index", "index", "list"]
 
 
-async def test_another_service_at_the_address_is_told(qdrant: Qdrant) -> None:
+async def test_another_service_at_the_address_is_told(qdrant):
     store = ServerStore(
         StoreConfig(
             qdrant_url=f"http://127.0.0.1:{qdrant.rest_port}/elsewhere", qdrant_patience=0.0
@@ -208,7 +204,7 @@ async def test_another_service_at_the_address_is_told(qdrant: Qdrant) -> None:
         ("grpcs://host", Address("host", 6333, 6334, True)),
     ],
 )
-def test_an_address_says_which_protocol(url: str, address: Address) -> None:
+def test_an_address_says_which_protocol(url, address):
     assert address_of(url) == address
 
 
@@ -221,16 +217,14 @@ def test_an_address_says_which_protocol(url: str, address: Address) -> None:
         ("http://user:secret@host", "give the key as `qdrant_api_key`"),
     ],
 )
-def test_a_bad_address_is_refused(url: str, message: str) -> None:
+def test_a_bad_address_is_refused(url, message):
     with pytest.raises(StoreError, match=message) as refused:
         address_of(url)
     assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_collection_deleted_while_it_is_described_is_none(
-    qdrant: Qdrant, protocol: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_collection_deleted_while_it_is_described_is_none(qdrant, protocol, monkeypatch):
     """A migration replaces a collection by an alias of its name; a client that reads the schema meanwhile looks again."""
     async with telling(qdrant, protocol) as store:
         await store.create("papers", plan())

@@ -4,8 +4,6 @@ named server.
 `QDRANT_TEST_URL` names a server. Order is compared only where scores differ by more than the tolerance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,12 +116,12 @@ def check(found: list[Stored], scores: dict[Any, float], limit: int) -> None:
 
 
 @pytest.mark.parametrize("name", LEGS)
-def test_every_vector_scores_as_numpy_does(stored: Asked, name: str) -> None:
+def test_every_vector_scores_as_numpy_does(stored, name):
     check(stored.run(stored.store.query(stored.name, leg(QUERY, name))), expected(name), 10)
 
 
 @pytest.mark.parametrize("name", LEGS)
-def test_exact_scores_of_given_points(stored: Asked, name: str) -> None:
+def test_exact_scores_of_given_points(stored, name):
     answer = stored.run(
         stored.store.query(stored.name, leg(QUERY, name, 12, filter=of_ids(IDS[:12]), exact=True))
     )
@@ -134,7 +132,7 @@ def test_exact_scores_of_given_points(stored: Asked, name: str) -> None:
     )
 
 
-def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored: Asked) -> None:
+def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored):
     seen: list[Any] = []
     offset = None
     while True:
@@ -148,7 +146,7 @@ def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored: Asked) -> No
     assert seen == sorted(IDS, key=lambda given: (isinstance(given, str), given))
 
 
-def test_vectors_and_payload_come_back_as_they_went(stored: Asked) -> None:
+def test_vectors_and_payload_come_back_as_they_went(stored):
     records = stored.run(stored.store.retrieve(stored.name, [IDS[4], 10**9], with_vectors=True))
     assert [record.id for record in records] == [IDS[4]]
     assert records[0].payload == {
@@ -171,7 +169,7 @@ def test_vectors_and_payload_come_back_as_they_went(stored: Asked) -> None:
     assert not some[0].payload
 
 
-def test_an_upsert_replaces_the_point_whole(filled: Asked) -> None:
+def test_an_upsert_replaces_the_point_whole(filled):
     store, name = filled.store, filled.name
     alone = Embeddings(dense=POINTS.dense[:1])
     filled.run(store.upsert(name, to_points(alone, IDS[:1], [{"new": True}])))
@@ -181,19 +179,19 @@ def test_an_upsert_replaces_the_point_whole(filled: Asked) -> None:
     assert filled.run(store.count(name)) == COUNT
 
 
-def test_what_is_deleted_is_gone_and_nothing_else(filled: Asked) -> None:
+def test_what_is_deleted_is_gone_and_nothing_else(filled):
     filled.run(filled.store.delete(filled.name, [*IDS[:5], 10**9]))
     records, _ = filled.run(filled.store.scroll(filled.name, limit=100))
     assert {record.id for record in records} == set(IDS[5:])
 
 
-def test_optimising_changes_no_exact_answer(filled: Asked) -> None:
+def test_optimising_changes_no_exact_answer(filled):
     filled.run(filled.store.optimize(filled.name))
     request = leg(QUERY, exact=True)
     check(filled.run(filled.store.query(filled.name, request)), expected("dense"), 10)
 
 
-def test_a_bad_point_harms_nothing(filled: Asked) -> None:
+def test_a_bad_point_harms_nothing(filled):
     good = to_points(embeddings(3, seed=3), [1000, 1001, 1002])
     bad = models.PointStruct.model_construct(
         id=1003,
@@ -207,7 +205,7 @@ def test_a_bad_point_harms_nothing(filled: Asked) -> None:
     assert filled.run(filled.store.count(filled.name)) == COUNT + 3
 
 
-def test_points_without_words_are_not_found_by_words(filled: Asked) -> None:
+def test_points_without_words_are_not_found_by_words(filled):
     nothing = SparseVectors.from_dense(np.zeros((1, 50), dtype=np.float32))
     filled.run(
         filled.store.upsert(
@@ -221,7 +219,7 @@ def test_points_without_words_are_not_found_by_words(filled: Asked) -> None:
     )
 
 
-def test_idf_weighs_rare_words_more(empty: Asked) -> None:
+def test_idf_weighs_rare_words_more(empty):
     store, name = empty.store, empty.name
     empty.run(store.create(name, plan(idf=True)))
     empty.run(store.upsert(name, to_points(POINTS, IDS)))
@@ -234,9 +232,7 @@ def test_idf_weighs_rare_words_more(empty: Asked) -> None:
 
 
 @pytest.mark.parametrize("kind", ["scalar", "binary", "binary-2bit", "product", "turbo"])
-def test_quantised_collections_answer_with_full_scores_when_rescored(
-    empty: Asked, kind: Any
-) -> None:
+def test_quantised_collections_answer_with_full_scores_when_rescored(empty, kind):
     wanted = plan()
     vectors = {
         name: replace(params, quantization_config=_quantization(kind))
@@ -252,7 +248,7 @@ def test_quantised_collections_answer_with_full_scores_when_rescored(
     assert plan_of(described).quantization == kind
 
 
-def test_a_collection_says_how_it_is_laid_out_and_whose_it_is(empty: Asked) -> None:
+def test_a_collection_says_how_it_is_laid_out_and_whose_it_is(empty):
     store, name, wanted = empty.store, empty.name, plan(model_id="tiny", tokenizer_sha256="ab")
     assert empty.run(store.describe(name)) is None
     assert name not in empty.run(store.collections())
@@ -269,7 +265,7 @@ def test_a_collection_says_how_it_is_laid_out_and_whose_it_is(empty: Asked) -> N
     assert empty.run(store.describe(name)) is None
 
 
-def test_a_collection_made_anew_takes_other_vectors(empty: Asked) -> None:
+def test_a_collection_made_anew_takes_other_vectors(empty):
     store, name = empty.store, empty.name
     empty.run(store.create(name, plan()))
     empty.run(store.upsert(name, to_points(POINTS, IDS)))
@@ -282,7 +278,7 @@ def test_a_collection_made_anew_takes_other_vectors(empty: Asked) -> None:
     assert empty.run(store.count(name)) == 4
 
 
-def test_what_is_not_there_is_named(empty: Asked) -> None:
+def test_what_is_not_there_is_named(empty):
     store, name = empty.store, empty.name
     calls = [
         lambda: store.upsert(name, to_points(POINTS, IDS)),
@@ -300,7 +296,7 @@ def test_what_is_not_there_is_named(empty: Asked) -> None:
         empty.run(store.create(name, bad))
 
 
-def test_queries_that_do_not_fit_are_refused(stored: Asked) -> None:
+def test_queries_that_do_not_fit_are_refused(stored):
     narrow = Embeddings(dense=np.ones((1, 3), dtype=np.float32))
     with pytest.raises(StoreError):
         stored.run(stored.store.query(stored.name, leg(narrow)))

@@ -1,7 +1,5 @@
 """A collection as JSON lines: out of any store and into any, bit for bit; cut off anywhere; broken in every field."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -313,7 +311,7 @@ def test_a_collection_of_another_model_is_refused(filled, empty):
     st.integers(1, 12),
     st.booleans(),
 )
-def test_lines_are_the_same_however_they_come(lines: list[bytes], size: int, is_ended: bool):
+def test_lines_are_the_same_however_they_come(lines, size, is_ended):
     content = b"\n".join(lines) + (b"\n" if is_ended and lines else b"")
 
     async def split() -> list[bytes]:

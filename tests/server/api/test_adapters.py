@@ -1,7 +1,5 @@
 """Adapters over HTTP: `prompt_name`, Jina's `task` and what other dialects say of inputs choose one, each for its request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,14 +33,14 @@ def openai(server: Running, **body: object) -> list[float]:
     return server.post("/v1/embeddings", {"input": [TEXT], **body}).json()["data"][0]["embedding"]
 
 
-def test_each_name_chooses_its_own_adapter(adapted: Running) -> None:
+def test_each_name_chooses_its_own_adapter(adapted):
     plain = embed(adapted)
     under = {name: embed(adapted, prompt_name=name) for name in ADAPTERS}
     assert len({tuple(vector) for vector in (plain, *under.values())}) == 1 + len(ADAPTERS)
     assert embed(adapted, prompt_name="plain") == plain  # a prompt that is no adapter's
 
 
-def test_the_prompt_is_put_before_the_text(adapted: Running) -> None:
+def test_the_prompt_is_put_before_the_text(adapted):
     counts = [
         len(adapted.post("/embed_all", {"inputs": TEXT, "prompt_name": name}).json()[0])
         for name in ("retrieval.passage", "retrieval.query")
@@ -51,19 +49,19 @@ def test_the_prompt_is_put_before_the_text(adapted: Running) -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_jinas_task_is_the_same(adapted: Running, name: str) -> None:
+def test_jinas_task_is_the_same(adapted, name):
     np.testing.assert_allclose(
         openai(adapted, task=name), embed(adapted, prompt_name=name), rtol=0, atol=1e-7
     )
 
 
-def test_the_side_of_other_dialects_is_the_same(adapted: Running) -> None:
+def test_the_side_of_other_dialects_is_the_same(adapted):
     assert openai(adapted, input_type="query") == openai(adapted, task="retrieval.query")
     assert openai(adapted, input_type="document") == openai(adapted, task="retrieval.passage")
     assert openai(adapted) == openai(adapted, input_type="other")
 
 
-def test_an_unknown_task_is_refused_with_those_there_are(adapted: Running) -> None:
+def test_an_unknown_task_is_refused_with_those_there_are(adapted):
     response = adapted.post("/v1/embeddings", {"input": [TEXT], "task": "retrieval"})
     assert response.status_code == 422
     assert (
@@ -73,7 +71,7 @@ def test_an_unknown_task_is_refused_with_those_there_are(adapted: Running) -> No
     assert adapted.post("/embed", {"inputs": [TEXT], "prompt_name": "retrieval"}).status_code == 422
 
 
-def test_requests_at_once_and_the_cache_mix_none(adapted: Running) -> None:
+def test_requests_at_once_and_the_cache_mix_none(adapted):
     names = [*ADAPTERS, "plain"] * 8
     texts = [f"one {place % 3}" for place in range(len(names))]
     with ThreadPoolExecutor(8) as pool:
@@ -87,5 +85,5 @@ def test_requests_at_once_and_the_cache_mix_none(adapted: Running) -> None:
             )
 
 
-def test_info_lists_them(adapted: Running) -> None:
+def test_info_lists_them(adapted):
     assert adapted.get("/info").json()["hybridtei"]["adapters"] == list(ADAPTERS)

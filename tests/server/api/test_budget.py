@@ -1,9 +1,6 @@
 """Reranking until a budget of time is used. No test asserts a duration: a gate holds passes, or the pace of the model is set."""
 
-from __future__ import annotations
-
 import threading
-from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +13,7 @@ from tests.server.live import Hold, Running, commanded, serving, until
 DOCUMENTS = [f"one two {place}" for place in range(100)]
 
 
-def ranked(running: Running, path: str = "/v1/rerank", **fields: Any) -> Any:
+def ranked(running, path="/v1/rerank", **fields):
     body = {"query": "two", "documents": DOCUMENTS, "raw_scores": True, **fields}
     answer = running.post(path, body)
     assert answer.status_code == 200, answer.text
@@ -24,7 +21,7 @@ def ranked(running: Running, path: str = "/v1/rerank", **fields: Any) -> Any:
 
 
 @pytest.fixture(params=["reranker", "server"])
-def ranking(request: pytest.FixtureRequest) -> Running:
+def ranking(request):
     running: Running = request.getfixturevalue(request.param)
     return running
 
@@ -61,7 +58,7 @@ def test_a_slow_pass_is_cancelled_and_what_is_scored_is_answered():
     hold = Hold()
     passes = 0
 
-    def slow(batch: Any) -> None:
+    def slow(batch):
         nonlocal passes
         passes += 1
         if passes == 2:

@@ -1,7 +1,5 @@
 """Our routes: several outputs of one pass, equal to what each route of its own gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -136,19 +134,6 @@ def test_a_field_that_is_not_known_is_refused_by_name(server, path, padding):
     assert (
         server.post("/embed_all", {"inputs": "one", "dimension": 4}).status_code == 200
     )  # TEI ignores them
-
-
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [("/embed_hybrid", "inputs"), ("/embed_multivector", "inputs"), ("/v2/embed", "texts")],
-)
-def test_an_empty_input_of_a_list_is_named_by_its_place(server, path, field):
-    response = server.post(path, {field: ["one"] * 17 + [""] + ["one"] * 3})
-    told = response.json()
-    assert (response.status_code, told.get("message") or told["error"]) == (
-        400,
-        f"Input validation error: `{field}[17]` cannot be empty",
-    )
 
 
 def test_latents_are_not_spelled_as_tokens():

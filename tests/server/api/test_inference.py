@@ -1,7 +1,5 @@
 """The hook by which a Qdrant server embeds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """An error that concerns one of many inputs names it, on every route that is not TEI's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any

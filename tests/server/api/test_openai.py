@@ -1,7 +1,5 @@
 """OpenAI's route, in Jina's words too. Its errors: conformance/wire; its own client: conformance/clients."""
 
-from __future__ import annotations
-
 import base64
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Health, facts, metrics, documentation."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Filling a vector store over HTTP: what is stored, and which points are refused by name while others are stored."""
 
-from __future__ import annotations
-
 import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor

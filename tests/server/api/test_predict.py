@@ -1,7 +1,5 @@
 """`/predict` and its kin: forms of `inputs`, shapes, and who else asks for labels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -141,10 +139,7 @@ def test_infinity_and_vllm_are_answered_as_they_expect(classifier):
 def test_what_classify_refuses(classifier, server):
     assert classifier.post("/classify", {"input": []}).status_code == 400
     assert server.post("/v1/classify", {"input": "one"}).status_code == 424
-    too_many = classifier.post("/classify", {"input": ["x"] * 2049}).json()
-    message = "the request holds 2049 texts > maximum allowed 2048 (max-split-texts)"
-    assert too_many["message"] == too_many["error"]["message"] == message
-    assert too_many["detail"][0]["msg"] == too_many["message"]
+    assert classifier.post("/classify", {"input": ["x"] * 2049}).status_code == 422
 
 
 def test_scores_of_pairs(reranker, dense_server, server, classifier):
@@ -178,8 +173,6 @@ def test_scores_of_pairs(reranker, dense_server, server, classifier):
         == 422
     )
     assert reranker.post("/score", {"text_1": "a"}).status_code == 422
-    assert reranker.post("/score", {"text_1": "a", "text_2": ["x"] * 2048}).status_code == 200
-    assert reranker.post("/score", {"text_1": "a", "text_2": ["x"] * 2049}).status_code == 422
     assert classifier.post("/score", {"text_1": "a", "text_2": "b"}).status_code == 424
     assert reranker.service.admission.free == reranker.service.config.max_concurrent_requests
 

@@ -1,7 +1,5 @@
 """`/predict_tokens`, and entities at the root of a tagger."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.server.conftest import TAGS

@@ -1,7 +1,5 @@
 """Searching a vector store over HTTP: the whole way, with a real engine and a real store."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

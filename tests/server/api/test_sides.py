@@ -1,11 +1,7 @@
 """A model's name that ends with `:query` or `:document`, as clients send it that have no other field for it."""
 
-from __future__ import annotations
-
 import base64
 import logging
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import ollama
@@ -17,13 +13,13 @@ from hybridtei.server.app import context_for, create_models_app
 from hybridtei.server.models import Models
 from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
-from tests.server.live import Running, serving, serving_app
+from tests.server.live import serving, serving_app
 
 TEXTS = ["a hybrid search", "one two"]
 PROMPTS = {"query": "query", "document": "passage"}
 
 
-def named(alias: str, **changes: Any) -> Any:
+def named(alias, **changes):
     registry = Registry()
     service = small.service(small.model_spec(**changes), registry=registry)
     model = NamedModel(model_id=f"org/{alias}", alias=alias)
@@ -31,7 +27,7 @@ def named(alias: str, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def several() -> Iterator[str]:
+def several():
     """Three models: one has no sides, and the name of one ends like a side of another."""
     contexts = {
         "small": named("small"),
@@ -42,12 +38,12 @@ def several() -> Iterator[str]:
         yield url
 
 
-def openai_client(base: str) -> openai.OpenAI:
+def openai_client(base):
     client = openai.DefaultHttpxClient(trust_env=False)
     return openai.OpenAI(base_url=base, api_key="none", http_client=client)
 
 
-def expected(running: Running, side: str, **fields: Any) -> list[list[float]]:
+def expected(running, side, **fields):
     body = {"inputs": TEXTS, "prompt_name": PROMPTS[side], **fields}
     vectors: list[list[float]] = running.post("/embed", body).json()
     assert vectors != running.post("/embed", {"inputs": TEXTS, **fields}).json()
@@ -112,7 +108,7 @@ def test_each_route_reads_the_side_and_a_field_outweighs_it(server, path, body, 
 def test_the_exact_name_comes_first(several):
     client = openai_client(f"{several}/v1")
 
-    def vectors(model: str) -> Any:
+    def vectors(model):
         answer = client.embeddings.create(model=model, input=TEXTS, encoding_format="float")
         return answer.data[0].embedding
 

@@ -1,7 +1,5 @@
 """TEI's inference routes: values that agree with each other, and what is ours. Shapes and errors: conformance/wire."""
 
-from __future__ import annotations
-
 import asyncio
 import tracemalloc
 
@@ -16,7 +14,7 @@ from hybridtei.server.app import context_for
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
 from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 TIMES = {
     "x-compute-time",
@@ -83,7 +81,7 @@ def test_task_makes_the_root_similarity():
         )
 
 
-def test_splade_gives_sparse_and_its_dense_form(splade_server: Running):
+def test_splade_gives_sparse_and_its_dense_form(splade_server):
     (row,) = splade_server.post("/embed_sparse", {"inputs": "one two"}).json()
     (dense,) = splade_server.post("/embed", {"inputs": "one two", "normalize": False}).json()
     assert len(dense) == len(small.PIECES)

@@ -1,7 +1,5 @@
 """Whole collections over HTTP: out and in bit for bit, refused before any work, broken in a line, left by a client midway."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack

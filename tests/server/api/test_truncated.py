@@ -1,21 +1,17 @@
 """Texts that were cut are told: a header on every route, places and characters in `usage` where there is one, and a counter."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import openai
 import pytest
 
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 HEADER = "x-hybridtei-truncated"
 LONG = "one two, three four; ünïcode five: " * 40
 SHORT = "two three"
 
 
-def truncated(answer: Any) -> list[tuple[int, Any]]:
+def truncated(answer):
     return [(cut["index"], cut["kept"]) for cut in answer["usage"].get("truncated", [])]
 
 
@@ -42,7 +38,7 @@ def truncated(answer: Any) -> list[tuple[int, Any]]:
         ("/score", {"text_1": "one", "text_2": [SHORT, LONG, LONG]}, 2),
     ],
 )
-def test_a_header_counts_them(server: Running, path, body, cuts):
+def test_a_header_counts_them(server, path, body, cuts):
     answer = server.post(path, body)
     assert (answer.status_code, answer.headers.get(HEADER)) == (200, str(cuts)), answer.text
     assert HEADER not in server.post("/embed", {"inputs": SHORT}).headers

@@ -1,9 +1,6 @@
 """Documents longer than the model, read in windows of which the best one counts."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import Any
 
 import cohere
 import httpx
@@ -37,7 +34,7 @@ LONG = " ".join(WORDS[(place * 7 + place // 5) % len(WORDS)] for place in range(
 DOCUMENTS = ["one two", LONG, "three", f"{LONG} four"]
 
 
-def ranked(running: Running, path: str = "/v1/rerank", **fields: Any) -> dict[int, Any]:
+def ranked(running, path="/v1/rerank", **fields):
     body = {"query": "two", "documents": DOCUMENTS, "raw_scores": True, **fields}
     answer = running.post(path, body)
     assert answer.status_code == 200, answer.text
@@ -45,7 +42,7 @@ def ranked(running: Running, path: str = "/v1/rerank", **fields: Any) -> dict[in
 
 
 @pytest.fixture(params=["reranker", "server"])
-def ranking(request: pytest.FixtureRequest) -> Running:
+def ranking(request):
     """A reranker, and a model that ranks by vectors."""
     running: Running = request.getfixturevalue(request.param)
     return running

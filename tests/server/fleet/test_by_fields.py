@@ -1,7 +1,5 @@
 """POST `/`, `/invocations` and `/vertex` of several models: the body's keys choose the route, whose first capable model answers."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator, Mapping

@@ -66,7 +66,7 @@ def client(
         yield client
 
 
-def test_embed_rerank_and_tag_from_one_process(client: httpx.Client) -> None:
+def test_embed_rerank_and_tag_from_one_process(client):
     texts = ["baka bulo", "bomo", "bake balo baka"]
     vectors = client.post("/embed_hybrid", json={"inputs": texts}).json()
     assert [set(row) for row in vectors] == [{"dense", "sparse", "multivector"}] * 3
@@ -79,7 +79,7 @@ def test_embed_rerank_and_tag_from_one_process(client: httpx.Client) -> None:
     ]
 
 
-def test_a_model_has_all_routes_below_its_alias(client: httpx.Client) -> None:
+def test_a_model_has_all_routes_below_its_alias(client):
     assert set(client.get("/m/ranker/info").json()["model_type"]) == {"reranker"}
     assert set(client.get("/m/hybrid/info").json()["model_type"]) == {"embedding"}
     pair = {"query": "baka", "texts": ["bulo"]}
@@ -133,9 +133,7 @@ def test_a_model_has_all_routes_below_its_alias(client: httpx.Client) -> None:
         ("/models/unload", {"model": "nobody"}, 404, "not served here"),
     ],
 )
-def test_what_is_wrong_is_named(
-    client: httpx.Client, path: str, body: dict[str, object], status: int, error: str
-) -> None:
+def test_what_is_wrong_is_named(client, path, body, status, error):
     answer = client.post(path, json=body)
     assert answer.status_code == status
     assert error in answer.json()["error"]
@@ -145,7 +143,7 @@ def test_what_is_wrong_is_named(
 @pytest.mark.parametrize(
     "path", ["models/load", "models/unload", "collections/c/import", "collections/c/export"]
 )
-def test_what_manages_has_one_path_only(client: httpx.Client, alias: str, path: str) -> None:
+def test_what_manages_has_one_path_only(client, alias, path):
     method = "GET" if path.endswith("export") else "POST"
     answer = client.request(
         method, f"/m/{alias}/{path}", json={"model": "tagger", "model_id": "/nowhere"}
@@ -154,9 +152,7 @@ def test_what_manages_has_one_path_only(client: httpx.Client, alias: str, path: 
     assert "tagger" in [model["id"] for model in client.get("/m/hybrid/v1/models").json()["data"]]
 
 
-def test_a_model_comes_and_goes_while_another_answers(
-    client: httpx.Client, checkpoints: dict[str, Path]
-) -> None:
+def test_a_model_comes_and_goes_while_another_answers(client, checkpoints):
     loaded = client.post(
         "/models/load", json={"model_id": str(checkpoints["tagger"]), "alias": "again"}
     )

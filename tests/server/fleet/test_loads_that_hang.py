@@ -3,7 +3,6 @@
 import os
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 
@@ -14,7 +13,7 @@ LOADS = 8
 LARGE = {"inputs": ["word " * 250] * 4}  # 380,000 numbers, which are written beside the event loop
 
 
-def test_loads_that_hang_leave_large_answers_and_the_end_alone(tmp_path: Path) -> None:
+def test_loads_that_hang_leave_large_answers_and_the_end_alone(tmp_path):
     folder, listed = tmp_path / "stuck", tmp_path / "models.toml"
     folder.mkdir()
     os.mkfifo(folder / "config.json")  # to read it waits until somebody writes

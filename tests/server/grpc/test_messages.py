@@ -1,7 +1,6 @@
 """The checked-in descriptor set is protoc's of `tei.proto`; bytes written from arrays are what protobuf reads."""
 
 from importlib.resources import as_file, files
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ FLOATS = st.floats(width=32, allow_nan=False)
 EmbedResponse = message("EmbedResponse")
 
 
-def test_the_checked_in_set_is_protocs(tmp_path: Path):
+def test_the_checked_in_set_is_protocs(tmp_path):
     protoc = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools is not installed")
     made = tmp_path / "made"
     with as_file(files("hybridtei.server.grpc")) as folder:

@@ -90,45 +90,36 @@ def test_the_first_failure_by_place_ends_it_and_what_came_before_was_sent(before
     asyncio.run(run())
 
 
-def test_a_client_that_does_not_read_is_not_read():
-    async def run() -> None:
-        scene = Scene()
-        scene.reads.clear()
-        running = scene.run([b"\x01"] * 1000, 8)
-        await turns()
-        assert (scene.left, scene.read) == (8, 9)
-        scene.reads.set()
+async def test_a_client_that_does_not_read_is_not_read():
+    scene = Scene()
+    scene.reads.clear()
+    running = scene.run([b"\x01"] * 1000, 8)
+    await turns()
+    assert (scene.left, scene.read) == (8, 9)
+    scene.reads.set()
+    await running
+    assert len(scene.sent) == 1000
+
+
+async def test_when_it_is_cancelled_nothing_runs_on_and_every_request_leaves():
+    scene = Scene()
+    scene.answers.clear()
+    running = scene.run([b"a"] * 20, 8)
+    await turns()
+    assert scene.inside == 8
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await running
-        assert len(scene.sent) == 1000
-
-    asyncio.run(run())
-
-
-def test_when_it_is_cancelled_nothing_runs_on_and_every_request_leaves():
-    async def run() -> None:
-        scene = Scene()
-        scene.answers.clear()
-        running = scene.run([b"a"] * 20, 8)
-        await turns()
-        assert scene.inside == 8
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert (scene.inside, scene.left) == (0, 8)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(run())
+    assert (scene.inside, scene.left) == (0, 8)
+    assert len(asyncio.all_tasks()) == 1
 
 
-def test_requests_that_break_off_break_it_off_behind_the_answers():
+async def test_requests_that_break_off_break_it_off_behind_the_answers():
     async def requests() -> AsyncIterator[bytes]:
         yield b"\x01"
         raise ConnectionError("gone")
 
-    async def run() -> None:
-        scene = Scene()
-        with pytest.raises(ConnectionError):
-            await in_order(requests(), scene.begin, scene.send, lambda count: count >= 8)
-        assert scene.sent == [b"\x01\x01"]
-
-    asyncio.run(run())
+    scene = Scene()
+    with pytest.raises(ConnectionError):
+        await in_order(requests(), scene.begin, scene.send, lambda count: count >= 8)
+    assert scene.sent == [b"\x01\x01"]

@@ -17,7 +17,6 @@ SYNTAX = "Failed to parse the request body as JSON: "
 SHAPE = "Failed to deserialize the JSON body into the target type: "
 TOO_LARGE = "Failed to buffer the request body: length limit exceeded"
 NOT_JSON = "Expected request with `Content-Type: application/json`"
-LIMIT = 2_000_000
 DEEP = b"[" * 10_000 + b"]" * 10_000
 UNKNOWN_PROMPT = (
     "`default-prompt-name` is set to `nobody` but it was not found in the Sentence Transformers "
@@ -207,12 +206,6 @@ def test_compressed_bodies_are_refused(asked):
         ).status_code
         == 200
     )
-
-
-def test_embeddings_need_no_content_type_but_teis(asked):
-    for path in ("/v1/embeddings", "/embeddings"):
-        assert asked.post(path, {"input": "a"}, headers={}).status_code == 200
-    assert asked.post("/embed", {"inputs": "a"}, headers={}).status_code == 415
 
 
 def test_a_chunked_body_over_the_limit(asked):

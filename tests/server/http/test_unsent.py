@@ -178,45 +178,45 @@ class Turns:
     """Who was let in, in order."""
 
     def __init__(self, limit: int, wait_seconds: float = 60) -> None:
-        self.unsent = Unsent(limit, wait_seconds)
+        self.limit, self.unsent = limit, Unsent(limit, wait_seconds)
         self.came: list[int] = []
 
     async def ask(self, name: int, size: int) -> None:
         reserved = await self.unsent.room(size)
         self.came.append(name)
-        assert self.unsent.bytes <= self.unsent._large_limit
+        assert self.unsent.bytes <= self.limit
         await asyncio.sleep(0)
         self.unsent.add(-reserved)
 
 
-@given(st.lists(st.integers(1, 150), max_size=10))
+# As many bytes may wait as the bound has.
+@given(st.lists(st.integers(1, 9), max_size=10) | st.lists(st.integers(1, 150), max_size=1))
 def test_turns_come_in_order_and_never_beyond_the_bound(sizes):
-    async def all_of_them() -> Turns:
+    async def all_of_them() -> None:
         turns = Turns(100)
-        turns.unsent._waiting_bytes -= 10_000  # as many may wait as like to
-        await asyncio.gather(*(turns.ask(name, size) for name, size in enumerate(sizes)))
-        return turns
+        turns.unsent.add(100)
+        asking = [asyncio.create_task(turns.ask(name, size)) for name, size in enumerate(sizes)]
+        await asyncio.sleep(0)
+        turns.unsent.add(-100)
+        await asyncio.gather(*asking)
+        assert turns.came == list(range(len(sizes)))
+        assert turns.unsent.bytes == 0
 
-    turns = asyncio.run(all_of_them())
-    assert turns.came == list(range(len(sizes)))
-    assert turns.unsent.bytes == 0
+    asyncio.run(all_of_them())
 
 
-def test_who_waits_in_vain_or_leaves_gives_up_its_turn():
+async def test_who_waits_in_vain_or_leaves_gives_up_its_turn():
     from hybridtei.errors import AnswersUnsent
 
-    async def waiting() -> None:
-        turns = Turns(100, wait_seconds=0.01)
-        held = await turns.unsent.room(75)
-        left = asyncio.ensure_future(turns.ask(0, 50))
-        await asyncio.sleep(0)
-        left.cancel()
-        with pytest.raises(AnswersUnsent, match="75 bytes of answers wait for clients"):
-            await turns.ask(1, 50)
-        with pytest.raises(asyncio.CancelledError):
-            await left
-        turns.unsent.add(-held)
-        await turns.ask(2, 75)
-        assert (turns.came, turns.unsent.bytes) == ([2], 0)
-
-    asyncio.run(waiting())
+    turns = Turns(100, wait_seconds=0.01)
+    held = await turns.unsent.room(75)
+    left = asyncio.ensure_future(turns.ask(0, 50))
+    await asyncio.sleep(0)
+    left.cancel()
+    with pytest.raises(AnswersUnsent, match="75 bytes of answers wait for clients"):
+        await turns.ask(1, 50)
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    turns.unsent.add(-held)
+    await turns.ask(2, 75)
+    assert (turns.came, turns.unsent.bytes) == ([2], 0)

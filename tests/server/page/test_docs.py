@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from hybridtei.server.openapi import EXAMPLES
-from tests.server.live import Running, process
-from tests.server.page.browser import Open
+from tests.server.live import process
 
 expect = pytest.importorskip(
     "playwright.sync_api", reason="the package `playwright` is not installed"
@@ -47,7 +46,7 @@ def press(page: Any, path: str) -> str:
     return shown
 
 
-def test_an_example_of_each_api_works_as_it_stands(url: str, visit: Open) -> None:
+def test_an_example_of_each_api_works_as_it_stands(url, visit):
     with visit(f"{url}/docs/") as page:
         page.locator(".opblock").first.wait_for()
         authorize(page)
@@ -58,9 +57,7 @@ def test_an_example_of_each_api_works_as_it_stands(url: str, visit: Open) -> Non
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_docs_have_a_section_for_each_api(
-    server: Running, visit: Open, width: int, scheme: str
-) -> None:
+def test_the_docs_have_a_section_for_each_api(server, visit, width, scheme):
     paths = server.get("/api-doc/openapi.json").json()["paths"]
     with visit(f"{server.url}/docs/", width=width, color_scheme=scheme) as page:
         page.locator(".opblock").first.wait_for()

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.server.live import Running, process
-from tests.server.page.browser import Open
+from tests.server.live import process
 
 expect = pytest.importorskip(
     "playwright.sync_api", reason="the package `playwright` is not installed"
@@ -41,9 +40,7 @@ def kind_and_url(
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_the_first_example_is_scored_without_a_click(
-    kind_and_url: tuple[str, str], visit: Open, width: int, scheme: str
-) -> None:
+def test_the_first_example_is_scored_without_a_click(kind_and_url, visit, width, scheme):
     kind, url = kind_and_url
     has_key = kind in ("key", "all of them")
     with visit(url, refused=(401,) if has_key else (), width=width, color_scheme=scheme) as page:
@@ -67,7 +64,7 @@ def test_the_first_example_is_scored_without_a_click(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_picture_of_the_readme(visit: Open, tmp_path: Path, scheme: str) -> None:
+def test_the_picture_of_the_readme(visit, tmp_path, scheme):
     """With PICTURES=notebooks/pictures the README's pictures are written anew."""
     with (
         process(["-m", "hybridtei", "serve", "--port", "0", "--hostname", "127.0.0.1"]) as running,
@@ -95,6 +92,6 @@ def test_the_picture_of_the_readme(visit: Open, tmp_path: Path, scheme: str) -> 
         "{style: 'width: 2000px', textContent: 'planted'}))",
     ],
 )
-def test_a_page_that_complains_fails_its_test(server: Running, visit: Open, script: str) -> None:
+def test_a_page_that_complains_fails_its_test(server, visit, script):
     with pytest.raises(AssertionError, match="planted"), visit(server.url) as page:
         page.evaluate(f"() => {{ {script}; return new Promise((then) => setTimeout(then, 200)); }}")

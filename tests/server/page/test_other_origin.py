@@ -1,7 +1,5 @@
 """OpenAI's own package in a page of another origin: the server decides by `--cors-allow-origin` whether it may embed."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import threading

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.server.live import HANG, process, serving
-from tests.server.page.browser import DOCUMENTS, QUERY, Open, column, score
+from tests.server.page.browser import DOCUMENTS, QUERY, column, score
 
 expect = pytest.importorskip(
     "playwright.sync_api", reason="the package `playwright` is not installed"
@@ -218,8 +218,8 @@ def test_an_errors_section_is_scrolled_to(server, visit):
 
 
 def test_the_first_example_is_scored_when_the_page_opens_unless_the_server_works(
-    visit: Open,
-) -> None:
+    visit,
+):
     holds, free = threading.Event(), threading.Event()
     with serving() as running, ThreadPoolExecutor(1) as pool:
         running.backend.gate = lambda _: (holds.set(), free.wait(HANG))

@@ -91,7 +91,7 @@ def taken(path: Path) -> Any:
     return found[0]
 
 
-def test_a_killed_owner_of_the_folder_is_started_again(hybrid: Path, tmp_path: Path) -> None:
+def test_a_killed_owner_of_the_folder_is_started_again(hybrid, tmp_path):
     with served(hybrid, "--qdrant-path", str(tmp_path / "store")) as client:
         assert upsert(client).json()["upserted"] == 3
         before = found(client)
@@ -109,7 +109,7 @@ def test_a_killed_owner_of_the_folder_is_started_again(hybrid: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("serve", [serving_grpc, serving_rest])
-def test_metrics_tell_what_failed(serve: Serve, tmp_path: Path) -> None:
+def test_metrics_tell_what_failed(serve, tmp_path):
     state = Qdrant()
     with serve(state, 0) as port:
         scheme = "grpc" if serve is serving_grpc else "http"
@@ -131,8 +131,8 @@ def test_metrics_tell_what_failed(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answered(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     store = EmbeddedStore(str(tmp_path / "store"))
     spec = spec_in(tmp_path)
     with (
@@ -169,7 +169,7 @@ def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answe
         running.is_well()
 
 
-def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path) -> None:
+def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid):
     state, serve = Qdrant(), serving_rest
     with serve(state, 0) as port:
         pass  # a free port, where nobody listens at first
@@ -226,7 +226,7 @@ def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, EmbeddedSt
             os.kill(owner, signal.SIGCONT)
 
 
-async def test_a_server_ends_although_its_store_has_stopped(tmp_path: Path, caplog) -> None:
+async def test_a_server_ends_although_its_store_has_stopped(tmp_path, caplog):
     store = EmbeddedStore(str(tmp_path))
     await store.create("papers", plan())
     owner = store.pid
@@ -240,7 +240,7 @@ async def test_a_server_ends_although_its_store_has_stopped(tmp_path: Path, capl
 
 
 @pytest.mark.parametrize("path", ["/search", "/collections/papers/points"])
-def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path: Path, path: str) -> None:
+def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path, path):
     body = (
         {"collection": "papers", "query": "one"}
         if path == "/search"
@@ -255,8 +255,8 @@ def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path: Path, pat
 
 
 def test_a_store_that_hangs_holds_no_more_searches_than_there_are_permits_and_none_of_the_models(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     asked = {
         "collection": "papers",
         "query": "one",

@@ -1,7 +1,6 @@
 """What a key may be used for: each route asks for one role, and says so in the words of its dialect."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,17 +16,20 @@ FILE = (
     + f"{EVERYTHING}:key-{EVERYTHING}\n"
 )
 INFER = [
-    *(
-        *POSTS,
-        "/predict_tokens",
-        "/score",
-        "/v1/score",
-        "/v1/rerank",
-        "/v2/rerank",
-        "/classify",
-        "/v1/classify",
-    ),
-    *("/v1/embed", "/v2/embed", "/api/embed", "/qdrant/inference", "/", "/m/small/embed"),
+    *POSTS,
+    "/predict_tokens",
+    "/score",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/classify",
+    "/v1/classify",
+    "/v1/embed",
+    "/v2/embed",
+    "/api/embed",
+    "/qdrant/inference",
+    "/",
+    "/m/small/embed",
 ]
 ROUTES = [
     *((path, "infer") for path in INFER),
@@ -161,7 +163,7 @@ def test_any_key_may_ask_for_info(rpc):
         ("a roles=infer,search,write,manage:k", ROLES),
     ],
 )
-def test_how_roles_are_written(tmp_path: Path, line: str, roles: tuple[str, ...]):
+def test_how_roles_are_written(tmp_path, line, roles):
     (tmp_path / "keys").write_text(line)
     (key,) = read_keys(tmp_path / "keys")
     assert (key.name, key.roles) == ("a", roles)
@@ -180,9 +182,7 @@ def test_how_roles_are_written(tmp_path: Path, line: str, roles: tuple[str, ...]
         "a  roles=infer",
     ],
 )
-def test_roles_that_are_none_are_refused_by_their_line_without_its_words(
-    tmp_path: Path, owner: str
-):
+def test_roles_that_are_none_are_refused_by_their_line_without_its_words(tmp_path, owner):
     (tmp_path / "keys").write_text(f"b:x\n{owner}:hush")
     with pytest.raises(LoadError, match="line 2: ") as refused:
         read_keys(tmp_path / "keys")

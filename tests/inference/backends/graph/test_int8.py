@@ -50,8 +50,8 @@ def parts(folder: Path) -> tuple[ModelSpec, Weights]:
 
 @pytest.mark.parametrize("model_type", sampled(INT8_FAMILIES, tiny.QUICK))
 def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits(
-    tmp_path: Path, model_type: str
-) -> None:
+    tmp_path, model_type
+):
     """Every family in int8: `python -m conformance.families`."""
     spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
     graph = family_graph(spec)
@@ -80,9 +80,7 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
 @pytest.mark.parametrize(
     ("labels", "task"), [(1, "SequenceClassification"), (5, "TokenClassification")]
 )
-def test_a_model_without_vectors_of_texts_is_judged_by_its_states(
-    tmp_path: Path, labels: int, task: str
-) -> None:
+def test_a_model_without_vectors_of_texts_is_judged_by_its_states(tmp_path, labels, task):
     folder = tiny.write_classifier(tmp_path, "bert", labels, task=task, seed=1)
     spec, weights = read_spec(folder), Weights.open(folder)
     made, fidelity = make_int8(spec, weights, LOOSE)
@@ -96,7 +94,7 @@ def test_a_model_without_vectors_of_texts_is_judged_by_its_states(
     assert 0 < np.abs(found - expected).max() < 0.1 * max(1.0, float(np.abs(expected).max()))
 
 
-def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> None:
+def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert):
     spec, weights = parts(bert)
     with pytest.raises(
         LoadError,
@@ -124,7 +122,7 @@ def test_a_graph_is_made_once_for_the_weights_it_is_made_of(bert, copied, cache,
     assert len(made) == len(list(cache.iterdir())) == 2
 
 
-def test_products_of_the_largest_weights_are_exact_here() -> None:
+def test_products_of_the_largest_weights_are_exact_here():
     """Where pairs of products saturate at 16 bits, weights of 127 would give a sum that is too small."""
     session = ort.InferenceSession(integer_product_graph(), providers=["CPUExecutionProvider"])
     rows, matrix = np.full((4, 64), 255, np.uint8), np.full((64, 64), int8.max_weight(), np.int8)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,29 +60,25 @@ def agree(folder: Path) -> None:
         ),
     ],
 )
-def test_families_agree_with_torch(
-    tmp_path: Path, model_type: str, settings: dict[str, Any]
-) -> None:
+def test_families_agree_with_torch(tmp_path, model_type, settings):
     """Torch's are held to transformers, family by family."""
     agree(tiny.write_family(tmp_path, model_type, task="ForMaskedLM", seed=3, **settings))
 
 
-def test_a_pass_over_all_cores_changes_nothing(splade: Path) -> None:
+def test_a_pass_over_all_cores_changes_nothing(splade):
     backend = onnx(splade)
     np.testing.assert_allclose(
         rows(backend, use_all_cores=True), rows(backend), atol=tolerances.WEIGHTS["float32"], rtol=0
     )
 
 
-def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(
-    splade: Path, copied: Copied
-) -> None:
+def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(splade, copied):
     own = 0.6 * torch.randn(99, tiny.HIDDEN, generator=torch.Generator().manual_seed(7))
     folder = change(copied(splade), lambda tensors: {**tensors, DECODER: own})
     agree(folder)
 
 
-def test_names_of_old_checkpoints_are_understood(splade: Path, copied: Copied) -> None:
+def test_names_of_old_checkpoints_are_understood(splade, copied):
     def old(name: str) -> str:
         return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
             "LayerNorm.bias", "LayerNorm.beta"
@@ -100,9 +95,7 @@ def test_names_of_old_checkpoints_are_understood(splade: Path, copied: Copied) -
     "name",
     [BIAS, "cls.predictions.transform.dense.weight", "cls.predictions.transform.LayerNorm.weight"],
 )
-def test_a_head_that_lacks_a_tensor_is_refused_by_name(
-    splade: Path, copied: Copied, name: str
-) -> None:
+def test_a_head_that_lacks_a_tensor_is_refused_by_name(splade, copied, name):
     folder = change(
         copied(splade),
         lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name},
@@ -111,13 +104,13 @@ def test_a_head_that_lacks_a_tensor_is_refused_by_name(
         onnx(folder)
 
 
-def test_a_misshapen_head_is_refused_with_both_shapes(splade: Path, copied: Copied) -> None:
+def test_a_misshapen_head_is_refused_with_both_shapes(splade, copied):
     folder = change(copied(splade), lambda tensors: {**tensors, BIAS: torch.zeros(5)})
     with pytest.raises(WeightMismatch, match=rf"`{BIAS}` has shape \[5\], the model needs \[99\]"):
         onnx(folder)
 
 
-def test_an_untied_decoder_that_is_missing_is_refused(splade: Path, copied: Copied) -> None:
+def test_an_untied_decoder_that_is_missing_is_refused(splade, copied):
     folder = copied(splade)
     tiny.edit_json(folder / "config.json", tie_word_embeddings=False)
     with pytest.raises(WeightMismatch, match=DECODER):

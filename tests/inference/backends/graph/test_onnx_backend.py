@@ -50,7 +50,7 @@ def agree(spec: ModelSpec) -> None:
     same(run(onnx(spec), texts), run(TorchBackend(spec), texts), len(texts))
 
 
-def test_poolings_side_by_side_and_dense_layers_agree(tmp_path: Path) -> None:
+def test_poolings_side_by_side_and_dense_layers_agree(tmp_path):
     widths = (len(POOLINGS) * tiny.HIDDEN, 16, 8, 8, 8, 5)
     dense = [
         (*sizes, f"torch.nn.modules.{name}")
@@ -70,7 +70,7 @@ def test_poolings_side_by_side_and_dense_layers_agree(tmp_path: Path) -> None:
         [None, "gelu", "tanh"],
     ),
 )
-def test_our_lexical_heads_agree(tmp_path: Path, inputs: list[str], activation: str | None) -> None:
+def test_our_lexical_heads_agree(tmp_path, inputs, activation):
     folder = tiny.write_bert(tmp_path)
     width = (
         tiny.HIDDEN * len(inputs) if activation is None else 8
@@ -81,7 +81,7 @@ def test_our_lexical_heads_agree(tmp_path: Path, inputs: list[str], activation: 
     agree(read_spec(folder))
 
 
-def test_threads_of_one_pass_change_nothing(hybrid: Path) -> None:
+def test_threads_of_one_pass_change_nothing(hybrid):
     spec = read_spec(hybrid)
     team, texts = onnx(spec, threads=2), sixty_four(spec.vocab_size)
     assert team.lanes == (LaneKind.BULK,)
@@ -89,7 +89,7 @@ def test_threads_of_one_pass_change_nothing(hybrid: Path) -> None:
 
 
 @pytest.mark.parametrize("family", [*tiny.FAMILIES])
-def test_a_text_alone_is_computed_as_among_others(tmp_path: Path, family: str) -> None:
+def test_a_text_alone_is_computed_as_among_others(tmp_path, family):
     spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
     agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder)))
 
@@ -142,22 +142,20 @@ def test_a_session_that_cannot_be_opened_leaves_its_work_to_the_first(bert, monk
     backend.close()
 
 
-def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
+def test_a_graph_of_another_family_is_a_mismatch(bert):
     with pytest.raises(WeightMismatch, match=str(bert)):
         OnnxBackend(read_spec(bert), tiny.graph_of("modernbert"), Weights.open(bert))
 
 
 @pytest.mark.parametrize("content", [b"", b"no protobuf"])
-def test_a_graph_that_onnxruntime_does_not_take_is_a_load_error(bert: Path, content: bytes) -> None:
+def test_a_graph_that_onnxruntime_does_not_take_is_a_load_error(bert, content):
     with pytest.raises(LoadError, match=f"{bert}: ONNX Runtime refuses the graph"):
         OnnxBackend(
             read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert)
         )
 
 
-def test_word_embeddings_that_could_be_two_tables_are_an_error(
-    hybrid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_word_embeddings_that_could_be_two_tables_are_an_error(hybrid, monkeypatch):
     spec, graph = read_spec(hybrid), tiny.graph_of("bert")
     shape = (spec.vocab_size, spec.hidden_size)
     backend = OnnxBackend.__init__
@@ -182,7 +180,7 @@ class NoSession:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_a_large_pass_took_is_freed(tmp_path: Path) -> None:
+def test_what_a_large_pass_took_is_freed(tmp_path):
     spec = read_spec(
         tiny.write_bert(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=1)
     )

@@ -100,9 +100,7 @@ def toy(
 @pytest.mark.parametrize(
     ("external", "output"), [(False, "last_hidden_state"), (True, "a_name_of_its_own")]
 )
-def test_a_checkpoint_with_nothing_but_onnx_is_served(
-    bert: Path, copied: Copied, external: bool, output: str
-) -> None:
+def test_a_checkpoint_with_nothing_but_onnx_is_served(bert, copied, external, output):
     folder, texts = copied(bert), random_encodings(read_spec(bert))
     path = own_file(folder, external=external, output=output)
     assert (path.parent / "model.onnx_data").exists() == external
@@ -113,7 +111,7 @@ def test_a_checkpoint_with_nothing_but_onnx_is_served(
     same(run(backend, texts), run(TorchBackend(read_spec(bert)), texts), len(texts))
 
 
-def test_a_head_that_reads_word_embeddings_needs_them(hybrid: Path, copied: Copied) -> None:
+def test_a_head_that_reads_word_embeddings_needs_them(hybrid, copied):
     folder = copied(hybrid)
     with pytest.raises(UnsupportedArchitecture, match="reads the word embeddings"):
         OnnxBackend.from_file(read_spec(folder), own_file(folder))
@@ -156,7 +154,7 @@ def test_a_graph_with_other_ends_is_refused(bert, copied, inputs, outputs, messa
         OnnxBackend.from_file(read_spec(folder), path)
 
 
-def test_a_file_that_knows_fewer_words_is_refused(bert: Path, copied: Copied) -> None:
+def test_a_file_that_knows_fewer_words_is_refused(bert, copied):
     folder = copied(bert)
     path = own_file(folder)
     tiny.edit_json(folder / "config.json", vocab_size=1000)
@@ -170,9 +168,7 @@ def test_a_file_that_knows_fewer_words_is_refused(bert: Path, copied: Copied) ->
         ["../secret", "/etc/hostname", "a/../../secret"], ["initializer", "attribute", "subgraph"]
     ),
 )
-def test_a_file_that_leads_out_of_its_folder_is_refused(
-    tmp_path: Path, location: str, where: str
-) -> None:
+def test_a_file_that_leads_out_of_its_folder_is_refused(tmp_path, location, where):
     tensor = TensorProto(name="w", data_type=1, dims=[1], data_location=TensorProto.EXTERNAL)
     for key, value in (("location", location), ("length", "4")):
         entry = tensor.external_data.add()
@@ -191,7 +187,7 @@ def test_a_file_that_leads_out_of_its_folder_is_refused(
         check_file(tmp_path / "model.onnx")
 
 
-def test_a_file_that_lacks_its_data_is_refused_by_name(bert: Path, copied: Copied) -> None:
+def test_a_file_that_lacks_its_data_is_refused_by_name(bert, copied):
     folder = copied(bert)
     path = own_file(folder, external=True)
     (path.parent / "model.onnx_data").unlink()
@@ -208,7 +204,7 @@ def test_a_file_that_lacks_its_data_is_refused_by_name(bert: Path, copied: Copie
         b"version https://git-lfs.github.com/spec/v1",
     ],
 )
-def test_a_file_that_is_no_onnx_is_a_load_error(bert: Path, copied: Copied, content: bytes) -> None:
+def test_a_file_that_is_no_onnx_is_a_load_error(bert, copied, content):
     folder = copied(bert)
     (folder / "model.onnx").write_bytes(content)
     with pytest.raises(LoadError, match=str(folder)):
@@ -234,9 +230,7 @@ def exported(
 
 
 @pytest.mark.parametrize("name", ["hybrid", "m3"])
-def test_a_folder_gives_what_its_checkpoint_gives(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str
-) -> None:
+def test_a_folder_gives_what_its_checkpoint_gives(request, tmp_path, name):
     folder: Path = request.getfixturevalue(name)
     backend, theirs = exported(folder, tmp_path / "out"), TorchBackend(read_spec(folder))
     assert backend.spec.heads == theirs.spec.heads
@@ -244,7 +238,7 @@ def test_a_folder_gives_what_its_checkpoint_gives(
     same(run(backend, texts), run(theirs, texts), len(texts))
 
 
-def test_a_file_of_eight_bits_is_served_as_such(bert: Path, tmp_path: Path) -> None:
+def test_a_file_of_eight_bits_is_served_as_such(bert, tmp_path):
     backend = exported(bert, tmp_path / "out", "int8")
     assert backend.dtype == "int8"
     found, expected = (
@@ -258,7 +252,7 @@ def test_a_file_of_eight_bits_is_served_as_such(bert: Path, tmp_path: Path) -> N
     assert cosines.mean() > LOOSE.mean
 
 
-def test_too_much_loss_writes_nothing(bert: Path, tmp_path: Path) -> None:
+def test_too_much_loss_writes_nothing(bert, tmp_path):
     with pytest.raises(LoadError, match="too far"):
         export_model(
             find_model(ModelConfig(model_id=str(bert))), tmp_path / "out", "int8", Guard(worst=1.1)
@@ -280,7 +274,7 @@ def test_large_weights_lie_beside_the_file_and_others_in_it(bert, tmp_path, monk
         assert data.stat().st_size < 2 * (bert / "model.safetensors").stat().st_size
 
 
-def test_the_ends_are_named_as_optimum_names_them(bert: Path, tmp_path: Path) -> None:
+def test_the_ends_are_named_as_optimum_names_them(bert, tmp_path):
     exported(bert, tmp_path / "out")
     session = ort.InferenceSession(tmp_path / "out" / "onnx" / "model.onnx")
     assert [node.name for node in session.get_inputs()] == [
@@ -291,16 +285,14 @@ def test_the_ends_are_named_as_optimum_names_them(bert: Path, tmp_path: Path) ->
     assert [node.name for node in session.get_outputs()] == ["last_hidden_state"]
 
 
-def test_splade_is_refused(splade: Path, tmp_path: Path) -> None:
+def test_splade_is_refused(splade, tmp_path):
     with pytest.raises(UnsupportedArchitecture, match="SPLADE"):
         export_model(
             find_model(ModelConfig(model_id=str(splade), pooling="splade")), tmp_path / "out"
         )
 
 
-def test_the_command_tells_what_it_wrote_or_why_not(
-    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_tells_what_it_wrote_or_why_not(bert, tmp_path, capsys):
     words, low = (
         ["export", str(bert), str(tmp_path / "out"), "--dtype"],
         ["--min-cosine", "0.5", "--min-mean-cosine", "0.5"],

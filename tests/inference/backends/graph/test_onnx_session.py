@@ -30,7 +30,7 @@ def opened(*threads: int) -> list[Session]:
     ]
 
 
-def test_every_session_computes_the_product() -> None:
+def test_every_session_computes_the_product():
     for session in opened(1, 2, 1):
         assert session.inputs == {"rows"}
         np.testing.assert_allclose(
@@ -39,7 +39,7 @@ def test_every_session_computes_the_product() -> None:
         assert session.run("product", {"rows": ROWS[:0]}).shape == (0, 70)
 
 
-def test_a_session_keeps_nothing_of_its_first_pass_and_of_one_that_shrinks() -> None:
+def test_a_session_keeps_nothing_of_its_first_pass_and_of_one_that_shrinks():
     (session,) = opened(1)
     kept = [session.holds]
     for shrink in (False, False, True, False):
@@ -51,7 +51,7 @@ def test_a_session_keeps_nothing_of_its_first_pass_and_of_one_that_shrinks() -> 
 @pytest.mark.skipif(
     len(own_processors()) < 2, reason="this process has one processor, or a part of several"
 )
-def test_threads_of_a_session_over_all_cores_have_a_processor_each() -> None:
+def test_threads_of_a_session_over_all_cores_have_a_processor_each():
     before = set(os.listdir("/proc/self/task"))
     sessions = opened(1, len(own_processors()))
     new = set(os.listdir("/proc/self/task")) - before
@@ -68,7 +68,7 @@ def test_threads_of_a_session_over_all_cores_have_a_processor_each() -> None:
 @pytest.mark.skipif(
     len(own_processors()) < 2, reason="this process has one processor, or a part of several"
 )
-def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run() -> None:
+def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run():
     everywhere, during = os.sched_getaffinity(0), list[set[int]]()
 
     class Watched(dict[str, Floats]):
@@ -95,6 +95,6 @@ def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run() -> None:
     assert os.sched_getaffinity(0) == everywhere
 
 
-def test_a_tensor_that_is_missing_is_a_load_error() -> None:
+def test_a_tensor_that_is_missing_is_a_load_error():
     with pytest.raises(LoadError, match="/folder: ONNX Runtime refuses the graph"):
         open_sessions(GRAPH, {}, WEIGHTS, [1])

@@ -59,7 +59,7 @@ def hybrid_backend(request: pytest.FixtureRequest, hybrid: Path) -> OpenVinoBack
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_trunk_computes_in_the_precision_asked_for(bert: Path, dtype: str) -> None:
+def test_the_trunk_computes_in_the_precision_asked_for(bert, dtype):
     spec = read_spec(bert)
     models = openvino(spec, dtype=dtype)._models
     for model in (models._all_cores, models._express, models._bulk):
@@ -75,7 +75,7 @@ def test_the_trunk_computes_in_the_precision_asked_for(bert: Path, dtype: str) -
 # --- laws --------------------------------------------------------------------------------------------------------------
 
 
-def test_threads_of_one_pass_change_nothing(m3_backend: OpenVinoBackend) -> None:
+def test_threads_of_one_pass_change_nothing(m3_backend):
     texts = sixty_four(m3_backend.spec.vocab_size)
     team = openvino(m3_backend.spec, threads=2)
     assert team.lanes == (LaneKind.BULK,)
@@ -96,7 +96,7 @@ def test_a_model_of_large_matrices_is_compiled_once(hybrid, hybrid_backend, monk
         same(outputs, run(hybrid_backend, [text]), 1, hybrid_backend.dtype)
 
 
-def test_what_went_in_is_not_touched_by_any_pass(m3_backend: OpenVinoBackend) -> None:
+def test_what_went_in_is_not_touched_by_any_pass(m3_backend):
     """Lent inputs are: a pass of another request, on ids of the same shape, writes over them."""
     model = m3_backend._models._express
     shapes = {name: (3, 7) if name == "seen" else (21,) for name in model.inputs}
@@ -114,14 +114,14 @@ def test_what_went_in_is_not_touched_by_any_pass(m3_backend: OpenVinoBackend) ->
 @pytest.mark.parametrize(
     ("least", "parts", "waste"), [(1, 8, 1.25), (8, 16, 1.125), (8, 32, 1.0625)]
 )
-def test_sizes_grow_a_little_to_one_of_few(least: int, parts: int, waste: float) -> None:
+def test_sizes_grow_a_little_to_one_of_few(least, parts, waste):
     sizes = [openvino_backend.grown(size, least, parts) for size in range(1, 1025)]
     assert all(size <= larger < size * waste + least for size, larger in enumerate(sizes, 1))
     assert sizes == sorted(sizes)
     assert len(set(sizes)) <= 85
 
 
-def test_texts_as_long_as_the_table_of_positions_run(tmp_path: Path) -> None:
+def test_texts_as_long_as_the_table_of_positions_run(tmp_path):
     spec = read_spec(tiny.write_bert(tmp_path, max_position_embeddings=27))
     backend = OpenVinoBackend(spec, family_graph(spec), Weights.open(tmp_path))
     texts = [Encoding(np.full(length, 7)) for length in (25, 26, 27)]
@@ -133,7 +133,7 @@ def test_texts_as_long_as_the_table_of_positions_run(tmp_path: Path) -> None:
 
 @ON_LINUX
 @pytest.mark.parametrize("kind", sampled([LaneKind.BULK, LaneKind.EXPRESS], [LaneKind.EXPRESS]))
-def test_each_kind_of_lane_computes_at_its_own_priority(hybrid: Path, kind: LaneKind) -> None:
+def test_each_kind_of_lane_computes_at_its_own_priority(hybrid, kind):
     """Also after other models were closed, whose idle threads OpenVINO keeps for the next one that is compiled alike."""
     keeper = ov.Core()  # or the threads would end with the last model
     ours = os.getpriority(os.PRIO_PROCESS, 0)
@@ -176,7 +176,7 @@ def cpu_ticks() -> dict[int, int]:
     return found
 
 
-def test_importing_it_does_not_bring_telemetry(tmp_path: Path) -> None:
+def test_importing_it_does_not_bring_telemetry(tmp_path):
     program = "import hybridtei.inference.backends.graph.openvino_backend, sys; print(sys.modules['openvino_telemetry'])"
     environment = {
         **os.environ,
@@ -204,15 +204,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=["id", "negative", "position", "type"])
-def test_numbers_beyond_a_table_are_refused(
-    hybrid_backend: OpenVinoBackend, wrong: Encoding
-) -> None:
+def test_numbers_beyond_a_table_are_refused(hybrid_backend, wrong):
     """OpenVINO itself would answer, with whatever lies beyond the table."""
     with pytest.raises(BackendError, match=r"forward pass failed.*in a table of"):
         run(hybrid_backend, [wrong])
 
 
-def test_a_closed_backend_fails_and_says_so(hybrid: Path) -> None:
+def test_a_closed_backend_fails_and_says_so(hybrid):
     backend = openvino(read_spec(hybrid))
     run(backend, [Encoding(np.array([0, 7, 2]))])
     backend.close()
@@ -223,22 +221,20 @@ def test_a_closed_backend_fails_and_says_so(hybrid: Path) -> None:
 # --- graphs, weights and processors that do not fit --------------------------------------------------------------------
 
 
-def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
+def test_a_graph_of_another_family_is_a_mismatch(bert):
     with pytest.raises(WeightMismatch, match=str(bert)):
         OpenVinoBackend(read_spec(bert), tiny.graph_of("modernbert"), Weights.open(bert))
 
 
 @pytest.mark.parametrize("content", [b"", b"no protobuf"])
-def test_a_graph_that_openvino_does_not_take_is_a_load_error(bert: Path, content: bytes) -> None:
+def test_a_graph_that_openvino_does_not_take_is_a_load_error(bert, content):
     with pytest.raises(LoadError, match=f"{bert}: OpenVINO refuses the graph"):
         OpenVinoBackend(
             read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert)
         )
 
 
-def test_bfloat16_is_refused_where_the_processor_lacks_it(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_is_refused_where_the_processor_lacks_it(bert, monkeypatch):
     class Older(ov.Core):  # type: ignore[misc]
         def get_property(self, *_: object) -> list[str]:
             return ["FP32", "INT8"]
@@ -252,9 +248,7 @@ def test_bfloat16_is_refused_where_the_processor_lacks_it(
 
 
 @ABLE_ONLY
-def test_another_precision_than_the_one_asked_for_is_a_load_error(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_precision_than_the_one_asked_for_is_a_load_error(bert, monkeypatch):
     class Stubborn(ov.Core):  # type: ignore[misc]
         def compile_model(self, model: Any, device: str, settings: dict[str, Any]) -> Any:
             return super().compile_model(
@@ -266,7 +260,7 @@ def test_another_precision_than_the_one_asked_for_is_a_load_error(
         openvino(read_spec(bert), dtype="bfloat16")
 
 
-def test_memory_is_freed_beside_passes(hybrid: Path) -> None:
+def test_memory_is_freed_beside_passes(hybrid):
     """What is freed between two passes is no error of a pass, nor of the thread that frees it."""
     backend, over = openvino(read_spec(hybrid)), threading.Event()
     encodings = random_encodings(backend.spec, [5, 40, 64, 9])

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +44,6 @@ from tests.sampled import paired, sampled
 from tests.tiny import change
 from tests.vocabulary import LONGEST
 
-Copied = Callable[[Path], Path]
 pytestmark = pytest.mark.usefixtures("cache")
 CLOSE, FAR = Fidelity(0.999, 0.9999, 0.99), Fidelity(0.98, 0.999, 0.99)
 
@@ -69,9 +67,7 @@ def unit(backend: OpenVinoBackend, texts: list[Encoding]) -> np.ndarray:
     st.floats(1e-6, 1e6),
     st.integers(0, 99),
 )
-def test_each_number_is_within_half_a_step(
-    rows: int, groups: int, group: int, size: float, seed: int
-) -> None:
+def test_each_number_is_within_half_a_step(rows, groups, group, size, seed):
     matrix = np.random.default_rng(seed).normal(size=(rows, groups * group)).astype(
         np.float32
     ) * np.float32(size)
@@ -85,14 +81,14 @@ def test_each_number_is_within_half_a_step(
     ).all()
 
 
-def test_a_group_of_zeros_stays_one() -> None:
+def test_a_group_of_zeros_stays_one():
     assert not quantized(np.zeros((2, 32), np.float32), 16).float32().any()
 
 
 @pytest.mark.parametrize("model_type", sampled(INT8_FAMILIES, tiny.QUICK))
 def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits(
-    tmp_path: Path, model_type: str
-) -> None:
+    tmp_path, model_type
+):
     """Every family in int8: `python -m conformance.families`."""
     spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
     graph, backend = family_graph(spec), in_form(spec)
@@ -123,7 +119,7 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
     )  # each has one input
 
 
-def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path: Path) -> None:
+def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path):
     """DeBERTa v3 projects the embeddings of distances by the matrices of queries and keys."""
     spec, weights = parts(
         tiny.write_family(tmp_path, "deberta-v2", share_att_key=True, norm_rel_ebd="layer_norm")
@@ -133,7 +129,7 @@ def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path: Path) -> None
     ).passes(LOOSE)
 
 
-def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
+def test_neighbours_and_their_order_change_next_to_nothing(hybrid):
     """Only what float32 sums in another order may round otherwise; one scale for a batch would show at once."""
     backend = in_form(read_spec(hybrid))
     texts = sixty_four(backend.spec.vocab_size)
@@ -152,9 +148,7 @@ def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None
         ("", SAFEST),
     ],
 )
-def test_the_form_is_that_of_the_first_instruction_that_the_processor_has(
-    instructions: str, group: int
-) -> None:
+def test_the_form_is_that_of_the_first_instruction_that_the_processor_has(instructions, group):
     assert group_of(instructions.split()) == group
     assert min(size for size in GROUPS.values() if size != BY_TOKEN) == SAFEST
 
@@ -208,7 +202,7 @@ def test_whole_tokens_are_of_the_products_that_make_more_numbers_than_they_take(
         assert set(form.divisors or ()) == set(found)
 
 
-def test_channels_of_outliers_are_divided_and_their_columns_multiplied() -> None:
+def test_channels_of_outliers_are_divided_and_their_columns_multiplied():
     """Rounding loses less of a product whose input has one large channel."""
     draw = np.random.default_rng(0)
     x, matrix = (draw.normal(size=size).astype(np.float32) for size in ((50, 64), (32, 64)))
@@ -229,7 +223,7 @@ def test_channels_of_outliers_are_divided_and_their_columns_multiplied() -> None
     assert errors[1] < errors[0] / 2
 
 
-def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert: Path) -> None:
+def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert):
     spec, weights = parts(bert)
     exact = OpenVinoBackend(spec, family_graph(spec), weights, threads=2)
     try:
@@ -272,9 +266,7 @@ def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache
     assert asked == [bert, other, bert, bert]
 
 
-def test_what_passed_another_guard_is_not_kept(
-    bert: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_passed_another_guard_is_not_kept(bert, cache, monkeypatch):
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: FAR)
     int8_form(*parts(bert), LOOSE)
     assert not cache.exists()
@@ -306,7 +298,7 @@ def test_bfloat16_that_is_far_from_float32_is_refused_with_figures(bert, monkeyp
         assert open_bfloat16(*parts(bert), bulk_niceness=0).dtype == "bfloat16"
 
 
-def test_a_long_text_is_judged_beyond_what_bfloat16_counts(bert: Path) -> None:
+def test_a_long_text_is_judged_beyond_what_bfloat16_counts(bert):
     spec = replace(read_spec(bert), max_input_length=100)
     backend = OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
     short, longer = sample_vectors(backend), sample_vectors(backend, with_long=True)
@@ -315,6 +307,6 @@ def test_a_long_text_is_judged_beyond_what_bfloat16_counts(bert: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_embedded_model_passes_the_guard() -> None:
+def test_the_embedded_model_passes_the_guard():
     spec = find_model(ModelConfig())
     assert int8_form(spec, Weights.open(spec.folder)).divisors

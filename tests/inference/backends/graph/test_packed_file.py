@@ -1,8 +1,6 @@
 """Packed weights: the same numbers wherever they are kept, and whatever becomes of the file: cut short, stale, half written, on
 a full disk, in a strangers' folder, removed while it is served."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
@@ -10,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -106,9 +104,7 @@ def test_states_are_those_of_sessions_that_pack_for_themselves(request, expected
 
 
 @pytest.mark.parametrize("family", ["mpnet", "deberta-v2"])
-def test_matrices_behind_a_table_of_odd_size_are_aligned(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matrices_behind_a_table_of_odd_size_are_aligned(family, tmp_path, monkeypatch):
     """Their tables of distances are int64[n]; a pass over the mapped matrices behind one ended the process."""
     folder = tiny.write_family(tmp_path, family)
     mapped = states(folder)
@@ -117,15 +113,13 @@ def test_matrices_behind_a_table_of_odd_size_are_aligned(
     np.testing.assert_array_equal(mapped, states(folder))
 
 
-def test_small_models_are_kept_nowhere(
-    widened: Path, expected: Floats, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_models_are_kept_nowhere(widened, expected, cache, monkeypatch):
     monkeypatch.setattr(module, "LEAST_BYTES", 10**9)
     np.testing.assert_array_equal(states(widened), expected)
     assert not cache.exists()
 
 
-def test_a_file_is_opened_again_and_its_use_noted(widened: Path) -> None:
+def test_a_file_is_opened_again_and_its_use_noted(widened):
     states(widened)
     written = kept() / TENSORS
     before = written.stat().st_mtime_ns
@@ -151,9 +145,7 @@ def other_graph(path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [cut, longer, other_graph, lambda path: (path / GRAPH).unlink(), shutil.rmtree]
 )
-def test_a_file_that_is_not_whole_is_written_again(
-    widened: Path, expected: Floats, spoil: Callable[[Path], None]
-) -> None:
+def test_a_file_that_is_not_whole_is_written_again(widened, expected, spoil):
     states(widened)
     spoil(kept())
     np.testing.assert_array_equal(states(widened), expected)
@@ -161,9 +153,7 @@ def test_a_file_that_is_not_whole_is_written_again(
     assert module._is_whole(kept())
 
 
-def test_weights_that_changed_at_equal_size_and_time_have_another_file(
-    widened: Path, tmp_path: Path
-) -> None:
+def test_weights_that_changed_at_equal_size_and_time_have_another_file(widened, tmp_path):
     folder = shutil.copytree(widened, tmp_path / "model")
     before, file = states(folder), folder / "model.safetensors"
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
@@ -186,7 +176,7 @@ def test_another_release_or_processor_has_another_file(
     assert len(packed_files()) == 2
 
 
-def test_weights_that_are_not_numbers_are_refused(widened: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_numbers_are_refused(widened, tmp_path):
     folder = shutil.copytree(widened, tmp_path / "model")
     tiny.change(folder, lambda tensors: {name: one * float("nan") for name, one in tensors.items()})
     with pytest.raises(LoadError, match="NaN or infinity"):
@@ -244,9 +234,7 @@ def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(request, expec
     )  # here, and in memory
 
 
-def test_a_cache_folder_that_is_deleted_while_it_is_served(
-    widened: Path, expected: Floats, cache: Path
-) -> None:
+def test_a_cache_folder_that_is_deleted_while_it_is_served(widened, expected, cache):
     backend = backend_of(widened)
     shutil.rmtree(cache)
     np.testing.assert_array_equal(states_by(backend), expected)
@@ -254,9 +242,7 @@ def test_a_cache_folder_that_is_deleted_while_it_is_served(
     assert module._is_whole(kept())
 
 
-def test_several_that_start_at_once_write_one_file(
-    widened: Path, expected: Floats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_that_start_at_once_write_one_file(widened, expected, monkeypatch):
     times, write = [], module._written
     monkeypatch.setattr(module, "_written", lambda *given: times.append(1) or write(*given))
     with ThreadPoolExecutor(4) as threads:
@@ -277,9 +263,7 @@ backend_of(Path(sys.argv[1]))
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(
-    halved: Path, expected: Floats
-) -> None:
+def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(halved, expected):
     """50 times; what one leaves is in nobody's way."""
     for number in range(50):
         with subprocess.Popen(
@@ -295,7 +279,7 @@ def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(
 
 
 @pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
-def test_one_damaged_bit_discards_the_file(widened: Path, expected, caplog, at: float) -> None:
+def test_one_damaged_bit_discards_the_file(widened, expected, caplog, at):
     states(widened)
     path = kept()
     assert not module.discard_damaged(path)
@@ -310,9 +294,7 @@ def test_one_damaged_bit_discards_the_file(widened: Path, expected, caplog, at: 
     np.testing.assert_array_equal(states(widened), expected)
 
 
-def test_folders_of_killed_starts_are_removed_and_no_others(
-    widened: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_killed_starts_are_removed_and_no_others(widened, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_roomy", lambda needed: str(tmp_path))
     left, foreign, young = (tmp_path / f"hybridtei-{name}" for name in ("a", "b", "c"))
     for folder in (left, foreign, young):
@@ -329,7 +311,7 @@ def test_folders_of_killed_starts_are_removed_and_no_others(
     assert [folder.exists() for folder in (left, foreign, young)] == [False, True, True]
 
 
-def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes() -> None:
+def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes():
     def made(name: str, size: int, days: float) -> Path:
         path = packed_folder() / name
         path.mkdir()
@@ -352,9 +334,7 @@ def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes()
     assert {each.path for each in packed_files()} == {third, last}
 
 
-def test_the_command_packs_lists_and_prunes(
-    widened: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_packs_lists_and_prunes(widened, capsys):
     assert cli.main(["pack", str(widened), "--pooling", "mean"]) == 0
     told = capsys.readouterr().out
     assert str(kept()) in told
@@ -366,8 +346,6 @@ def test_the_command_packs_lists_and_prunes(
     assert not packed_files()
 
 
-def test_the_command_says_where_nothing_is_kept(
-    widened: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_where_nothing_is_kept(widened, capsys):
     assert cli.main(["pack", str(widened), "--pooling", "mean", "--packed-cache-gb", "0"]) == 1
     assert "no weights are kept" in capsys.readouterr().err

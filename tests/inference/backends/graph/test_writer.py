@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
@@ -25,7 +24,7 @@ NAMES = st.text(min_size=1, max_size=200)
         NAMES, st.lists(st.integers(0, 2**20), max_size=3).map(tuple), max_size=5
     )
 )
-def test_declarations_are_tensors_without_content(shapes: dict[str, tuple[int, ...]]) -> None:
+def test_declarations_are_tensors_without_content(shapes):
     model = onnx.load_from_string(product_graph("rows", "matrix", "product") + declarations(shapes))
     assert [node.op_type for node in model.graph.node] == ["Gemm", "Identity"]
     assert {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer} == shapes
@@ -40,7 +39,7 @@ def test_declarations_are_tensors_without_content(shapes: dict[str, tuple[int, .
         }
 
 
-def test_a_product_is_a_valid_model_of_a_product() -> None:
+def test_a_product_is_a_valid_model_of_a_product():
     matrix = np.arange(21, dtype=np.float32).reshape(7, 3)
     model = onnx.load_from_string(
         product_graph("rows", "matrix", "product") + declarations({"matrix": (7, 3)})
@@ -79,16 +78,14 @@ def test_what_was_made_once_is_read(tmp_path_factory, onnx, held, weights, causa
     assert [*path.parent.iterdir()] == [path]  # no part is left
 
 
-def test_a_graph_in_a_folder_that_others_may_write_to_is_not_read(tmp_path: Path) -> None:
+def test_a_graph_in_a_folder_that_others_may_write_to_is_not_read(tmp_path):
     other = Graph(b"other", {})
     made_once(tmp_path / "graph", Graph, lambda: GRAPH)
     tmp_path.chmod(0o777)
     assert made_once(tmp_path / "graph", Graph, lambda: other) is other
 
 
-def test_a_file_that_is_damaged_or_cut_short_anywhere_is_made_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_is_damaged_or_cut_short_anywhere_is_made_again(tmp_path, caplog):
     path, other = tmp_path / "graph", Graph(b"other", {})
     made_once(path, Graph, lambda: GRAPH)
     whole = path.read_bytes()
@@ -102,17 +99,13 @@ def test_a_file_that_is_damaged_or_cut_short_anywhere_is_made_again(
     assert caplog.text.count(f"{path}: damaged") == 2 * len(whole)
 
 
-def test_what_is_of_another_kind_is_made_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_of_another_kind_is_made_again(tmp_path, caplog):
     made_once(tmp_path / "graph", str, lambda: "text")
     assert made_once(tmp_path / "graph", Graph, lambda: GRAPH) is GRAPH
     assert "not readable" in caplog.text
 
 
-def test_a_folder_in_its_place_costs_warnings(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_in_its_place_costs_warnings(tmp_path, caplog):
     assert made_once(tmp_path, Graph, lambda: GRAPH) is GRAPH
     assert "cannot be kept" in caplog.text
 
@@ -120,7 +113,7 @@ def test_a_folder_in_its_place_costs_warnings(
 # --- places ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "own"))
     assert graphs_folder() == tmp_path / "own"
     monkeypatch.delenv("HYBRIDTEI_CACHE")

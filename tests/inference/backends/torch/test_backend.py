@@ -3,11 +3,9 @@ Laws of all backends are in tests/inference/backends/test_laws.py."""
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
@@ -42,7 +40,7 @@ def equal(
             )
 
 
-def test_m3_heads_equal_the_formulas(tmp_path: Path) -> None:
+def test_m3_heads_equal_the_formulas(tmp_path):
     backend = TorchBackend(read_spec(tiny.write_m3(tmp_path, suffix=".safetensors")))
     sparse, colbert = (
         load_file(tmp_path / f"{name}_linear.safetensors") for name in ("sparse", "colbert")
@@ -63,7 +61,7 @@ def test_m3_heads_equal_the_formulas(tmp_path: Path) -> None:
     equal(backend, sixty_four(backend.spec.vocab_size)[:12], formulas)
 
 
-def test_our_own_heads_equal_the_formulas(hybrid: Path, tmp_path: Path) -> None:
+def test_our_own_heads_equal_the_formulas(hybrid, tmp_path):
     backend, tensors = (
         TorchBackend(read_spec(hybrid)),
         tiny.write_own_heads(tmp_path),
@@ -88,7 +86,7 @@ def test_our_own_heads_equal_the_formulas(hybrid: Path, tmp_path: Path) -> None:
     equal(backend, sixty_four(backend.spec.vocab_size)[:8], formulas)
 
 
-def test_every_output_is_float32_whatever_the_precision(hybrid: Path) -> None:
+def test_every_output_is_float32_whatever_the_precision(hybrid):
     columns = columns_of(
         run(TorchBackend(read_spec(hybrid), dtype="bfloat16"), sixty_four(90)[:3]), 1
     )
@@ -96,9 +94,7 @@ def test_every_output_is_float32_whatever_the_precision(hybrid: Path) -> None:
     assert {values.dtype for values in columns.values()} == {np.dtype(np.float32)}
 
 
-def test_the_hosts_work_is_done_before_the_turn_to_launch(
-    hybrid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid, monkeypatch):
     """And a GPU's passes are launched one at a time: its lock stands here in place of a CPU's, which has none."""
     backend, turn, seen = (
         TorchBackend(read_spec(hybrid)),

@@ -22,7 +22,6 @@ from hybridtei.system.machine import LaneKind
 from tests import tolerances
 from tests.inference.engine import small
 
-HANG = 60
 DENSE = frozenset({Head.DENSE})
 
 
@@ -65,7 +64,7 @@ def batch(
     return pack(encodings, heads or backend.spec.heads, backend.spec.positions)
 
 
-def test_short_memory_costs_passes_and_no_answer(backend: TorchBackend) -> None:
+def test_short_memory_costs_passes_and_no_answer(backend):
     lengths = [9, 30, 4, 17, 22, 6]
     expected = backend.forward(batch(backend, lengths))
     backend._trunk.tokens = 40
@@ -76,7 +75,7 @@ def test_short_memory_costs_passes_and_no_answer(backend: TorchBackend) -> None:
         np.testing.assert_allclose(ours, theirs, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
-def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend: TorchBackend) -> None:
+def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend):
     backend._trunk.tokens = 40
     alive: list[int] = []
     backend.make_room = lambda: alive.append(
@@ -91,7 +90,7 @@ def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend: Torc
     assert not any(alive)
 
 
-def test_a_sequence_that_does_not_fit_is_named_with_its_length(backend: TorchBackend) -> None:
+def test_a_sequence_that_does_not_fit_is_named_with_its_length(backend):
     backend._trunk.tokens = 40
     with pytest.raises(
         PartlyFailed, match="a sequence of 70 tokens does not fit into memory: CUDA out of memory"
@@ -122,7 +121,7 @@ def test_a_sequence_that_does_not_fit_is_named_with_its_length(backend: TorchBac
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
     ],
 )
-def test_which_errors_are_for_want_of_memory(error: Exception, short: bool) -> None:
+def test_which_errors_are_for_want_of_memory(error, short):
     assert is_out_of_memory(error) is short
 
 
@@ -150,7 +149,7 @@ async def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(backend, m
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid: Path) -> None:
+def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid):
     backend = TorchBackend(read_spec(hybrid), dtype="float16", device="cuda")
     assert (backend.lanes, backend.ahead) == ((LaneKind.BULK,), 1)
     most = backend.max_tokens(100_000, 64, 0.5)
@@ -159,7 +158,7 @@ def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid: Path) -> None:
+def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid):
     spec = read_spec(hybrid)
     backend, roomy = (TorchBackend(spec, dtype="float16", device="cuda") for _ in range(2))
     asked = batch(backend, [64] * 4096)
@@ -181,7 +180,7 @@ def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid: Path) 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_gpu_computes_what_the_cpu_does(hybrid: Path, dtype: str) -> None:
+def test_a_gpu_computes_what_the_cpu_does(hybrid, dtype):
     spec = read_spec(hybrid)
     exact, there = TorchBackend(spec), TorchBackend(spec, dtype=dtype, device="cuda")
     asked = batch(exact, [9, 30, 4, 17, 22, 6] * 3)

@@ -1,7 +1,5 @@
 """Eight bits for the matrices of a trunk: the arithmetic against float32, tokens by themselves, and the guard."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -35,9 +33,7 @@ def rows(count: int, width: int, seed: int = 0, scale: float = 1.0) -> torch.Ten
 
 
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 99), st.sampled_from([1e-6, 1.0, 1e4]))
-def test_each_number_keeps_its_first_digits(
-    count: int, width: int, seed: int, scale: float
-) -> None:
+def test_each_number_keeps_its_first_digits(count, width, seed, scale):
     exact = rows(count, width, seed, scale)
     eight, scales = quantised(exact)
     assert eight.dtype == EIGHT_BITS
@@ -47,12 +43,12 @@ def test_each_number_keeps_its_first_digits(
     torch.testing.assert_close(found.abs().amax(1, keepdim=True), largest)
 
 
-def test_a_row_of_zeros_stays_one_and_nothing_overflows() -> None:
+def test_a_row_of_zeros_stays_one_and_nothing_overflows():
     assert not (quantised(torch.zeros(2, 16))[0].float()).any()
     assert quantised(torch.full((1, 16), 3e38))[0].float().isfinite().all()
 
 
-def test_a_row_is_quantised_by_itself() -> None:
+def test_a_row_is_quantised_by_itself():
     exact = rows(5, 32)
     exact[2] *= 1000
     for i in range(5):
@@ -61,7 +57,7 @@ def test_a_row_is_quantised_by_itself() -> None:
         assert torch.equal(alone[1], beside[1][i : i + 1])
 
 
-def test_torchs_own_scaled_product_computes_the_same() -> None:
+def test_torchs_own_scaled_product_computes_the_same():
     """The function that a GPU is called with, on a CPU."""
     x, weight = quantised(rows(32, 64)), quantised(rows(48, 64, 1))
     try:
@@ -88,8 +84,8 @@ class Two(nn.Module):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_only_matrices_of_fitting_sides_are_replaced_and_shape_bias_and_precision_stay(
-    bias: bool,
-) -> None:
+    bias,
+):
     model = fx.symbolic_trace(Two(bias=bias).to(torch.bfloat16))
     x = rows(6, 32).to(torch.bfloat16)
     with torch.inference_mode():
@@ -103,14 +99,14 @@ def test_only_matrices_of_fitting_sides_are_replaced_and_shape_bias_and_precisio
     assert 0 < (found - exact).norm() / exact.norm() < 0.1
 
 
-def test_a_model_keeps_its_vectors(tmp_path: Path) -> None:
+def test_a_model_keeps_its_vectors(tmp_path):
     spec = read_spec(tiny.write_family(tmp_path, "qwen3", seed=1), pooling="mean")
     backend = judged(TorchBackend(spec, dtype="bfloat16"), LOOSE)
     assert backend.dtype == "fp8"
     assert EIGHT_BITS in {tensor.dtype for tensor in backend.trunk.model.buffers()}
 
 
-def test_neighbours_change_next_to_nothing(hybrid: Path) -> None:
+def test_neighbours_change_next_to_nothing(hybrid):
     backend = judged(TorchBackend(read_spec(hybrid), dtype="bfloat16"), LOOSE)
     texts = sixty_four(backend.spec.vocab_size)[:16]
     together = run(backend, texts)
@@ -122,7 +118,7 @@ def test_neighbours_change_next_to_nothing(hybrid: Path) -> None:
         assert alone @ beside / np.linalg.norm(alone) / np.linalg.norm(beside) > 0.999
 
 
-def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> None:
+def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert):
     with pytest.raises(
         LoadError, match=r"fp8 is too far.*0\.\d+ at worst.*asked for: 1\.1 at worst"
     ):
@@ -131,7 +127,7 @@ def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_gpus_product_is_the_emulated_one() -> None:
+def test_the_gpus_product_is_the_emulated_one():
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs compute capability 9.0")
     x, weight = (
@@ -142,7 +138,7 @@ def test_the_gpus_product_is_the_emulated_one() -> None:
     )
 
 
-def test_a_gpu_takes_the_products_arguments() -> None:
+def test_a_gpu_takes_the_products_arguments():
     """As torch's own checks of shapes, types and names say, without a GPU."""
     with FakeTensorMode():
         rows, weight = (torch.empty(n, 32, device="cuda", dtype=EIGHT_BITS) for n in (16, 64))

@@ -30,7 +30,7 @@ def rows(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, Segments]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_added_up_in_single_precision(dtype: torch.dtype) -> None:
+def test_half_precision_is_added_up_in_single_precision(dtype):
     x = torch.full((3000, 2), 1.0, dtype=dtype)  # neither 16-bit kind can count to 3000 by ones
     mean = POOLINGS["mean"](TORCH, x, segments([3000]))
     assert mean.dtype == torch.float32
@@ -38,14 +38,14 @@ def test_half_precision_is_added_up_in_single_precision(dtype: torch.dtype) -> N
 
 
 @given(LENGTHS)
-def test_one_reduction_over_all_sequences_equals_one_for_each(lengths: list[int]) -> None:
+def test_one_reduction_over_all_sequences_equals_one_for_each(lengths):
     """What a GPU does for many sequences, done here."""
     x, at = rows(lengths)
     torch.testing.assert_close(reduced_at_once(x, at, "sum"), segment_sum(x, at))
     assert torch.equal(reduced_at_once(x, at, "max"), segment_max(x, at))
 
 
-def test_sequences_are_reduced_one_by_one_where_one_is_long_for_their_number() -> None:
+def test_sequences_are_reduced_one_by_one_where_one_is_long_for_their_number():
     assert reduce_at_once(8, 128)
     assert not reduce_at_once(8, 129)
     assert not reduce_at_once(9, 8192)

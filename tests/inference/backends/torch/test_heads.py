@@ -1,8 +1,6 @@
 """Pooling and Dense layers against sentence-transformers' own modules; which tokens keep a vector. Lexical weights and
 multi-vectors against their formulas: test_backend.py."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -45,7 +43,7 @@ def padded(hidden: torch.Tensor, side: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("modes", "side"), paired([*MODES, *LISTS], ["right", "left"]))
-def test_pooling_equals_sentence_transformers(modes: list[str], side: str) -> None:
+def test_pooling_equals_sentence_transformers(modes, side):
     hidden, at = hidden_rows()
     theirs = Pooling(tiny.HIDDEN, pooling_mode=modes)(padded(hidden, side))["sentence_embedding"]
     torch.testing.assert_close(
@@ -56,7 +54,7 @@ def test_pooling_equals_sentence_transformers(modes: list[str], side: str) -> No
 @pytest.mark.parametrize(
     ("name", "bias"), paired(["Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"], [True, False])
 )
-def test_a_dense_layer_equals_sentence_transformers(tmp_path: Path, name: str, bias: bool) -> None:
+def test_a_dense_layer_equals_sentence_transformers(tmp_path, name, bias):
     torch.manual_seed(0)
     module = Dense(tiny.HIDDEN, 7, bias=bias, activation_function=getattr(torch.nn, name)())
     module.save(str(tmp_path))
@@ -81,7 +79,7 @@ def flat(sequences: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(SEQUENCES)
-def test_which_tokens_have_a_vector(sequences: list[list[int]]) -> None:
+def test_which_tokens_have_a_vector(sequences):
     """All but the first, all but special ones wherever they stand, or all."""
     laws = {
         "first": lambda place, _: place > 0,
@@ -97,7 +95,7 @@ def test_which_tokens_have_a_vector(sequences: list[list[int]]) -> None:
         assert np.diff(offsets).tolist() == [sum(row) for row in expected]
 
 
-def test_inputs_of_lexical_weights_are_joined_in_the_order_named() -> None:
+def test_inputs_of_lexical_weights_are_joined_in_the_order_named():
     states, words = (
         torch.randn(50, tiny.HIDDEN, generator=torch.Generator().manual_seed(seed))
         for seed in (1, 2)

@@ -1,7 +1,5 @@
 """Layers of heads as tensors, each in its precision. What files hold and what is refused: checkpoint/test_layers.py."""
 
-from pathlib import Path
-
 import torch
 
 from hybridtei.inference.backends.torch.load import load
@@ -10,8 +8,8 @@ from tests import tiny
 
 
 def test_what_reads_tokens_comes_in_the_trunks_precision_and_the_rest_exactly(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder = tiny.write_m3(tmp_path)
     tiny.write_modules(
         folder, pooling=["mean"], dense=[(tiny.HIDDEN, 4, "torch.nn.modules.activation.Tanh")]

@@ -43,9 +43,7 @@ class Card:
     st.integers(1, 10**5),
     st.integers(1, 10**10),
 )
-def test_what_is_found_fits_and_was_tried(
-    fixed: int, per_token: int, longest: int, limit: int, allowed: int
-) -> None:
+def test_what_is_found_fits_and_was_tried(fixed, per_token, longest, limit, allowed):
     limit = max(limit, longest)
     card = Card(fixed, per_token, 2 * allowed)
     if fixed + per_token * longest > allowed:
@@ -62,13 +60,13 @@ def test_what_is_found_fits_and_was_tried(
     assert len(card.tried) <= 42
 
 
-def test_where_everything_fits_one_pass_is_enough() -> None:
+def test_where_everything_fits_one_pass_is_enough():
     card = Card(10**6, 10**4, 10**12)
     assert max_tokens(card.peak, limit=16384, longest=512, allowed=10**12) == 16384
     assert card.tried == [16384]
 
 
-def test_the_worst_passes_hold_the_longest_and_the_most() -> None:
+def test_the_worst_passes_hold_the_longest_and_the_most():
     spec = small.model_spec()
     long, many = worst_batches(spec, 100, 64)
     assert long.lengths.tolist() == [64, 36]
@@ -109,7 +107,7 @@ class Memory:
 
 
 @given(LENGTHS)
-def test_in_parts_as_at_once(lengths: list[int]) -> None:
+def test_in_parts_as_at_once(lengths):
     whole, memory = batch(lengths), Memory(40)
     expected, found = (
         FakeBackend(SPEC).forward(whole),
@@ -124,7 +122,7 @@ def test_in_parts_as_at_once(lengths: list[int]) -> None:
 
 
 @given(LENGTHS, st.integers(0, 39))
-def test_only_what_does_not_fit_by_itself_fails(lengths: list[int], room: int) -> None:
+def test_only_what_does_not_fit_by_itself_fails(lengths, room):
     whole, memory = batch(lengths), Memory(room)
     fitting = [i for i, length in enumerate(lengths) if length <= room]
     if len(fitting) == len(lengths):
@@ -142,7 +140,7 @@ def test_only_what_does_not_fit_by_itself_fails(lengths: list[int], room: int) -
     )
 
 
-def test_another_fault_is_not_tried_again() -> None:
+def test_another_fault_is_not_tried_again():
     calls = 0
 
     def broken(_: PackedBatch) -> HeadOutputs:
@@ -160,8 +158,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
 def test_what_arrived_becomes_single_precision_without_a_change_and_of_its_own(
-    dtype: torch.dtype,
-) -> None:
+    dtype,
+):
     arrived = (1000 * torch.randn(50, generator=torch.Generator().manual_seed(0))).to(dtype)
     found = of_its_own(arrived)
     assert found.dtype == (np.int64 if dtype == torch.int64 else np.float32)
@@ -170,7 +168,7 @@ def test_what_arrived_becomes_single_precision_without_a_change_and_of_its_own(
     assert found.any()
 
 
-def test_on_a_cpu_nothing_is_copied() -> None:
+def test_on_a_cpu_nothing_is_copied():
     ids = np.arange(5)
     assert np.shares_memory(to_device({"ids": ids}, CPU)["ids"].numpy(), ids)
     states = torch.randn(4)
@@ -179,7 +177,7 @@ def test_on_a_cpu_nothing_is_copied() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_there_and_back_on_a_gpu() -> None:
+def test_there_and_back_on_a_gpu():
     device = torch.device("cuda")
     arrays = {"ids": np.arange(7), "offsets": np.array([0, 3, 7])}
     there = to_device(arrays, device)

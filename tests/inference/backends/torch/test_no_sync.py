@@ -190,9 +190,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize(("case", "kernel"), paired([*CASES], [*KERNELS]))
-def test_a_launch_waits_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kernel: str
-) -> None:
+def test_a_launch_waits_for_nothing(tmp_path, monkeypatch, case, kernel):
     (write, pooling), lengths = CASES[case], MANY if kernel == "varlen" else FEW
     spec = read_spec(write(tmp_path), pooling=pooling)
     batch = batch_of(spec, lengths)
@@ -206,9 +204,7 @@ def test_a_launch_waits_for_nothing(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_nor_does_one_of_tokens_that_none_attends_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
-) -> None:
+def test_nor_does_one_of_tokens_that_none_attends_to(tmp_path, monkeypatch, kernel):
     spec = read_spec(tiny.write_m3(tmp_path))
     assert (
         len(
@@ -221,9 +217,7 @@ def test_nor_does_one_of_tokens_that_none_attends_to(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_nor_does_one_that_computes_a_prefix_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
-) -> None:
+def test_nor_does_one_that_computes_a_prefix_once(tmp_path, monkeypatch, kernel):
     spec = read_spec(tiny.write_family(tmp_path, "qwen3"), pooling="lasttoken")
     texts = [Encoding(np.append(np.arange(5, 25), last)) for last in range(30, 40)]
     batch = pack(texts, spec.heads, spec.positions, prefix=20)
@@ -235,14 +229,14 @@ def test_nor_does_one_that_computes_a_prefix_once(
     )
 
 
-def test_nor_does_one_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_one_in_fp8(tmp_path, monkeypatch):
     spec = read_spec(tiny.write_m3(tmp_path))
     backend = TorchBackend(spec)
     assert to_eight_bits(backend.trunk.model)
     assert len(launched(backend, batch_of(spec, MANY), monkeypatch, torch_varlen())) == 4
 
 
-def test_nor_does_a_sparse_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_a_sparse_code(monkeypatch):
     with device_of_fakes(monkeypatch) as mode:
         weights = there(CodeLayers(torch.ones(9, 4), torch.ones(9), 3, 1e-5), mode)
         assert heads.code(TORCH, torch.empty(5, 4, device=DEVICE), weights).shape == (5, 9)
@@ -259,9 +253,7 @@ def test_nor_does_a_sparse_code(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda x: torch.as_tensor(np.arange(3), device=x.device), CopyWaits),
     ],
 )
-def test_what_waits_is_seen(
-    monkeypatch: pytest.MonkeyPatch, wait: Callable[[Tensor], object], error: type[Exception]
-) -> None:
+def test_what_waits_is_seen(monkeypatch, wait, error):
     with device_of_fakes(monkeypatch):
         rows = torch.empty(4, 3, device=DEVICE)
         with pytest.raises(error):

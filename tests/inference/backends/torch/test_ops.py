@@ -1,7 +1,5 @@
 """Families by torch: products in eight bits, and biases that are made a part at a time."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ from tests.inference.backends.torch.test_trunk import hidden_of
 EQUAL = 2e-6  # another order of sums
 
 
-def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path: Path) -> None:
+def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path):
     backend = TorchBackend(read_spec(tiny.write_family(tmp_path, "bert"), pooling="mean"))
     encodings = random_encodings(backend.spec)
     exact = hidden_of(backend, encodings)
@@ -30,9 +28,7 @@ def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path: Pa
 
 
 @pytest.mark.parametrize("model_type", ["deberta-v2", "mpnet"])
-def test_a_bias_of_some_queries_at_a_time_is_the_same(
-    tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bias_of_some_queries_at_a_time_is_the_same(tmp_path, model_type, monkeypatch):
     backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
     encodings = random_encodings(backend.spec)
     whole = hidden_of(backend, encodings)

@@ -74,14 +74,14 @@ def test_weights_equal_the_formula_on_the_logits_of_each_text_alone(tmp_path, mo
     )
 
 
-def test_a_head_that_nobody_described_is_refused(tmp_path: Path) -> None:
+def test_a_head_that_nobody_described_is_refused(tmp_path):
     spec = read_spec(tiny.write_family(tmp_path, "eurobert", task="ForMaskedLM"), pooling="splade")
     with pytest.raises(UnsupportedArchitecture, match="masked-language-model head of eurobert"):
         TorchBackend(spec)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 20))
-def test_slices_of_any_size_give_the_same(lengths: list[int], slice_tokens: int) -> None:
+def test_slices_of_any_size_give_the_same(lengths, slice_tokens):
     hidden, offsets = (
         torch.randn(sum(lengths), 6, generator=torch.Generator().manual_seed(0)),
         offsets_of(lengths),

@@ -30,9 +30,7 @@ def hidden_of(backend: TorchBackend, encodings: list[Encoding]) -> list[np.ndarr
 
 
 @pytest.mark.parametrize("model_type", ["xlm-roberta", "roberta", "camembert", "mpnet"])
-def test_a_padding_id_inside_a_text_does_not_count_as_a_position(
-    tmp_path: Path, model_type: str
-) -> None:
+def test_a_padding_id_inside_a_text_does_not_count_as_a_position(tmp_path, model_type):
     """The configuration's, or where it names none, transformers' own."""
     folder = tiny.write_family(tmp_path, model_type)
     padding = read_spec(folder, pooling="mean").config["pad_token_id"]
@@ -78,9 +76,7 @@ def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(
         ("encoder.layer.1.attention.self.query.lora_A.weight", False),
     ],
 )
-def test_buffers_and_heads_may_be_left_over_a_table_or_an_adapter_may_not(
-    name: str, may: bool
-) -> None:
+def test_buffers_and_heads_may_be_left_over_a_table_or_an_adapter_may_not(name, may):
     assert left_over([name]) == ([] if may else [name])
 
 
@@ -131,7 +127,7 @@ def backend(folder: Path) -> TorchBackend:
     return TorchBackend(read_spec(folder, pooling="mean"))
 
 
-def test_a_text_alone_equals_it_beside_a_long_one(folder: Path, backend: TorchBackend) -> None:
+def test_a_text_alone_equals_it_beside_a_long_one(folder, backend):
     texts = around(backend)
     together = hidden_of(backend, texts)
     for text, row in zip(texts, together, strict=True):
@@ -150,7 +146,7 @@ def test_a_text_alone_equals_it_beside_a_long_one(folder: Path, backend: TorchBa
         close(row, again)
 
 
-def test_threads_do_not_see_each_others_lengths(backend: TorchBackend) -> None:
+def test_threads_do_not_see_each_others_lengths(backend):
     texts = around(backend)
     alone = [hidden_of(backend, [text])[0] for text in texts]
     with ThreadPoolExecutor(4) as pool:
@@ -162,6 +158,6 @@ def test_threads_do_not_see_each_others_lengths(backend: TorchBackend) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "modernbert"])
-def test_other_models_go_together(tmp_path: Path, model_type: str) -> None:
+def test_other_models_go_together(tmp_path, model_type):
     model = AutoModel.from_pretrained(tiny.write_family(tmp_path, model_type))
     assert not forget_lengths(model)

@@ -1,7 +1,5 @@
 """Texts are read as transformers reads them: settings of tokenizer_config.json come before tokenizer.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -78,9 +76,7 @@ def edited(folder: Path, written: dict[str, Any], normalizer: dict[str, Any]) ->
         *paired([*WORDPIECE], ["PreTrainedTokenizerFast", "BertTokenizerFast"]),
     ],
 )
-def test_a_wordpiece_model_reads_as_transformers_does(
-    tmp_path: Path, change: str, name: str | None
-) -> None:
+def test_a_wordpiece_model_reads_as_transformers_does(tmp_path, change, name):
     written, normalizer = WORDPIECE[change]
     folder = edited(
         tiny.write_family(tmp_path, "bert"),
@@ -91,9 +87,7 @@ def test_a_wordpiece_model_reads_as_transformers_does(
 
 
 @pytest.mark.parametrize(("written", "there"), [(True, False), (False, True), (..., True)])
-def test_a_byte_level_model_has_a_space_before_texts_as_told(
-    tmp_path: Path, written: Any, there: bool
-) -> None:
+def test_a_byte_level_model_has_a_space_before_texts_as_told(tmp_path, written, there):
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(
         folder / "tokenizer_config.json",
@@ -106,7 +100,7 @@ def test_a_byte_level_model_has_a_space_before_texts_as_told(
     assert ids(folder) == theirs(folder)
 
 
-def test_truncation_of_tokenizer_json_on_the_left_is_followed(tmp_path: Path) -> None:
+def test_truncation_of_tokenizer_json_on_the_left_is_followed(tmp_path):
     folder = tiny.write_family(tmp_path, "bert")
     raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
     raw.enable_truncation(vocabulary.LONGEST, direction="left")
@@ -143,12 +137,12 @@ WRITTEN = [
     ],
 )
 def test_begin_and_end_follow_the_publishers_keys(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    keys: dict[str, bool],
-    recorded: list[list[int]],
-) -> None:
+    tmp_path,
+    caplog,
+    name,
+    keys,
+    recorded,
+):
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class=name, **keys)
     with caplog.at_level("INFO"):
@@ -164,9 +158,7 @@ def test_begin_and_end_follow_the_publishers_keys(
         ("PreTrainedTokenizerFast", {"add_bos_token": False, "add_eos_token": False}),
     ],
 )
-def test_without_the_keys_or_the_class_the_template_of_the_file_counts(
-    tmp_path: Path, name: str, keys: dict[str, bool]
-) -> None:
+def test_without_the_keys_or_the_class_the_template_of_the_file_counts(tmp_path, name, keys):
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class=name, **keys)
     assert [
@@ -174,7 +166,7 @@ def test_without_the_keys_or_the_class_the_template_of_the_file_counts(
     ] == WRITTEN
 
 
-def test_a_token_that_the_vocabulary_lacks_is_named(tmp_path: Path) -> None:
+def test_a_token_that_the_vocabulary_lacks_is_named(tmp_path):
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(
         folder / "tokenizer_config.json",
@@ -187,9 +179,7 @@ def test_a_token_that_the_vocabulary_lacks_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["$A", "$", "a b", "b:1"])
-def test_a_token_that_a_template_would_read_otherwise_is_refused(
-    tmp_path: Path, token: str
-) -> None:
+def test_a_token_that_a_template_would_read_otherwise_is_refused(tmp_path, token):
     folder = tiny.write_family(tmp_path, "roberta")
     described = json.loads((folder / "tokenizer.json").read_text())
     described["added_tokens"].append({**described["added_tokens"][0], "id": 600, "content": token})
@@ -208,7 +198,7 @@ def test_a_token_that_a_template_would_read_otherwise_is_refused(
     "name",
     ["modeling_qwen.Qwen2Model", "Alibaba-NLP/gte-Qwen2-1.5B-instruct--modeling_qwen.Qwen2Model"],
 )
-def test_gte_qwen2_ends_each_text(tmp_path: Path, name: str) -> None:
+def test_gte_qwen2_ends_each_text(tmp_path, name):
     folder = tiny.write_family(tmp_path, "qwen2")
     tiny.edit_json(folder / "config.json", auto_map={"AutoModel": name})
     end = RawTokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<|endoftext|>")
@@ -220,8 +210,8 @@ def test_gte_qwen2_ends_each_text(tmp_path: Path, name: str) -> None:
 
 
 def test_only_models_that_are_read_otherwise_than_before_have_another_fingerprint(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder = tiny.write_family(tmp_path, "bert")
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
 

@@ -1,7 +1,5 @@
 """Tokenizers built from the files of before `tokenizer.json`, against transformers; and what refuses those that cannot be."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from base64 import b85decode
@@ -35,17 +33,16 @@ CHARSMAP = zlib.decompress(
     )
 )
 TEXTS = [
-    *(
-        "baka bemo",
-        "Baka, ＡＢ",
-        "  bona  7, duti ",
-        "é bé",
-        "bona\nbebo\u3000baka",
-        "",
-        "x <mask> [MASK] baka",
-        "東京",
-    ),
-    *("</s> baka [SEP] bebo", "<x>baka"),
+    "baka bemo",
+    "Baka, ＡＢ",
+    "  bona  7, duti ",
+    "é bé",
+    "bona\nbebo\u3000baka",
+    "",
+    "x <mask> [MASK] baka",
+    "東京",
+    "</s> baka [SEP] bebo",
+    "<x>baka",
 ]
 PAIRS = [("baka bebo", "bona")]
 FAIRSEQ, T5, ALBERT = (
@@ -101,9 +98,7 @@ def ids(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_sentencepiece_file_gives_the_ids_that_sentencepiece_gives(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_sentencepiece_file_gives_the_ids_that_sentencepiece_gives(tmp_path, name):
     """The oracle: slow tokenizers of transformers 4.57.6 over sentencepiece 0.2.3; recorded, since neither is installed."""
     recorded = json.loads(Path(__file__).with_name("sentencepiece_ids.json").read_text())
     assert ids(write_pieces(tmp_path, name)) == recorded[name]
@@ -136,9 +131,7 @@ WORDPIECE = [*SPECIALS, "baka", "bemo", "b", "##e", "Ba", "##ka"]
         },
     ],
 )
-def test_a_list_of_words_is_read_as_transformers_reads_it(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_a_list_of_words_is_read_as_transformers_reads_it(tmp_path, settings):
     (tmp_path / "vocab.txt").write_text("\n".join(WORDPIECE) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert_same(tmp_path)
@@ -165,9 +158,7 @@ def test_a_list_of_words_is_read_as_transformers_reads_it(
         },
     ],
 )
-def test_merged_bytes_are_read_as_transformers_reads_them(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_merged_bytes_are_read_as_transformers_reads_them(tmp_path, settings):
     tokenizer("roberta").backend_tokenizer.model.save(str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert_same(
@@ -186,7 +177,7 @@ def assert_same(folder: Path, *texts: str) -> None:
     assert (found.ids, found.type_ids) == (expected["input_ids"], expected["token_type_ids"])
 
 
-def test_files_of_before_tokenizer_config_are_read(tmp_path: Path) -> None:
+def test_files_of_before_tokenizer_config_are_read(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(WORDPIECE))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "special_tokens_map.json").write_text(
@@ -204,9 +195,7 @@ def old_files(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
 
-def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_words(
-    bert: Path, copied: Copied
-) -> None:
+def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_words(bert, copied):
     folder = copied(bert)
     texts = ["baka bemo, duti?", "Bona"]
     expected, removed = Encoder.load(folder).encode(texts).dense, read_spec(folder).removed_ids
@@ -242,9 +231,7 @@ def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_wo
         ({"spiece.model": b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"}, "64 bits"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_the_cure(
-    tmp_path: Path, changed: dict[str, bytes], why: str
-) -> None:
+def test_what_cannot_be_built_is_refused_with_the_cure(tmp_path, changed, why):
     write_pieces(tmp_path, "Albert")
     for name, content in changed.items():
         (tmp_path / name).write_bytes(content)
@@ -255,9 +242,7 @@ def test_what_cannot_be_built_is_refused_with_the_cure(
         assert str(caught.value).endswith("A folder with tokenizer.json is served")
 
 
-def test_numbers_of_a_file_make_no_vocabulary_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_of_a_file_make_no_vocabulary_without_end(tmp_path, monkeypatch):
     """100 bytes of settings took as many tokens as they said, and pieces within one another as many merges as letters."""
     words = write_pieces(tmp_path / "t5", "T5")
     tiny.edit_json(words / "tokenizer_config.json", extra_ids=200_000)
@@ -268,7 +253,7 @@ def test_numbers_of_a_file_make_no_vocabulary_without_end(
         build(write_pieces(tmp_path / "llama", "Llama"))
 
 
-def test_a_folder_without_any_vocabulary_names_the_files(tmp_path: Path) -> None:
+def test_a_folder_without_any_vocabulary_names_the_files(tmp_path):
     tiny.write_bert(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(

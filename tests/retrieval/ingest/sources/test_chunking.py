@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -128,7 +127,7 @@ def test_without_chunking_a_document_is_one(model_and_path):
     assert [(chunk.start, chunk.tokens) for chunk in chunks] == [(0, small.LONGEST)]
 
 
-def test_a_prompt_takes_its_place_in_every_chunk(tmp_path: Path):
+def test_a_prompt_takes_its_place_in_every_chunk(tmp_path):
     model = small.model(small.model_spec(prompts=PROMPTED))
     _, path = written(tmp_path)
     (chunks,) = Chunker(model, raw(path), settings_for(model, 40, 0)).chunks_of(

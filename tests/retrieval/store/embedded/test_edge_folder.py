@@ -1,7 +1,5 @@
 """What the owner does between calls, asked directly. The engine is loaded in this process here, for a folder of its own."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil
@@ -41,7 +39,7 @@ def is_untidy(folder: Folder) -> bool:
     return any(one.dirty or one.written >= OPTIMIZE_AFTER for one in folder._open.values())
 
 
-def test_housekeeping_comes_to_an_end_and_begins_again_after_writes(folder: Folder) -> None:
+def test_housekeeping_comes_to_an_end_and_begins_again_after_writes(folder):
     assert not is_untidy(folder)
     folder.create("c", schema_to_dict(plan()))
     folder.upsert("c", points(OPTIMIZE_AFTER))
@@ -67,7 +65,7 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_during_housekeeping_harms_nothing(folder: Folder) -> None:
+def test_a_full_disk_during_housekeeping_harms_nothing(folder):
     folder.create("c", schema_to_dict(plan()))
     folder.upsert("c", points(OPTIMIZE_AFTER))
     with full_disk():
@@ -77,9 +75,7 @@ def test_a_full_disk_during_housekeeping_harms_nothing(folder: Folder) -> None:
     assert folder.count("c", None) == OPTIMIZE_AFTER
 
 
-def test_housekeeping_that_failed_is_tried_again_later_and_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_housekeeping_that_failed_is_tried_again_later_and_logged_once(tmp_path, caplog):
     now_s = 0.0
     folder = Folder(tmp_path, clock=lambda: now_s)
     folder.create("c", schema_to_dict(plan()))
@@ -99,7 +95,7 @@ def test_housekeeping_that_failed_is_tried_again_later_and_logged_once(
     folder.close()
 
 
-def test_leftovers_of_a_crash_are_swept(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_swept(tmp_path):
     for name in (".new-1", ".old-1"):
         (tmp_path / name / "shard").mkdir(parents=True)
     (tmp_path / "stray").mkdir()
@@ -109,7 +105,7 @@ def test_leftovers_of_a_crash_are_swept(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_an_uneven_sparse_vector_never_reaches_the_engine(folder: Folder) -> None:
+def test_an_uneven_sparse_vector_never_reaches_the_engine(folder):
     folder.create("c", schema_to_dict(plan()))
     for bad in ({"indices": [1, 2], "values": [1.0]}, {"indices": [1, 1], "values": [1.0, 2.0]}):
         with pytest.raises(ValueError, match="a sparse vector"):
@@ -120,7 +116,7 @@ def test_an_uneven_sparse_vector_never_reaches_the_engine(folder: Folder) -> Non
     assert folder.count("c", None) == 1
 
 
-def test_traffic_does_not_put_off_a_flush_for_ever(tmp_path: Path) -> None:
+def test_traffic_does_not_put_off_a_flush_for_ever(tmp_path):
     """A crash then replays at most `FLUSH_S` or `FLUSH_BYTES` of writes."""
     now_s = 0.0
     folder = Folder(tmp_path, clock=lambda: now_s)
@@ -139,7 +135,7 @@ def test_traffic_does_not_put_off_a_flush_for_ever(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_points_that_are_written_again_and_again_are_merged_under_traffic(folder: Folder) -> None:
+def test_points_that_are_written_again_and_again_are_merged_under_traffic(folder):
     folder.create("c", schema_to_dict(plan()))
     for turn in range(OPTIMIZE_AFTER // 100 + 1):
         folder.upsert("c", points(100))
@@ -150,14 +146,14 @@ def test_points_that_are_written_again_and_again_are_merged_under_traffic(folder
     assert folder.count("c", None) == 100
 
 
-def test_new_points_are_not_merged_under_traffic(folder: Folder) -> None:
+def test_new_points_are_not_merged_under_traffic(folder):
     """An optimization of a growing collection would hold up its ingest again and again."""
     folder.create("c", schema_to_dict(plan()))
     folder.upsert("c", points(3 * OPTIMIZE_AFTER))
     assert not folder._open["c"].is_worn
 
 
-def test_a_folder_that_was_replaced_is_neither_read_nor_written(tmp_path: Path) -> None:
+def test_a_folder_that_was_replaced_is_neither_read_nor_written(tmp_path):
     folder = Folder(tmp_path)
     folder.create("c", schema_to_dict(plan()))
     folder.upsert("c", points(10))
@@ -177,7 +173,7 @@ def test_a_folder_that_was_replaced_is_neither_read_nor_written(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["layout.json", "shard", "shard/wal", "shard/edge_config.json"])
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
-def test_a_link_in_a_collection_is_not_followed(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_link_in_a_collection_is_not_followed(tmp_path, name, kind):
     """A collection of an unpacked archive, whose links lead to files of this user."""
     folder = Folder(tmp_path / "store")
     (tmp_path / "store").mkdir()
@@ -199,7 +195,7 @@ def test_a_link_in_a_collection_is_not_followed(tmp_path: Path, name: str, kind:
 
 
 @pytest.mark.parametrize("target", ["../other/c", "/etc", ".ingest"])
-def test_an_alias_leads_to_no_place_outside_the_folder(tmp_path: Path, target: str) -> None:
+def test_an_alias_leads_to_no_place_outside_the_folder(tmp_path, target):
     folder = Folder(tmp_path)
     (tmp_path / "c").mkdir()
     (tmp_path / "c/layout.json").write_text(json.dumps({"alias_of": target}))
@@ -207,7 +203,7 @@ def test_an_alias_leads_to_no_place_outside_the_folder(tmp_path: Path, target: s
         folder.count("c", None)
 
 
-def test_a_link_in_place_of_a_new_layout_is_not_written_to(folder: Folder, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_new_layout_is_not_written_to(folder, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("the only copy")
     folder.create("c", schema_to_dict(plan()))

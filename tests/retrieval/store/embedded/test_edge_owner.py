@@ -1,7 +1,5 @@
 """The owner of the embedded engine, as a real process: killed, asked by many at once, opened twice, and ruined on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -44,7 +42,7 @@ async def opened(folder: Path) -> EmbeddedStore:
     return store
 
 
-async def test_everything_acknowledged_survives_a_killed_owner(tmp_path: Path) -> None:
+async def test_everything_acknowledged_survives_a_killed_owner(tmp_path):
     """Killed while a batch of five is under way, which may be stored or not: its answer is lost either way."""
     store = await opened(tmp_path)
     for begin in range(0, 300, 20):
@@ -88,8 +86,8 @@ async def outcome(task: asyncio.Task[None]) -> StoreUnavailable | None:
 
 
 async def test_closing_waits_for_what_was_asked_and_the_store_is_found_again_as_it_was(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     store = await opened(tmp_path)
     await store.upsert("c", points(0, 50))
     asked = leg(embeddings(1), filter=of_ids(range(50)))
@@ -107,7 +105,7 @@ async def test_closing_waits_for_what_was_asked_and_the_store_is_found_again_as_
     await again.close()
 
 
-async def test_a_second_process_joins(tmp_path: Path) -> None:
+async def test_a_second_process_joins(tmp_path):
     store, second = await opened(tmp_path), EmbeddedStore(str(tmp_path))
     assert await second.collections() == ["c"]
     assert pid_of(second) == pid_of(store)
@@ -117,7 +115,7 @@ async def test_a_second_process_joins(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
+async def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path):
     store = await opened(tmp_path)
     await store.upsert("c", points(0, 60))
     stored = embeddings(60, seed=0)
@@ -129,7 +127,7 @@ async def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> 
     await store.close()
 
 
-async def test_an_owner_outlives_its_starter_and_ends_after_the_last_client(tmp_path: Path) -> None:
+async def test_an_owner_outlives_its_starter_and_ends_after_the_last_client(tmp_path):
     class Hurried(EmbeddedStore):
         command = ("-c", CHANGED.format("process.LINGER_S = 0.1"))
 
@@ -148,7 +146,7 @@ async def test_an_owner_outlives_its_starter_and_ends_after_the_last_client(tmp_
 
 
 @pytest.mark.parametrize("end", ["cancelled", "timed out"])
-async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end: str) -> None:
+async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path, end):
     store = await opened(tmp_path)
     os.kill(pid_of(store), signal.SIGSTOP)
     store._timeout_s = HANG if end == "cancelled" else 0.5
@@ -174,9 +172,7 @@ async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end
     await store.close()
 
 
-async def test_an_owner_that_greets_nobody_is_said_to_build_an_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_owner_that_greets_nobody_is_said_to_build_an_index(tmp_path, monkeypatch):
     store = await opened(tmp_path)
     os.kill(pid_of(store), signal.SIGSTOP)
     monkeypatch.setattr(module, "START_S", 0.1)
@@ -189,7 +185,7 @@ async def test_an_owner_that_greets_nobody_is_said_to_build_an_index(
     await store.close()
 
 
-async def test_more_calls_than_may_wait_are_refused_at_once(tmp_path: Path) -> None:
+async def test_more_calls_than_may_wait_are_refused_at_once(tmp_path):
     store = await opened(tmp_path)
     os.kill(pid_of(store), signal.SIGSTOP)
     waiting = [asyncio.create_task(store.count("c")) for _ in range(1000)]
@@ -206,7 +202,7 @@ async def test_more_calls_than_may_wait_are_refused_at_once(tmp_path: Path) -> N
     await store.close()
 
 
-async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -> None:
+async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path):
     now_s = 0.0
     store = EmbeddedStore(str(tmp_path), timeout_s=HANG, clock=lambda: now_s)
     await store.create("c", plan())
@@ -236,7 +232,7 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -
     await store.close()
 
 
-async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path: Path) -> None:
+async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path):
     """With bounds that are a few thousand times smaller."""
 
     class Small(EmbeddedStore):
@@ -264,7 +260,7 @@ async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path
     await store.close()
 
 
-async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> None:
+async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path):
     """What no checked point can do is done here behind the checks' back."""
     poison = "folder.point_of = lambda p: edge.Point(id=p[0], vector={'sparse': edge.SparseVector([1, 2], [1.0])}, payload={})"
 
@@ -302,7 +298,7 @@ async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Pat
     await again.close()
 
 
-async def test_a_half_made_collection_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_half_made_collection_leaves_nothing(tmp_path):
     store = EmbeddedStore(str(tmp_path))
     bad = type(plan())({"dense": VectorParams(size=0, distance="Cosine")}, {})
     with pytest.raises(StoreError, match=r"dimension cannot be 0"):
@@ -312,7 +308,7 @@ async def test_a_half_made_collection_leaves_nothing(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     store = EmbeddedStore(str(file / "folder"))
@@ -322,7 +318,7 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     await store.close()
 
 
-def test_points_travel_as_the_bytes_of_their_arrays() -> None:
+def test_points_travel_as_the_bytes_of_their_arrays():
     (point,) = check_points(points(0, 1), plan())
     body = frame(point)
     assert point.vector["dense"].tobytes() in body

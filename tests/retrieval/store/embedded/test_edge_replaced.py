@@ -1,11 +1,8 @@
 """A folder of the embedded engine whose files a stranger made, or which is deleted or restored while processes have it open."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -38,9 +35,7 @@ def as_pipe(path: Path, victim: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [as_link, as_hard_link, as_pipe])
-async def test_a_lock_file_that_leads_elsewhere_is_not_opened(
-    tmp_path: Path, make: Callable[[Path, Path], None]
-) -> None:
+async def test_a_lock_file_that_leads_elsewhere_is_not_opened(tmp_path, make):
     """A cloned repository with a `qdrant/.lock`, and a collection so that commands start the engine."""
     victim, folder = tmp_path / "victim", tmp_path / "qdrant"
     victim.write_text("the only copy\n")
@@ -62,7 +57,7 @@ async def test_a_lock_file_that_leads_elsewhere_is_not_opened(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 @pytest.mark.parametrize("part", [".", ".lock", "c", "c/shard"])
-async def test_a_folder_of_another_user_is_refused(tmp_path: Path, part: str) -> None:
+async def test_a_folder_of_another_user_is_refused(tmp_path, part):
     await ended(await opened(tmp_path))
     os.chown(tmp_path / part, 65534, 65534)
     store = EmbeddedStore(str(tmp_path), timeout_s=HANG)
@@ -71,7 +66,7 @@ async def test_a_folder_of_another_user_is_refused(tmp_path: Path, part: str) ->
     await store.close()
 
 
-async def test_an_unsafe_collection_is_refused_and_the_others_are_served(tmp_path: Path) -> None:
+async def test_an_unsafe_collection_is_refused_and_the_others_are_served(tmp_path):
     store = await opened(tmp_path)
     await store.create("d", plan())
     await ended(store)
@@ -120,9 +115,7 @@ CHANGES = [deleted, emptied, restored, restored_in_place, moved_in, collection_r
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_nothing_is_acknowledged_by_the_process_of_a_replaced_folder(
-    tmp_path: Path, change: Callable[[Path, Path], None]
-) -> None:
+async def test_nothing_is_acknowledged_by_the_process_of_a_replaced_folder(tmp_path, change):
     """A server with an open store, beside which the folder is deleted or restored, and filled again by a command."""
     folder, copy = tmp_path / "store", tmp_path / "copy"
     store = await opened(folder)
@@ -156,8 +149,8 @@ async def test_nothing_is_acknowledged_by_the_process_of_a_replaced_folder(
 
 
 async def test_the_process_of_a_deleted_folder_ends_and_removes_its_own_socket(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder = tmp_path / "store"
     store = await opened(folder)
     socket = listening_at(folder)
@@ -171,7 +164,7 @@ async def test_the_process_of_a_deleted_folder_ends_and_removes_its_own_socket(
     assert not folder.exists()
 
 
-async def test_a_replay_may_take_longer_than_a_call(tmp_path: Path) -> None:
+async def test_a_replay_may_take_longer_than_a_call(tmp_path):
     """The alarm would end each process that opens the collection, and the next one would begin again."""
     slow = (
         "process.DEADLINE_S = 1.0\n"
@@ -192,7 +185,7 @@ async def test_a_replay_may_take_longer_than_a_call(tmp_path: Path) -> None:
     await again.close()
 
 
-async def test_writes_are_flushed_under_steady_traffic(tmp_path: Path) -> None:
+async def test_writes_are_flushed_under_steady_traffic(tmp_path):
     """The process writes a file at each flush. Without a pause between calls it has no idle tick."""
     noted = (
         "process.TICK_S, folder.FLUSH_S = 1.0, 0.5\n"

@@ -1,7 +1,5 @@
 """The socket of the embedded engine's process: who may join, and what a client cannot do to the others."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -75,7 +73,7 @@ def received(client: socket.socket) -> list[object]:
     return message
 
 
-async def test_the_socket_is_this_users_alone_and_gone_with_its_process(tmp_path: Path) -> None:
+async def test_the_socket_is_this_users_alone_and_gone_with_its_process(tmp_path):
     store = await opened(tmp_path)
     place = listening_at(tmp_path)
     assert place is not None
@@ -88,7 +86,7 @@ async def test_the_socket_is_this_users_alone_and_gone_with_its_process(tmp_path
     assert not place.exists()
 
 
-async def test_commands_that_start_at_once_share_one_process(tmp_path: Path) -> None:
+async def test_commands_that_start_at_once_share_one_process(tmp_path):
     await ended(await opened(tmp_path))
     command = machine.python_command("-c", JOINED, str(tmp_path))
     started = [
@@ -106,9 +104,7 @@ async def test_commands_that_start_at_once_share_one_process(tmp_path: Path) -> 
     assert told.pop().startswith("0 ")
 
 
-async def test_a_process_has_no_output_or_keys_of_its_starter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_has_no_output_or_keys_of_its_starter(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRIDTEI_API_KEY", "secret")
     store = await opened(tmp_path)
     pid = pid_of(store)
@@ -119,7 +115,7 @@ async def test_a_process_has_no_output_or_keys_of_its_starter(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-async def test_another_user_is_not_served(tmp_path: Path) -> None:
+async def test_another_user_is_not_served(tmp_path):
     store = await opened(tmp_path)
     ours, theirs = socket.socketpair()
     assert is_own(ours)
@@ -143,7 +139,7 @@ async def test_another_user_is_not_served(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_another_release_is_named_beside_this_one(tmp_path: Path) -> None:
+async def test_another_release_is_named_beside_this_one(tmp_path):
     newer = CHANGED.replace("{}", "process.release = lambda: 'hybridtei 9 with qdrant-edge-py 8'")
     command = machine.python_command("-c", newer, str(tmp_path))
     started = subprocess.run(
@@ -163,8 +159,8 @@ async def test_another_release_is_named_beside_this_one(tmp_path: Path) -> None:
 
 
 async def test_half_a_request_holds_up_nobody_and_its_client_is_disconnected(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     store = changed(tmp_path, "process.STALLED_TICKS, process.TICK_S = 4, 0.05")
     await store.create("c", plan())
     client = connected(tmp_path)
@@ -182,8 +178,8 @@ async def test_half_a_request_holds_up_nobody_and_its_client_is_disconnected(
 
 
 async def test_a_call_that_does_not_end_ends_the_process_and_the_next_is_answered(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     slow = "process.DEADLINE_S = 5.0; folder.Folder.count = lambda *_: __import__('time').sleep(99)"
     store = changed(tmp_path, slow)
     await store.create("c", plan())
@@ -195,7 +191,7 @@ async def test_a_call_that_does_not_end_ends_the_process_and_the_next_is_answere
     await other.close()
 
 
-async def test_a_full_disk_is_named(tmp_path: Path) -> None:
+async def test_a_full_disk_is_named(tmp_path):
     await ended(await opened(tmp_path))
     store = changed(tmp_path, "folder.MIN_FREE_BYTES = 2**62")
     for writing in (lambda: store.create("d", plan()), lambda: store.upsert("c", points(0, 1))):
@@ -205,7 +201,7 @@ async def test_a_full_disk_is_named(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_reading_where_no_collection_is_makes_nothing(tmp_path: Path) -> None:
+async def test_reading_where_no_collection_is_makes_nothing(tmp_path):
     store = EmbeddedStore(str(tmp_path / "store"))
     assert (await store.collections(), await store.aliases(), await store.describe("c")) == (
         [],
@@ -218,12 +214,12 @@ async def test_reading_where_no_collection_is_makes_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+def test_a_folder_has_one_owner(tmp_path):
     with take(tmp_path), pytest.raises(StoreError, match="another process has this folder"):
         take(tmp_path)
 
 
-def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_on_a_network_is_refused(tmp_path, monkeypatch):
     device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
@@ -234,9 +230,7 @@ def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         take(tmp_path)
 
 
-def test_a_long_path_of_the_temporary_folder_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_path_of_the_temporary_folder_is_not_used(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
@@ -249,9 +243,7 @@ def test_a_long_path_of_the_temporary_folder_is_not_used(
         assert socket_path(tmp_path).parent == own / "hybridtei"
 
 
-async def test_a_folder_that_another_user_made_first_stops_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_folder_that_another_user_made_first_stops_nobody(tmp_path, monkeypatch):
     """The folder is open to others, as a stranger's may be. A process of the store is found by its lock file."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(embedded_process.os, "geteuid", lambda: 4_000_000_000)
@@ -267,6 +259,6 @@ async def test_a_folder_that_another_user_made_first_stops_nobody(
     place.parent.rmdir()
 
 
-def test_the_socket_of_another_folder_in_a_lock_file_is_not_asked(tmp_path: Path) -> None:
+def test_the_socket_of_another_folder_in_a_lock_file_is_not_asked(tmp_path):
     (tmp_path / ".lock").write_text("/run/docker.sock")
     assert listening_at(tmp_path) is None

@@ -35,7 +35,7 @@ def test_the_kernel_follows_from_the_card_the_precision_and_the_heads(
     assert kernel_for(forms, dtype, SimpleNamespace(type="cuda" if card else "cpu")) == name
 
 
-def test_torchs_own_kernel_takes_what_layers_ask_of_it() -> None:
+def test_torchs_own_kernel_takes_what_layers_ask_of_it():
     from torch.nn.attention.varlen import varlen_attn
 
     assert {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys()

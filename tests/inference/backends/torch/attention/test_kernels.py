@@ -41,15 +41,13 @@ SEEN = [max(1, length - 2) for length in textbook.LENGTHS]
 @pytest.mark.parametrize(
     ("window", "key_heads", "causal"), paired([None, 1, 5, 100], [4, 2, 1], [False, True])
 )
-def test_packed_attention_equals_the_textbook(
-    kernel: Kernel, causal: bool, window: int | None, key_heads: int
-) -> None:
+def test_packed_attention_equals_the_textbook(kernel, causal, window, key_heads):
     equals_the_textbook(kernel, window=window, key_heads=key_heads, causal=causal)
 
 
 @EACH
 @pytest.mark.parametrize("window", [None, 5])
-def test_tokens_that_none_attends_to_are_left_out(kernel: Kernel, window: int | None) -> None:
+def test_tokens_that_none_attends_to_are_left_out(kernel, window):
     equals_the_textbook(kernel, window=window, seen=SEEN)
 
 
@@ -72,9 +70,7 @@ def equals_the_textbook(
 
 
 @given(LISTS, st.sampled_from([None, 1, 7]), st.booleans(), st.sampled_from([4, 2]))
-def test_groups_compute_what_each_sequence_does(
-    lengths: list[int], window: int | None, causal: bool, key_heads: int
-) -> None:
+def test_groups_compute_what_each_sequence_does(lengths, window, causal, key_heads):
     q, k, v = textbook.drawn(lengths, key_heads)
     alone, grouped = (
         kernel(q, k, v, textbook.sequences(lengths), scale=0.7, window=window, causal=causal)
@@ -83,7 +79,7 @@ def test_groups_compute_what_each_sequence_does(
     torch.testing.assert_close(alone, grouped, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
-def test_layers_share_what_was_made_of_the_lengths() -> None:
+def test_layers_share_what_was_made_of_the_lengths():
     q, k, v = textbook.drawn(textbook.LENGTHS)
     lengths = textbook.sequences(textbook.LENGTHS)
     first = padded_groups(q, k, v, lengths, scale=0.7, window=5, causal=False)
@@ -96,7 +92,7 @@ def test_layers_share_what_was_made_of_the_lengths() -> None:
 
 
 @given(st.lists(st.integers(1, 9000), min_size=1, max_size=200))
-def test_like_lengths_keep_the_budget_of_padding_and_lose_none(lengths: list[int]) -> None:
+def test_like_lengths_keep_the_budget_of_padding_and_lose_none(lengths):
     groups = like_lengths(lengths)
     assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
     for group in groups:
@@ -108,15 +104,13 @@ def test_like_lengths_keep_the_budget_of_padding_and_lose_none(lengths: list[int
         assert len(group) == 1 or len(group) * longest**2 <= MASK_ENTRIES
 
 
-def test_equal_lengths_are_one_call() -> None:
+def test_equal_lengths_are_one_call():
     assert like_lengths([7] * 50) == [list(range(50))]
     assert len(like_lengths([5, 500, 5, 500])) == 2
 
 
 @given(st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.integers(1, 50))
-def test_a_window_is_told_as_keys_before_and_after(
-    window: int | None, causal: bool, longest: int
-) -> None:
+def test_a_window_is_told_as_keys_before_and_after(window, causal, longest):
     before, after = window_of(window, causal, longest)
     for i in range(longest):
         for j in range(longest):
