@@ -14,15 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 312_205, "modules": 182}
+SIZE = {"tokens": 317_898, "modules": 186}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 1_108,
-    "literal_splats": 29,
-    "no_nouns": 71,
+    "conditionals": 923,
+    "literal_splats": 27,
+    "no_nouns": 70,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_369,
+    "tokens_per_1000_code_lines": 8_372,
 }
 LONGEST_FILE_LINES = 565
 # What a change may leave between a count and its number, in thousandths of the number.

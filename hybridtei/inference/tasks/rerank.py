@@ -155,7 +155,7 @@ class _Question(Task[Scored]):
         if self.windows < 2 or room < LEAST_WINDOW:
             return read(texts)
         windows = model.reader.windows(texts, room, self.windows, truncate=self.truncate)
-        parts = [(place, part) for place, some in enumerate(windows) for part in some]
+        parts = [(place, part) for place, of_text in enumerate(windows) for part in of_text]
         try:
             encodings = read([texts[place][begin:end] for place, (begin, end) in parts])
         except RequestError as error:
