@@ -4,6 +4,8 @@ A call that uses several cores starts threads, and ends them before it returns.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -74,6 +76,8 @@ class Encoder:
         self._budget = budget_tokens
         self._engine = engine
         self._closed = False
+        # Held by the one call of `aencode` that runs
+        self._turn = threading.Lock()
 
     @classmethod
     def load(
@@ -200,6 +204,18 @@ class Encoder:
             rest = self._run(replace(task, heads=others), show_progress)
             answer = replace(rest, sparse=answer.sparse)
         return answer
+
+    async def aencode(
+        self, texts: str | Sequence[Input], outputs: Iterable[str] = ("dense",), **options: Any
+    ) -> Embeddings:
+        """`encode` in a thread, with the same parameters: the event loop goes on. Calls run one
+        after the other."""
+
+        def encode() -> Embeddings:
+            with self._turn:
+                return self.encode(texts, outputs, **options)
+
+        return await asyncio.to_thread(encode)
 
     def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
         """Spell sparse vectors: for each a list of (piece of the vocabulary, weight), the heaviest

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
@@ -24,7 +26,7 @@ from hybridtei.batch import (
     gather_index,
     offsets_of,
 )
-from hybridtei.errors import NotANumber
+from hybridtei.errors import LoadError, NotANumber
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -237,6 +239,40 @@ class Embeddings(Columns):
         if self.multivector is not None:
             row["multivector"] = self.multivector.row(i)
         return row
+
+    def save(self, path: str | Path) -> None:
+        """Write all columns into a file of numpy's .npz format. Raises OSError."""
+        arrays: dict[str, Any] = {}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if value is None or isinstance(value, np.ndarray):
+                arrays[column.name] = value
+                continue
+            for part in fields(value):
+                arrays[f"{column.name}.{part.name}"] = getattr(value, part.name)
+        with open(path, "wb") as file:
+            np.savez(file, **{name: array for name, array in arrays.items() if array is not None})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Embeddings:
+        """Read a file that `save` wrote. Raises OSError, and LoadError for a file of another
+        kind."""
+        kinds: dict[str, type[Any]] = {
+            "sparse": SparseVectors,
+            "multivector": Ragged,
+            "tokens": Ragged,
+        }
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+            columns = {"dense": arrays.pop("dense", None)}
+            for name, kind in kinds.items():
+                if any(key.startswith(f"{name}.") for key in arrays):
+                    parts = [arrays[f"{name}.{part.name}"] for part in fields(kind)]
+                    columns[name] = kind(*(part if part.ndim else part.item() for part in parts))
+        except (AttributeError, EOFError, KeyError, TypeError, ValueError, BadZipFile) as error:
+            raise LoadError(f"{path}: holds no saved Embeddings: {error}") from error
+        return cls(**columns)
 
     @property
     def numbers(self) -> int:

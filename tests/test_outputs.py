@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hybridtei.batch import Ragged
+from hybridtei.errors import LoadError
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 
 WIDTH = 7
@@ -90,3 +91,40 @@ def test_embeddings_are_as_many_as_their_rows(column):
     kinds = {"dense": rows, "sparse": SparseVectors.from_dense(rows)}
     ragged = Ragged(np.ones((4, 2), dtype=np.float32), np.array([0, 2, 2, 4]))
     assert len(Embeddings(**{column: kinds.get(column, ragged)})) == 3
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"dense": np.arange(6, dtype=np.float32).reshape(2, 3)},
+        {
+            "sparse": SparseVectors.from_dense(np.eye(2, WIDTH, dtype=np.float32)),
+            "multivector": Ragged(np.arange(12, dtype=np.int8).reshape(4, 3), np.array([0, 1, 4])),
+            "tokens": Ragged(np.ones((3, 2), np.float32), np.array([0, 0, 3])),
+        },
+        {},
+    ],
+)
+def test_saved_columns_come_back(tmp_path, columns):
+    path = tmp_path / "vectors"
+    Embeddings(**columns).save(path)
+    loaded = Embeddings.load(path)
+    for name in ("dense", "sparse", "multivector", "tokens"):
+        saved, column = columns.get(name), getattr(loaded, name)
+        assert (saved is None) == (column is None)
+        if name == "dense" and saved is not None:
+            np.testing.assert_array_equal(column, saved)
+        for part in getattr(saved, "__dataclass_fields__", ()):
+            np.testing.assert_array_equal(getattr(column, part), getattr(saved, part))
+            assert type(getattr(column, part)) is type(getattr(saved, part))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"PK\x03\x04broken", b"\x93NUMPY\x01\x00"])
+def test_a_file_of_another_kind_is_named(tmp_path, content):
+    path = tmp_path / "vectors"
+    path.write_bytes(content)
+    with pytest.raises(LoadError, match="vectors: holds no saved Embeddings"):
+        Embeddings.load(path)
+    np.savez(tmp_path / "other.npz", **{"sparse.indices": np.ones(2)})
+    with pytest.raises(LoadError):
+        Embeddings.load(tmp_path / "other.npz")

@@ -1,5 +1,6 @@
 """The inputs that `Encoder` accepts, those that it refuses, and the answers."""
 
+import asyncio
 import gc
 import weakref
 
@@ -203,3 +204,30 @@ def test_an_unknown_option_names_the_nearest():
 def test_an_option_out_of_its_range(option, message):
     with pytest.raises(UsageError, match=message):
         Encoder.load(**option)
+
+
+def test_coroutines_wait_for_vectors_and_the_loop_goes_on(encoder):
+    """Two at once get what each would get alone."""
+    texts = ["one two three", "four five"]
+
+    async def scenario():
+        turns = 0
+
+        async def count():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        both = await asyncio.gather(
+            *(encoder.aencode(text, ("dense",), input_type="query") for text in texts)
+        )
+        counting.cancel()
+        return both, turns
+
+    answers, turns = asyncio.run(scenario())
+    for text, answer in zip(texts, answers, strict=True):
+        expected = encoder.encode(text, input_type="query").dense
+        np.testing.assert_array_equal(answer.dense, expected)
+    assert turns > 1

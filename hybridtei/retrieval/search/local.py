@@ -39,20 +39,15 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
         return tokenizer().tokens(text, add_special_tokens=False)
 
     async def look_up(queries: Sequence[str]) -> Embeddings:
-        return await asyncio.to_thread(
-            encoder.encode, list(queries), ("sparse",), input_type="query", query_encoder="table"
+        return await encoder.aencode(
+            list(queries), ("sparse",), input_type="query", query_encoder="table"
         )
 
     async def files() -> str | None:
         return await model_hash(begin(encoder, encoder.spec))
 
-    lock = asyncio.Lock()
-
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
-        async with lock:
-            return await asyncio.to_thread(
-                encoder.encode, list(queries), sorted(heads), input_type="query"
-            )
+        return await encoder.aencode(list(queries), sorted(heads), input_type="query")
 
     return QueryModel(model_id, encoder.spec, embed, tokens_of, look_up=look_up, fingerprint=files)
 
