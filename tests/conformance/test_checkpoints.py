@@ -51,7 +51,7 @@ def test_what_cannot_be_built_or_judged_is_told(tmp_path: Path) -> None:
         ),
         (
             MissingArtifact(
-                "/x/adapter_config.json: an adapter; merge it into /x/base and save that"
+                "/x/adapter_config.json: `use_dora` is True; merge it into /x/base and save that"
             ),
             True,
         ),

@@ -248,8 +248,8 @@ POOLINGS: Mapping[str, str] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
 
 def _llama_bidirec(config: Config, file: Path) -> Config:
-    """NVIDIA's `LlamaBidirectionalConfig` and `Ministral3BidirectionalConfig`. `temperature` divides a ranker's logits; other models
-    use it only in training."""
+    """NVIDIA's `LlamaBidirectionalConfig` and `Ministral3BidirectionalConfig`. `temperature`
+    divides a ranker's logits; other models use it only in training."""
     if any(name.endswith("Classification") for name in _architectures(config)):
         _take(config, file, {"temperature": (1.0,)})
     pooling = config.get("pooling", "avg")

@@ -71,13 +71,13 @@ def run_family(
     model_type: str,
     config: Mapping[str, Any],
     file: str,
-    adapters: tuple[int, int, float] | None = None,
+    adapters: tuple[int, int, float, frozenset[str] | None] | None = None,
     *,
     is_native: bool,
 ) -> Rows:
     """Compute the last hidden states by `ops`. `config`: the contents of `file`, a config.json.
 
-    `adapters`: their number, rank and scale (`ops.adapted`). `is_native`: transformers' own class
+    `adapters`: arguments of `ops.adapted`. `is_native`: transformers' own class
     computes this model, so keys that it does not declare have no effect. Raises
     UnsupportedArchitecture for an unknown family or setting, and LoadError for an impossible value.
     """
