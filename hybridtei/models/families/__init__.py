@@ -28,6 +28,7 @@ from hybridtei.models.families.decoders import (
     ultrabert,
 )
 from hybridtei.models.families.embedding_gemma2 import embedding_gemma2
+from hybridtei.models.families.lfm2 import lfm2
 from hybridtei.models.families.ops import Ops, Rows, adapted
 from hybridtei.models.families.rotary import (
     gte,
@@ -51,6 +52,7 @@ FAMILIES: Mapping[str, Family] = {
     "gte": gte,
     "jina_bert": jina_bert,
     "jina_embeddings_v3": jina_v3,
+    "lfm2_bidirectional": lfm2,
     "llama": llama,
     "ministral3": ministral3,
     "mistral": mistral,

@@ -138,6 +138,11 @@ class Ops(Protocol):
         `alibi`, `buckets` or `disentangled`."""
         ...
 
+    def convolve(self, x: Rows, name: str) -> Rows:
+        """Sum each token and its two neighbours of the same text, number by number weighted by
+        `NAME.weight` float[width, 1, 3]. A token that is no key counts as zero."""
+        ...
+
     def alibi(self, slopes: NDArray[np.float32]) -> Any:
         """ALiBi in both directions: `-slope * |query - key|`. `slopes` float32[heads]."""
         ...
