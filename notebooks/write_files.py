@@ -21,6 +21,7 @@ from hybridtei.models.checkpoint import (
     heads,
     late,
     modules,
+    peft,
     rankers,
     sentence,
     sizes,
@@ -187,10 +188,12 @@ def rows() -> list[Row]:
             "Other keys are ignored. Loading fails if the vocabulary lacks a marker.",
         ),
         Row(
-            [contents.ADAPTER],
-            "its base's name",
-            "Loading fails: adapters in separate files are not supported. The message has the "
-            "code that merges them.",
+            [peft.ADAPTER, peft.ADAPTER_WEIGHTS],
+            f"LoRA, beside the weights, without them (the base is found by its name) or in folders "
+            f"inside the model's: {_listed(sorted(peft.READ))}, `base_model_name_or_path`, "
+            "`revision`",
+            f"Loading fails for other kinds, and for other values than usual of "
+            f"{_listed(sorted(peft.SERVED))}. The message has the cure.",
         ),
         Row([contents.GLINER], "its name", "Loading fails: not supported."),
         Row(

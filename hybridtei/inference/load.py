@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -35,13 +35,21 @@ from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, check_value
-from hybridtei.errors import BackendError, LoadError, UnsupportedArchitecture, UsageError
+from hybridtei.errors import (
+    BackendError,
+    LoadError,
+    MissingArtifact,
+    UnsupportedArchitecture,
+    UsageError,
+)
 from hybridtei.inference.backends.base import Backend, Routed
 from hybridtei.inference.backends.select import open_backend
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import WITHOUT_PROMPT
-from hybridtei.models.checkpoint.files import check_links, embedded_model, resolve
+from hybridtei.models.checkpoint.contents import has_readable
+from hybridtei.models.checkpoint.files import check_links, embedded_model, joined, resolve
 from hybridtei.models.checkpoint.layers import query_table, with_tanh_gelu
+from hybridtei.models.checkpoint.peft import ADAPTER, base_of, read_adapter
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.models.families import FAMILIES
 from hybridtei.models.text.reader import TextReader
@@ -163,15 +171,34 @@ def _declared(config: ModelConfig) -> ModelSpec:
     if config.model_id == EMBEDDED_MODEL:
         folder, heads_file = embedded_model()
         return read(folder, heads_file=heads_file)
-    folder = resolve(
-        config.model_id,
-        revision=config.revision,
+    find = partial(
+        resolve,
         token=config.hf_token,
         cache=config.huggingface_hub_cache,
         offline=config.offline,
     )
+    folder = find(config.model_id, revision=config.revision)
     check_links(folder)
-    return read(folder)
+    return read(_with_base(folder, find))
+
+
+def _with_base(folder: Path, find: Callable[..., Path]) -> Path:
+    """Return the folder, joined with its base's if it holds only an adapter. Raises LoadError."""
+    if not (folder / ADAPTER).exists() or has_readable(folder):
+        return folder
+    adapter = read_adapter(folder)
+    name, revision = base_of(adapter), adapter.get("revision")
+    if revision is not None and not isinstance(revision, str):
+        raise adapter.wrong("revision", "a name")
+    try:
+        base = find(name, revision=revision)
+    except MissingArtifact as error:
+        raise MissingArtifact(
+            f"{adapter.file}: `base_model_name_or_path` is {name[:200]!r}, which is not here: "
+            f"download it, or put its files into the adapter's folder ({error})"
+        ) from error
+    check_links(base)
+    return joined(base, folder, name)
 
 
 def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:

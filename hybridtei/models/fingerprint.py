@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import orjson
 
 from hybridtei.models.checkpoint.files import JsonObject, read_object, sha256_of
+from hybridtei.models.checkpoint.peft import ADAPTER
 from hybridtei.models.checkpoint.sizes import lengths
 from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.models.checkpoint.tokenizer.settings import apply_settings, truncation_side
@@ -73,6 +74,8 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
             if files := [*folder.glob(f"*{suffix}")]:
                 yield from files
                 break
+    # An adapter's alpha is in its configuration
+    yield from (*spec.folder.glob(ADAPTER), *spec.folder.glob("*/adapter_*"))
     if spec.query is not None:
         yield from (*_weights(spec.query), *tokenizer_files(spec.query.folder))
     yield from (

@@ -17,7 +17,8 @@ from hybridtei.inference.backends.heads import MlmLayers
 from hybridtei.models.checkpoint.classifiers import LinearLayer, NormLayer
 from hybridtei.models.checkpoint.layers import EXACT, TANH, activation_name
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.checkpoint.weights import Weights, check_shape, old_name
+from hybridtei.models.checkpoint.tensors import old_name
+from hybridtei.models.checkpoint.weights import Weights, check_shape
 from hybridtei.outputs import Floats
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -9,10 +9,11 @@ from typing import Any
 
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.files import read_object
+from hybridtei.models.checkpoint.peft import ADAPTER, base_of, read_adapter
 from hybridtei.models.checkpoint.weights import weight_files
 
 GLINER = "gliner_config.json"
-ADAPTER, CONFIG = "adapter_config.json", "config.json"
+CONFIG = "config.json"
 # ONNX Runtime runs these graphs without weight files
 GRAPHS = ("*.onnx", "onnx/*.onnx")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -101,23 +102,16 @@ def _check_quantised(file: Path) -> None:
 
 
 def _check_adapter(folder: Path) -> None:
+    """Raises LoadError for an adapter that is not LoRA's, or whose base's weights are elsewhere."""
     file = folder / ADAPTER
     if not file.exists():
         return
-    settings = read_object(file)
-    base = _shown(settings.get("base_model_name_or_path") or settings.get("model_name"))
-    kind = _shown(settings.get("peft_type") or "of an unnamed kind")
-    own = (
-        "beside weights of a model" if weight_files(folder) else "without the weights of its model"
-    )
-    raise LoadError(
-        f"{file}: an adapter ({kind}) of {base}, "
-        f"{own}; hybridtei does not apply adapters "
-        "in separate files. Merge it into that model once, by these two lines of Python "
-        "with peft, and serve the new folder with the tokenizer's files beside it:\n"
-        "from peft import AutoPeftModelForFeatureExtraction as Model\n"
-        f'Model.from_pretrained("{folder}").merge_and_unload().save_pretrained("{folder}-merged")'
-    )
+    base = base_of(read_adapter(folder))
+    if not has_readable(folder):
+        raise LoadError(
+            f"{file}: an adapter of {_shown(base)}, without the weights of its base: put the "
+            "base's files and the adapter's into one folder, and serve that"
+        )
 
 
 def _foreign(folder: Path) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ import json
 import logging
 import mmap
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +28,13 @@ from typing import Any
 import numpy as np
 
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.system.machine import cache_folder, is_own_alone, read_bounded, whole
+from hybridtei.system.machine import (
+    cache_folder,
+    is_own_alone,
+    private_folder,
+    read_bounded,
+    whole,
+)
 
 log = logging.getLogger(__name__)
 
@@ -230,6 +237,35 @@ def check_links(folder: Path) -> None:
                 )
             if count > MAX_FILES:
                 raise LoadError(f"{folder}: more than {MAX_FILES} files: not the folder of a model")
+
+
+def joined(base: Path, folder: Path, name: str) -> Path:
+    """Return a folder in the user's cache with links to the files of two folders, of which
+    `folder`'s come first. `name`: the base's, for the folder's name. Raises LoadError."""
+    roots = base.resolve(), folder.resolve()
+    key = hashlib.sha256(repr(roots).encode()).hexdigest()[:16]
+    place = cache_folder("adapted") / f"{re.sub(r'[^a-zA-Z0-9.-]+', '-', name)[-80:]}-{key}"
+    files = {
+        path.relative_to(root): path.resolve()
+        for root in roots
+        for path in (*root.glob("*"), *root.glob("*/*"))
+        if path.is_file()
+    }
+    try:
+        private_folder(place)
+        for relative, file in files.items():
+            link = place / relative
+            link.parent.mkdir(exist_ok=True)
+            # Another process may do the same
+            new = link.with_name(f".{link.name}.{os.getpid()}")
+            new.symlink_to(file)
+            new.replace(link)
+        for link in (*place.glob("[!.]*"), *place.glob("[!.]*/[!.]*")):
+            if link.is_symlink() and link.relative_to(place) not in files:
+                link.unlink(missing_ok=True)
+    except OSError as error:
+        raise LoadError(f"{place}: {error}; set HYBRIDTEI_CACHE to a folder of yours") from error
+    return place
 
 
 EMBEDDED_HEADS = Path(__file__).parent.parent / "heads" / "minilm_hybrid.safetensors"

@@ -265,6 +265,33 @@ def _embedding_gemma2(config: Config, file: Path) -> Config:
     return {**text, **outer, "model_type": "embedding_gemma2_text"}
 
 
+def _lfm2(config: Config, file: Path) -> Config:
+    """Liquid AI's `Lfm2BidirectionalModel`. A causal LFM2 has transformers' class."""
+    if not any("Bidirectional" in name for name in _architectures(config)):
+        return config
+    _take(
+        config, file, {"block_use_swiglu": (True,), "use_pos_enc": (True,), "is_causal": (False,)}
+    )
+    _rename(config, "block_ff_dim", "intermediate_size", file)
+    _drop(config, *LFM2_UNUSED)
+    return {**config, "model_type": "lfm2_bidirectional"}
+
+
+# Of its training, and older names that transformers' class does not read
+LFM2_UNUSED = (
+    "block_dim",
+    "block_mlp_init_scale",
+    "block_norm_eps",
+    "block_out_init_scale",
+    "block_use_xavier_init",
+    "conv_dim",
+    "conv_dim_out",
+    "conv_use_xavier_init",
+    "num_heads",
+    "tie_embedding",
+)
+
+
 def _pplx(config: Config, file: Path) -> Config:
     """Perplexity's `PPLXQwen3Config`. `spec` handles the rounding of its vectors."""
     return {**config, "model_type": "qwen3", "is_causal": False, "pooling": "mean"}
@@ -391,6 +418,7 @@ CODE = {
     "EuroBert": "eurobert",
     "Gte": "gte",
     "JinaBert": "jina_bert",
+    "Lfm2Bidirectional": "lfm2_bidirectional",
     "LlamaBidirectional": "llama",
     "Ministral3Bidirectional": "ministral3",
     "New": "gte",
@@ -473,6 +501,7 @@ TRANSLATORS = {
     "dpr": _dpr,
     PPLX: _pplx,
     GEMMA: _embedding_gemma2,
+    "lfm2": _lfm2,
     "gte": _gte,
     **dict.fromkeys(("llama_bidirec", "ministral3_bidirec"), _llama_bidirec),
     "new": _gte,

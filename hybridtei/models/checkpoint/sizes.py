@@ -47,6 +47,7 @@ SERVED = (
     "gte",
     "jina_bert",
     "jina_embeddings_v3",
+    "lfm2_bidirectional",
     "llama",
     "ministral3",
     "mistral",
@@ -212,6 +213,7 @@ WITHOUT_TABLE = frozenset(
         "gte",
         "jina_bert",
         "jina_embeddings_v3",
+        "lfm2_bidirectional",
         "llama",
         "ministral3",
         "mistral",
@@ -419,7 +421,7 @@ MAX_RANKS, MAX_ALPHA = (4_096, 1_000_000)
 @dataclass(frozen=True, slots=True)
 class Adapters:
     """Adapters in the order of their tensors. `prompts`: the text before each adapter's inputs.
-    `scale`: the factor of B (A x).
+    `scale`: the factor of B (A x). `targets`: the modules that have factors; None: all of them.
 
     A text's adapter is a number: 0 for none, else its place in `names` plus 1.
     """
@@ -428,11 +430,12 @@ class Adapters:
     rank: int
     scale: float
     prompts: Mapping[str, str]
+    targets: frozenset[str] | None = None
 
     @property
-    def form(self) -> tuple[int, int, float]:
-        """Arguments of `families.ops.adapted`: (count, rank, scale)."""
-        return len(self.names), self.rank, self.scale
+    def form(self) -> tuple[int, int, float, frozenset[str] | None]:
+        """Arguments of `families.ops.adapted`: (count, rank, scale, targets)."""
+        return len(self.names), self.rank, self.scale, self.targets
 
 
 def read_adapters(config: JsonObject) -> Adapters | None:

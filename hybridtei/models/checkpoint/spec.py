@@ -49,6 +49,12 @@ from hybridtei.models.checkpoint.modules import (
     splade_function,
     transformer_folder,
 )
+from hybridtei.models.checkpoint.peft import (
+    largest_rank,
+    modules_of,
+    own_folders,
+    weights_of,
+)
 from hybridtei.models.checkpoint.rankers import PairTemplate, language_ranker
 from hybridtei.models.checkpoint.sentence import (
     MODEL_FILE,
@@ -61,6 +67,7 @@ from hybridtei.models.checkpoint.sentence import (
 from hybridtei.models.checkpoint.sizes import (
     ABSOLUTE_FAMILIES,
     KEYS,
+    MAX_RANKS,
     UNSET_LENGTH,
     Adapters,
     check_sizes,
@@ -298,7 +305,7 @@ def _read(
     )
     config = translate(published, file)
     native = is_native(published, config)
-    adapters = read_adapters(config)
+    adapters = read_adapters(config) or _side_by_side(home)
     config = JsonObject({key: value for key, value in config.items() if key not in KEYS}, file)
     words = tokenizer_arguments(settings, tokenizer_config(home))
     architectures = _architectures(config)
@@ -405,6 +412,21 @@ def _read(
         is_rounded=pooled
         and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
     )
+
+
+def _side_by_side(home: Path) -> Adapters | None:
+    """Return the adapters in folders of their own, by the folders' names."""
+    folders = own_folders(home)
+    if not folders:
+        return None
+    rank, names = largest_rank(folders), [folder.name for folder in folders]
+    if rank * len(names) > MAX_RANKS:
+        raise LoadError(
+            f"{home}: {len(names)} adapters of rank {rank} are more than {MAX_RANKS} ranks"
+        )
+    factors = [Weights.of_file(weights_of(folder)).names() for folder in folders]
+    targets = frozenset[str]().union(*map(modules_of, factors))
+    return Adapters(tuple(names), rank, 1.0, dict.fromkeys(names, ""), targets)
 
 
 def _static(folder: Path, home: Path, modules: Modules, sentence: JsonObject) -> ModelSpec:

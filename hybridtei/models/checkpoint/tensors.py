@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,27 @@ class Tensor:
         return np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(
             self.shape
         )
+
+
+def old_name(name: str) -> str:
+    """A norm's parameter name in checkpoints converted from TensorFlow."""
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    )
+
+
+def find(tensors: Collection[str], name: str) -> str | None:
+    """Return the checkpoint's spelling of a tensor's name, with any prefix, or None. Old BERTs have
+    gamma and beta."""
+    for spelled in dict.fromkeys((name, old_name(name))):
+        if spelled in tensors:
+            return spelled
+        longer = [key for key in tensors if key.endswith("." + spelled)]
+        shorter = [key for key in tensors if spelled.endswith("." + key)]
+        matches = sorted(longer, key=len) or sorted(shorter, key=len, reverse=True)
+        if matches:
+            return matches[0]
+    return None
 
 
 ORIGINAL = re.compile(r"(.+)\.parametrizations\.weight\.original")

@@ -25,7 +25,16 @@ from safetensors import safe_open
 
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.models.checkpoint.files import facts_of, inside, read_object, require
-from hybridtei.models.checkpoint.tensors import Tensor, stacked
+from hybridtei.models.checkpoint.peft import (
+    ADAPTER,
+    changes,
+    largest_rank,
+    merged,
+    own_folders,
+    side_by_side,
+    weights_of,
+)
+from hybridtei.models.checkpoint.tensors import Tensor, find, old_name, stacked
 
 # The largest public models have some 200
 SHARD, MAX_SHARDS = (re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000)
@@ -34,19 +43,20 @@ WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pyt
 BLOCKS, BLOCK_BYTES = 64, 4096
 
 
-def old_name(name: str) -> str:
-    """A norm's parameter name in checkpoints converted from TensorFlow."""
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-        "LayerNorm.bias", "LayerNorm.beta"
-    )
-
-
 class Weights:
     """Tensors of one checkpoint folder, or of one file, read at first use."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, folder: Path, tensors: Mapping[str, Tensor], adapters: Sequence[Path] = ()
+    ) -> None:
+        """`adapters`: folders of adapters, which change the tensors."""
         self.folder = folder
         self._tensors = tensors
+        # Of the files, before adapters
+        self._sources = list(tensors.values())
+        self._adapters = adapters
+        if adapters:
+            self._adapt(adapters)
         # The names of checked tensors
         self._finite: set[str] = set()
 
@@ -60,7 +70,21 @@ class Weights:
         tensors: dict[str, Tensor] = {}
         for path in _files(folder):
             tensors |= _opened(path)
-        return cls(folder, stacked(tensors))
+        own = own_folders(folder)
+        if (folder / ADAPTER).exists():
+            own = [folder]
+        return cls(folder, stacked(tensors), own)
+
+    def _adapt(self, folders: Sequence[Path]) -> None:
+        found = []
+        for folder in folders:
+            factors = _opened(weights_of(folder))
+            self._sources.extend(factors.values())
+            found.append(changes(folder, factors, self._tensors))
+        if folders == [self.folder]:
+            self._tensors = merged(self._tensors, found[0])
+            return
+        self._tensors = side_by_side(self._tensors, found, largest_rank(folders))
 
     @classmethod
     def of_file(cls, file: Path) -> Weights:
@@ -73,17 +97,8 @@ class Weights:
         return frozenset(self._tensors)
 
     def find(self, name: str) -> str | None:
-        """Return the checkpoint's spelling of a tensor's name, with any prefix, or None. Old BERTs
-        have gamma and beta."""
-        for spelled in dict.fromkeys((name, old_name(name))):
-            if spelled in self._tensors:
-                return spelled
-            longer = [key for key in self._tensors if key.endswith("." + spelled)]
-            shorter = [key for key in self._tensors if spelled.endswith("." + key)]
-            matches = sorted(longer, key=len) or sorted(shorter, key=len, reverse=True)
-            if matches:
-                return matches[0]
-        return None
+        """Return the checkpoint's spelling of a tensor's name, with any prefix, or None."""
+        return find(self._tensors, name)
 
     def has(self, name: str) -> bool:
         """True if there is a tensor of exactly this name."""
@@ -147,11 +162,13 @@ class Weights:
         """Return a digest that identifies the files and their state: paths, sizes, times, headers
         and sampled blocks."""
         hasher = hashlib.sha256()
+        for folder in self._adapters:
+            hasher.update((folder / ADAPTER).read_bytes())
         for file, mapping in self._mappings().items():
             path = file.resolve()
             hasher.update(repr((path, *facts_of(path))).encode())
-            tensors = self._tensors.values()
-            begin = min(tensor.start for tensor in tensors if tensor.mapping is mapping)
+            sources = self._sources
+            begin = min(tensor.start for tensor in sources if tensor.mapping is mapping)
             hasher.update(mapping[:begin])
             for number in range(BLOCKS):
                 start = (len(mapping) - BLOCK_BYTES) * number // (BLOCKS - 1)
@@ -159,7 +176,7 @@ class Weights:
         return hasher.digest()
 
     def _mappings(self) -> dict[Path, mmap.mmap]:
-        return {tensor.file: tensor.mapping for tensor in self._tensors.values()}
+        return {tensor.file: tensor.mapping for tensor in self._sources}
 
     def release(self) -> None:
         """Free the pages read so far. Arrays stay valid and are read again on access.

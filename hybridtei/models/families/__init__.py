@@ -28,6 +28,7 @@ from hybridtei.models.families.decoders import (
     ultrabert,
 )
 from hybridtei.models.families.embedding_gemma2 import embedding_gemma2
+from hybridtei.models.families.lfm2 import lfm2
 from hybridtei.models.families.ops import Ops, Rows, adapted
 from hybridtei.models.families.rotary import (
     gte,
@@ -51,6 +52,7 @@ FAMILIES: Mapping[str, Family] = {
     "gte": gte,
     "jina_bert": jina_bert,
     "jina_embeddings_v3": jina_v3,
+    "lfm2_bidirectional": lfm2,
     "llama": llama,
     "ministral3": ministral3,
     "mistral": mistral,
@@ -71,13 +73,13 @@ def run_family(
     model_type: str,
     config: Mapping[str, Any],
     file: str,
-    adapters: tuple[int, int, float] | None = None,
+    adapters: tuple[int, int, float, frozenset[str] | None] | None = None,
     *,
     is_native: bool,
 ) -> Rows:
     """Compute the last hidden states by `ops`. `config`: the contents of `file`, a config.json.
 
-    `adapters`: their number, rank and scale (`ops.adapted`). `is_native`: transformers' own class
+    `adapters`: arguments of `ops.adapted`. `is_native`: transformers' own class
     computes this model, so keys that it does not declare have no effect. Raises
     UnsupportedArchitecture for an unknown family or setting, and LoadError for an impossible value.
     """

@@ -138,6 +138,11 @@ class Ops(Protocol):
         `alibi`, `buckets` or `disentangled`."""
         ...
 
+    def convolve(self, x: Rows, name: str) -> Rows:
+        """Sum each token and its two neighbours of the same text, number by number weighted by
+        `NAME.weight` float[width, 1, 3]. A token that is no key counts as zero."""
+        ...
+
     def alibi(self, slopes: NDArray[np.float32]) -> Any:
         """ALiBi in both directions: `-slope * |query - key|`. `slopes` float32[heads]."""
         ...
@@ -171,13 +176,15 @@ def linears(
     return [o.linear(x, name, width, bias=bias) for name, width in zip(names, widths, strict=True)]
 
 
-def adapted(ops: Ops, count: int, rank: int, scale: float) -> Ops:
+def adapted(
+    ops: Ops, count: int, rank: int, scale: float, targets: frozenset[str] | None = None
+) -> Ops:
     """Add `count` adapters of one `rank` to the operations. `scale` multiplies their changes.
 
-    Beside each `NAME.weight` they need `NAME.lora_A.weight` float[count * rank, in] (for a table:
+    Beside each `NAME.weight`, or those of `targets`, whose names may have other prefixes, they need `NAME.lora_A.weight` float[count * rank, in] (for a table:
     float[rows, count * rank]) and `NAME.lora_B.weight` float[out, count * rank].
     """
-    return cast(Ops, _Adapted(ops, count, rank, scale))
+    return cast(Ops, _Adapted(ops, count, rank, scale, targets))
 
 
 def is_adapter(name: str) -> bool:
@@ -186,8 +193,11 @@ def is_adapter(name: str) -> bool:
 
 
 class _Adapted:
-    def __init__(self, ops: Ops, count: int, rank: int, scale: float) -> None:
+    def __init__(
+        self, ops: Ops, count: int, rank: int, scale: float, targets: frozenset[str] | None
+    ) -> None:
         self._ops = ops
+        self._targets = targets
         none_or_one = np.eye(count + 1, count, k=-1, dtype=np.float32)
         self._chosen = ops.adapter_rows(np.repeat(none_or_one * np.float32(scale), rank, axis=1))
 
@@ -196,14 +206,26 @@ class _Adapted:
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
         """x (W + scale B A)^T + b."""
+        if not self._has(name):
+            return self._ops.linear(x, name, width, bias=bias)
         low = self._ops.linear(x, f"{name}.lora_A", self._chosen.width, bias=False)
         return self._with(self._ops.linear(x, name, width, bias=bias), low, name)
 
     def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
         """Rows of W + scale A B."""
         base = name.removesuffix(".weight")
+        if not self._has(base):
+            return self._ops.embedding(name, rows, width, ids)
         low = self._ops.embedding(f"{base}.lora_A.weight", rows, self._chosen.width, ids)
         return self._with(self._ops.embedding(name, rows, width, ids), low, base)
+
+    def _has(self, name: str) -> bool:
+        if self._targets is None:
+            return True
+        return any(
+            f".{target}".endswith(f".{name}") or f".{name}".endswith(f".{target}")
+            for target in self._targets
+        )
 
     def _with(self, y: Rows, low: Rows, name: str) -> Rows:
         change = self._ops.linear(

@@ -179,17 +179,19 @@ class Settings:
             raise self.unsupported(key, value, tuple(ACTIVATIONS))
         return ACTIVATIONS[value]
 
-    def layer_kinds(self, layers: int, default: Callable[[int], str]) -> list[str]:
-        """The kind of each layer, FULL or SLIDING, from `layer_types` or else `default`. Raises
+    def layer_kinds(
+        self, layers: int, default: Callable[[int], str], other: str = SLIDING
+    ) -> list[str]:
+        """The kind of each layer, FULL or `other`, from `layer_types` or else `default`. Raises
         LoadError."""
         kinds = self.get("layer_types", [default(layer) for layer in range(layers)])
         if (
             not isinstance(kinds, list)
             or len(kinds) != layers
-            or not all(kind in (FULL, SLIDING) for kind in kinds)
+            or not all(kind in (FULL, other) for kind in kinds)
         ):
             raise LoadError(
-                f"{self._file}: `layer_types` should hold {FULL!r} or {SLIDING!r} for each of "
+                f"{self._file}: `layer_types` should hold {FULL!r} or {other!r} for each of "
                 f"{layers} layers"
             )
         return kinds

@@ -21,7 +21,9 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import AutoModel
 
+from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.contents import check_contents
+from hybridtei.models.checkpoint.peft import ADAPTER
 
 SPECIAL_NAMES = (
     "[CLS]",
@@ -94,6 +96,11 @@ def load_trunk(folder: Path) -> Trunk:
     pickled weights.
     """
     check_contents(folder)
+    if (folder / ADAPTER).exists():
+        raise LoadError(
+            f"{folder / ADAPTER}: heads are not trained on a model with an adapter: merge it by "
+            "peft's `merge_and_unload` and train on the folder that `save_pretrained` writes"
+        )
     weights = folder / "model.safetensors"
     with weights.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

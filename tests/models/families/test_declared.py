@@ -18,7 +18,7 @@ from tests import tiny
 from tests.models.families.test_families import equals_transformers
 from tests.sampled import paired
 
-WITHOUT_CLASS = {"jina_bert", "xlm-roberta-flash"}  # in transformers
+WITHOUT_CLASS = {"jina_bert", "lfm2_bidirectional", "xlm-roberta-flash"}  # in transformers
 # Keys of the hub's checkpoints that no class reads.
 NOTES: dict[str, Any] = {
     "_num_labels": 5,

@@ -45,6 +45,8 @@ POOLED = "pooled"
 # The least finite number of bfloat16. It becomes no infinity in bfloat16, where a sum of it could
 # be NaN.
 MASKED = -3.3895313892515355e38
+# The end of a slice up to the last row
+LAST = 1 << 62
 
 
 def family_graph(spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> Graph:
@@ -267,11 +269,31 @@ class OnnxOps:
             kv_num_heads=heads.key_count,
             scale=float(heads.scale),
         )
-        flat = self._node("Reshape", attended, self._list(-1, q.width))
-        return Rows(
-            flat if self._is_rectangle or self._is_alone else self._node("Gather", flat, "places"),
-            q.width,
-        )
+        return self._flat(attended, q.width)
+
+    def convolve(self, x: Rows, name: str) -> Rows:
+        self.causal = False
+        weight = self._weight(f"{name}.weight", (x.width, 1, 3))
+        rows = self._rectangle(x)
+        if not self._is_alone:
+            seen = self._node("Cast", self._seen, to=FLOAT)
+            rows = self._node("Mul", rows, self._node("Unsqueeze", seen, self._list(2)))
+        padded = self._node("Pad", rows, self._list(0, 1, 0, 0, 1, 0))
+        turned = self._node("Transpose", weight, perm=[2, 1, 0])
+        factors = self.writer.node("Split", turned, self._list(1, 1, 1), outputs=3, axis=0)
+        products = []
+        # The token before, the token itself and the next one
+        for place, end in enumerate((-2, -1, LAST)):
+            part = self._node("Slice", padded, *map(self._list, (place, end, 1)))
+            products.append(self._node("Mul", part, factors[place]))
+        return self._flat(reduce(partial(self._node, "Add"), products), x.width)
+
+    def _flat(self, rectangle: str, width: int) -> Rows:
+        """float[n, s, width] -> [t, width]."""
+        flat = self._node("Reshape", rectangle, self._list(-1, width))
+        if not (self._is_rectangle or self._is_alone):
+            flat = self._node("Gather", flat, "places")
+        return Rows(flat, width)
 
     def alibi(self, slopes: NDArray[np.float32]) -> str:
         distance = self._node("Cast", self._node("Abs", self._distance()), to=FLOAT)

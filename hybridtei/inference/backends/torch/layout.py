@@ -130,6 +130,17 @@ class PackedLayout:
         elif self._kernel is not per_sequence and self._sequences.seen is not None:
             _ = self._sequences.keys
 
+    def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Sum each row of `x` [t, width] and its neighbours of the same sequence, weighted by
+        `weight` [width, 1, 3]. Tokens that are no keys count as zero."""
+        if self._sequences.seen is not None:
+            rows = self._sequences.keys[0]
+            x = torch.zeros_like(x).index_copy(0, rows, x[rows])
+        offsets = self._sequences.offsets
+        before = x.roll(1, 0).index_fill(0, offsets[:-1], 0)
+        after = x.roll(-1, 0).index_fill(0, offsets[1:] - 1, 0)
+        return before * weight[:, 0, 0] + x * weight[:, 0, 1] + after * weight[:, 0, 2]
+
     def attend(
         self,
         q: Tensor,

@@ -30,6 +30,7 @@ from hybridtei.inference.backends.torch.trunk import PackedTrunk, PaddedTrunk, T
 from hybridtei.inference.backends.weights import check_names, left_over, mlm_layers, word_table
 from hybridtei.models.checkpoint.hub_layouts import check_code, needs_code, own_code
 from hybridtei.models.checkpoint.layers import in_config
+from hybridtei.models.checkpoint.peft import ADAPTER
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights, has_weights, not_finite
 from hybridtei.models.families import FAMILIES, run_family
@@ -73,7 +74,8 @@ def _load_trunk(
             )
         return load_family(spec, dtype, device)
     except UnsupportedArchitecture as refused:
-        if spec.is_splade or spec.adapters is not None:
+        is_adapted = spec.adapters is not None or (spec.folder / ADAPTER).exists()
+        if spec.is_splade or is_adapted:
             raise
         computed = spec.is_native or (
             spec.model_type not in FAMILIES and own_code(spec.config) is None

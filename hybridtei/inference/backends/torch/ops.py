@@ -207,6 +207,10 @@ class TorchOps:
         )
         return Rows(attended.flatten(1), q.width)
 
+    def convolve(self, x: Rows, name: str) -> Rows:
+        weight = self._root.parameter(f"{name}.weight", x.width, 1, 3)
+        return Rows(self._layout.convolve(x.value, weight), x.width)
+
     def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
         values = torch.as_tensor(table, device=self._options.device, dtype=self._options.dtype)
         return Rows(functional.embedding(self._ids["adapter_ids"], values), table.shape[1])

@@ -1,0 +1,249 @@
+"""Adapters as peft saves them, against transformers' model with `W + scale B A` as its weights."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conformance.families.oracle import ENGINES, reference, texts_of
+from hybridtei.encoder import Encoder
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
+from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.fingerprint import fingerprint
+from tests import tiny
+from tests.models.families.test_families import equals_transformers
+
+LORA = {
+    "peft_type": "LORA",
+    "base_model_name_or_path": "publisher/base",
+    "r": 4,
+    "lora_alpha": 8,
+    "bias": "none",
+    "lora_dropout": 0.1,
+    "modules_to_save": None,
+    "target_modules": ["q_proj"],
+    "use_dora": False,
+}
+
+
+def write(
+    folder: Path,
+    shapes: dict[str, tuple[int, int]],
+    *,
+    seed: int = 0,
+    table: str | None = None,
+    ranks: dict[str, int] | None = None,
+    **changes: Any,
+) -> dict[str, torch.Tensor]:
+    """Write an adapter of these modules' weights, and return `B A` of each, in the weight's shape."""
+    folder.mkdir(exist_ok=True)
+    draw, factors, products = torch.Generator().manual_seed(seed), {}, {}
+    for module, (out, width) in shapes.items():
+        rank = (ranks or {}).get(module, LORA["r"])
+        if module == table:
+            a = torch.randn(rank, out, generator=draw) * 0.3
+            b = torch.randn(width, rank, generator=draw) * 0.3
+            names, products[module] = ("lora_embedding_A", "lora_embedding_B"), (b @ a).T
+        else:
+            a = torch.randn(rank, width, generator=draw) * 0.3
+            b = torch.randn(out, rank, generator=draw) * 0.3
+            names, products[module] = ("lora_A.weight", "lora_B.weight"), b @ a
+        for name, factor in zip(names, (a, b), strict=True):
+            factors[f"base_model.model.{module}.{name}"] = factor
+    save_file(factors, folder / "adapter_model.safetensors")
+    tiny.write_json(folder / "adapter_config.json", {**LORA, **changes})
+    return products
+
+
+def shapes_of(folder: Path, pattern: str) -> dict[str, tuple[int, int]]:
+    tensors = load_file(folder / "model.safetensors")
+    return {
+        name.removesuffix(".weight"): tuple(tensor.shape)
+        for name, tensor in tensors.items()
+        if re.search(pattern, name) and name.endswith(".weight")
+    }
+
+
+def with_changes(
+    base: Path, folder: Path, products: dict[str, torch.Tensor], scale: Callable[[str], float]
+) -> Path:
+    """The base with merged weights, for transformers."""
+    copytree(base, folder)
+    tensors = load_file(base / "model.safetensors")
+    for module, product in products.items():
+        tensors[f"{module}.weight"] = tensors[f"{module}.weight"] + scale(module) * product
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def states(folder: Path) -> np.ndarray:
+    return reference(folder, texts_of(read_spec(folder, pooling="mean")))
+
+
+FAMILIES = {
+    "bert": r"attention\.self\.(query|value)|embeddings\.word|output\.dense",
+    "qwen3": r"(q|v|down)_proj|embed_tokens",
+    "modernbert": r"Wqkv|Wi",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_beside_the_weights_is_merged(tmp_path: Path, family: str, engine: str) -> None:
+    base = tiny.write_family(tmp_path / "base", family)
+    folder = copytree(base, tmp_path / "adapted")
+    shapes = shapes_of(base, FAMILIES[family])
+    table = next((name for name in shapes if "embed_tokens" in name or "word_emb" in name), None)
+    products = write(folder, shapes, table=table)
+    expected = states(with_changes(base, tmp_path / "merged", products, lambda _: 2.0))
+    assert np.abs(expected - states(base)).max() > 0.1
+    equals_transformers(folder, engine, expected)
+
+
+def test_ranks_and_alphas_by_pattern_and_the_root_of_the_rank(tmp_path: Path) -> None:
+    base = tiny.write_family(tmp_path / "base", "qwen3")
+    folder, shapes = copytree(base, tmp_path / "adapted"), shapes_of(base, "(q|v)_proj")
+    ranks = {name: 2 for name in shapes if "v_proj" in name}
+    products = write(
+        folder,
+        shapes,
+        ranks=ranks,
+        rank_pattern={"v_proj": 2},
+        alpha_pattern={r"layers\.1\.self_attn\.q_proj": 3},
+        use_rslora=True,
+    )
+
+    def scale(module: str) -> float:
+        alpha = 3 if module == "layers.1.self_attn.q_proj" else 8
+        return alpha / ranks.get(module, 4) ** 0.5
+
+    equals_transformers(
+        folder, "ort", states(with_changes(base, tmp_path / "merged", products, scale))
+    )
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_adapters_in_folders_of_their_own_are_chosen_by_name(tmp_path: Path, backend: str) -> None:
+    """One of another rank and of other modules; a text without a name gets none."""
+    base = tiny.write_modules(tiny.write_family(tmp_path / "base", "qwen3"))
+    folder, texts = copytree(base, tmp_path / "adapted"), ["baka mo", "lolo"]
+    expected = {None: base}
+    for seed, (name, pattern, rank) in enumerate(
+        (("code", "(q|v)_proj|embed_tokens", 4), ("law", "down_proj", 2))
+    ):
+        shapes = shapes_of(base, pattern)
+        products = write(
+            folder / name,
+            shapes,
+            seed=seed,
+            table="embed_tokens",
+            r=rank,
+            ranks=dict.fromkeys(shapes, rank),
+        )
+        scale = 8 / rank
+        expected[name] = with_changes(base, tmp_path / name, products, lambda _, s=scale: s)
+    encoder = Encoder.load(str(folder), backend=backend)
+    for name, merged in expected.items():
+        other = Encoder.load(str(merged), backend=backend)
+        ours, theirs = encoder.encode(texts, prompt_name=name).dense, other.encode(texts).dense
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        other.close()
+    encoder.close()
+    assert encoder.spec.adapters is not None
+    assert encoder.spec.adapters.names == ("code", "law")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"modules_to_save": ["classifier"]}, r"`modules_to_save` is \"\['classifier'\]\""),
+        ({"use_dora": True}, "`use_dora` is 'True'; supported: False"),
+        ({"bias": "all"}, "`bias` is 'all'; supported: 'none'"),
+        ({"fan_in_fan_out": True}, "`fan_in_fan_out` is 'True'"),
+        ({"init_lora_weights": "pissa"}, "`init_lora_weights` is 'pissa'"),
+        ({"peft_type": "IA3"}, "`peft_type` is 'IA3'; supported: 'LORA'"),
+        ({"an_option_nobody_knows_yet": 3}, "`an_option_nobody_knows_yet` is '3'"),
+    ],
+)
+def test_what_changes_vectors_otherwise_is_refused_before_weights_are_read(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.write_json(folder / "adapter_config.json", {**LORA, **changes})
+    with pytest.raises(UnsupportedArchitecture, match=f"adapter_config.json: {why}.*merge_and_unl"):
+        read_spec(folder, pooling="mean")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"r": 0}, "`r` is 0"),
+        ({"lora_alpha": 0}, "`lora_alpha` is 0"),
+        ({"rank_pattern": {"(a+)+b": 2}}, "`rank_pattern` holds"),
+        ({"alpha_pattern": {"(": 2}}, "`alpha_pattern` holds"),
+        ({"base_model_name_or_path": 3}, "`base_model_name_or_path` is 3"),
+    ],
+)
+def test_an_impossible_value_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.write_json(folder / "adapter_config.json", {**LORA, **changes})
+    with pytest.raises(LoadError, match=f"adapter_config.json: {re.escape(why)}"):
+        read_spec(folder, pooling="mean")
+
+
+def test_the_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    write(folder, {"encoder.layer.0.attention.self.query": (8, 8)})
+    with pytest.raises(LoadError, match="do not fit rank 4 and the base's weight"):
+        equals_transformers(folder, "ort", np.empty(0))
+    write(folder, {"layers.7.q_proj": (8, 8)})
+    with pytest.raises(LoadError, match="weight of shape None"):
+        equals_transformers(folder, "ort", np.empty(0))
+
+
+def test_alpha_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    shapes = shapes_of(folder, "query")
+    found = set()
+    for place in (folder, folder / "code"):
+        for alpha in (8, 16):
+            write(place, shapes, lora_alpha=alpha)
+            found.add(fingerprint(read_spec(folder, pooling="mean"))["id"])
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            (place / name).unlink()
+    assert len(found) == 4
+
+
+def test_an_adapter_alone_is_joined_with_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As peft's and sentence-transformers' `save_pretrained` write it."""
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    base = tiny.write_modules(tiny.write_family(tmp_path / "base", "qwen3"), pooling="cls")
+    folder = tmp_path / "adapter"
+    products = write(folder, shapes_of(base, "v_proj"), base_model_name_or_path=str(base))
+    merged = with_changes(base, tmp_path / "merged", products, lambda _: 2.0)
+    # The adapter's own pooling comes first
+    for place in (folder, merged):
+        tiny.write_modules(place, pooling="mean")
+    vectors = [Encoder.load(str(place)).encode(["baka mo"]).dense for place in (folder, merged)]
+    np.testing.assert_allclose(*vectors, atol=1e-6)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "1_Pooling",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "modules.json",
+    ]
+
+
+def test_a_base_that_is_not_here_is_named_with_a_cure(tmp_path: Path) -> None:
+    write(tmp_path, {"q_proj": (8, 8)}, base_model_name_or_path="/elsewhere/base")
+    why = "`base_model_name_or_path` is '/elsewhere/base', which is not here: download it, or put"
+    with pytest.raises(MissingArtifact, match=why):
+        Encoder.load(str(tmp_path))

@@ -1,0 +1,166 @@
+"""LFM2.5 as Liquid AI publishes it, against transformers' layers with the mask removed and the convolutions centred."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.nn import functional
+
+from conformance.families.oracle import (
+    ENGINES,
+    ENGINES_OF,
+    TOLERANCES,
+    difference,
+    open_engine,
+    states_of,
+    texts_of,
+)
+from hybridtei.batch import Encoding, Head, pack
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny
+from tests.models.families.test_families import in_a_rectangle, is_valid
+from tests.vocabulary import tokenizer
+
+SETTINGS = {
+    **tiny.DECODER,
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_auto_adjust_ff_dim": False,
+    "max_position_embeddings": 2048,
+}
+# Keys of the published files beside transformers'
+PUBLISHED = {
+    "architectures": ["Lfm2BidirectionalModel"],
+    "auto_map": {"AutoModel": "modeling_lfm2_bidirectional.Lfm2BidirectionalModel"},
+    "block_dim": tiny.HIDDEN,
+    "block_norm_eps": 1e-5,
+    "block_use_swiglu": True,
+    "block_use_xavier_init": True,
+    "conv_dim": tiny.HIDDEN,
+    "num_heads": 4,
+    "use_pos_enc": True,
+}
+
+
+def write(folder: Path, **settings: Any) -> tuple[Path, np.ndarray]:
+    """A published checkpoint, and its states of the common texts, each alone."""
+    words = tokenizer("bytes")
+    words.save_pretrained(folder)
+    config = transformers.Lfm2Config(
+        **{"vocab_size": len(words), **SETTINGS, **settings, "is_causal": False}
+    )
+    config._attn_implementation = "eager"
+    model = transformers.Lfm2Model(config).eval()
+    tiny.randomise(model, 0)
+    model.save_pretrained(folder)
+    tiny.edit_json(folder / "config.json", is_causal=..., **PUBLISHED)
+    for layer in model.layers:
+        if not layer.is_attention_layer:
+            layer.conv.forward = centred(layer.conv)
+    with torch.no_grad():
+        states = [
+            model(input_ids=torch.tensor(text.input_ids)[None], use_cache=False)
+            .last_hidden_state[0]
+            .numpy()
+            for text in texts_of(read_spec(folder, pooling="cls"))
+        ]
+    return folder, np.concatenate(states)
+
+
+def centred(module: Any) -> Any:
+    """The module's convolution with one token of padding at each side."""
+
+    def forward(hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        before, after, x = module.in_proj(hidden_states).transpose(1, 2).chunk(3, dim=1)
+        y = functional.conv1d(before * x, module.conv.weight, padding=1, groups=x.shape[1])
+        result: torch.Tensor = module.out_proj((after * y).transpose(1, 2))
+        return result
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("dtype", "engine"), [(dtype, engine) for dtype in TOLERANCES for engine in ENGINES_OF[dtype]]
+)
+def test_it_computes_transformers_layers_in_both_directions(
+    tmp_path: Path, dtype: str, engine: str
+) -> None:
+    """Alone, among neighbours, and with a text of 1,500 tokens."""
+    if (dtype, engine) == ("bfloat16", "openvino"):
+        pytest.skip("OpenVINO computes in bfloat16 on some processors only")
+    folder, expected = write(tmp_path)
+    spec = read_spec(folder, pooling="cls")
+    texts = texts_of(spec)
+    assert max(map(len, texts)) == 1500
+    found = difference(states_of(open_engine(engine, spec, dtype), texts), expected, texts)
+    assert found.within(TOLERANCES[dtype]), found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"block_auto_adjust_ff_dim": True, "block_multiple_of": 8, "intermediate_size": 60},
+        {"layer_types": None, "full_attn_idxs": [0, 2]},
+    ],
+    ids=str,
+)
+def test_settings_mean_what_they_mean_to_transformers(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    folder, expected = write(tmp_path, **settings)
+    spec = read_spec(folder, pooling="cls")
+    texts = texts_of(spec)
+    assert difference(states_of(open_engine("ort", spec), texts), expected, texts).is_within
+
+
+def test_a_rectangle_gives_the_same(tmp_path: Path) -> None:
+    """For other readers of ONNX files: padding at the end is not seen."""
+    folder, expected = write(tmp_path, max_position_embeddings=512)
+    is_valid(family_graph(read_spec(folder, pooling="cls")))
+    in_a_rectangle(read_spec(folder, pooling="cls"), expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_token_that_is_no_key_is_not_seen(tmp_path: Path, engine: str) -> None:
+    """As the mask tokens of a late-interaction query; what they are changes no other token."""
+    spec = read_spec(write(tmp_path)[0], pooling="cls")
+    backend, states = open_engine(engine, spec), []
+    for token in (5, 9):
+        text = replace(Encoding(np.array([4, 6, 7, token, token])), unseen=2)
+        batch = pack([text, Encoding(np.array([8, 5]))], frozenset({Head.TOKENS}), spec.positions)
+        states.append(backend.forward(batch).tokens.values)
+    np.testing.assert_allclose(states[0][[0, 1, 2, 5, 6]], states[1][[0, 1, 2, 5, 6]], atol=1e-6)
+    assert np.abs(states[0] - states[1]).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"conv_bias": True}, "`conv_bias` is True; supported: False"),
+        ({"conv_L_cache": 4}, "`conv_L_cache` is 4; supported: 3"),
+        ({"use_pos_enc": False}, "`use_pos_enc` is False; supported: True"),
+        ({"an_option_nobody_knows_yet": 1}, "`an_option_nobody_knows_yet` is 1"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    folder, _ = write(tmp_path)
+    tiny.edit_json(folder / "config.json", **changes)
+    with pytest.raises(UnsupportedArchitecture, match=f"config.json: {why}"):
+        family_graph(read_spec(folder, pooling="cls"))
+
+
+def test_a_causal_one_stays_with_torch(tmp_path: Path) -> None:
+    folder, _ = write(tmp_path)
+    tiny.edit_json(folder / "config.json", architectures=["Lfm2Model"], auto_map=...)
+    spec = read_spec(folder, pooling="lasttoken")
+    assert spec.model_type == "lfm2"
+    with pytest.raises(LoadError, match="no family `lfm2`"):
+        family_graph(spec)
