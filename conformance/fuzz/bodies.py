@@ -107,6 +107,12 @@ TRUNCATED = {"truncate": BOOL, "truncation_direction": SIDES}
 READING = {**TRUNCATED, "truncate": (True, False, None), "prompt_name": (None, "query", "nobody")}
 MODES = {"outputs": sample(OUTPUTS, 3), "sparse_format": ("tei", "qdrant", "tokens", "ids")}
 DOCUMENTS = (RANKED, listed({"text": text, "title": "t", "n": 1}))
+MESSAGES = body(
+    {"jsonrpc": "2.0", "method": ("tools/list", "tools/call", "initialize", "ping", "no")},
+    id=(1, "x", None),
+    params=some(name=("find", "read", "store", "collections"), arguments={"query": "x"}),
+)
+
 
 EMBED = body({"inputs": INPUTS}, **READING, normalize=BOOL, dimensions=(1, 8, 32, None))
 PLAIN = body({"inputs": INPUTS}, **READING)
@@ -265,6 +271,8 @@ FORMS: dict[str, Any] = {
     "/": ANYTHING,
     "/search": SEARCH,
     "/collections/docs/points": body({"points": listed(POINT, 4)}, create=True, truncate=True),
+    "/mcp": MESSAGES,
+    "/collections/docs/mcp": MESSAGES,
     "/collections/%2e%2e%2fx/points": body(
         {"points": listed(POINT, 4)}, create=True, truncate=True
     ),

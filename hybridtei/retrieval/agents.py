@@ -1,5 +1,5 @@
-"""A server's collection as tools of an agent, over the Model Context Protocol: `find`, `read`, and
-`store` if it is allowed.
+"""A server's collections as tools of an agent, over the Model Context Protocol: `collections`,
+`find`, `read`, and `store` if it is allowed.
 
 A call is finished even if the client leaves, so that a text is stored whole. The number of calls is
 bounded, and further calls are refused at once. Needs the extra `mcp`.
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextvars import ContextVar
 from typing import Annotated, Any
 
+import httpx
 import orjson
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
@@ -55,6 +58,13 @@ Query = Annotated[
         description="What to look for, in plain words.",
     ),
 ]
+Collection = Annotated[
+    str | None,
+    Field(
+        max_length=255,
+        description="One of `collections` [default: the one of the server's address].",
+    ),
+]
 Cursor = Annotated[int, Field(ge=0, description="The `cursor` of the answer before: further hits.")]
 Document = Annotated[
     str, Field(min_length=1, max_length=1000, description="The `document_id` of a hit.")
@@ -85,12 +95,35 @@ Name = Annotated[
 ]
 
 
-class CollectionTools:
-    """The tools over one collection; for one event loop."""
+# The collection of the address that the running request names
+COLLECTION: ContextVar[str] = ContextVar("mcp_collection", default="")
+# The field that it sends, for the calls of its tools
+AUTHORIZATION: ContextVar[str] = ContextVar("mcp_authorization", default="")
 
-    def __init__(self, client: AsyncClient, collection: str) -> None:
+
+class _OwnRoutes(httpx.ASGITransport):
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if AUTHORIZATION.get():
+            request.headers["authorization"] = AUTHORIZATION.get()
+        return await super().handle_async_request(request)
+
+
+def own_client(app: Any) -> AsyncClient:
+    """A client of an application in this process, with the key of the running request."""
+    return AsyncClient("http://in-process", transport=_OwnRoutes(app))
+
+
+class CollectionTools:
+    """The tools over a server's collections; for one event loop. `collection`: of calls that name
+    none; None: the address names it."""
+
+    def __init__(self, client: AsyncClient, collection: str | None = None) -> None:
         self._client, self._collection = client, collection
         self._calls: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def collections(self) -> dict[str, Any]:
+        """List the collections that `find` searches."""
+        return await self._finished(self._collections())
 
     async def find(
         self,
@@ -99,26 +132,44 @@ class CollectionTools:
         filter: Conditions = None,
         mode: Ranking = None,
         cursor: Cursor = 0,
+        *,
+        collection: Collection = None,
     ) -> dict[str, Any]:
-        """Search the collection by meaning and by words. The best hits come first, each with the
+        """Search a collection by meaning and by words. The best hits come first, each with the
         part of its text around the words of the query, which `highlights` names; `read` gives all
         of it."""
-        return await self._finished(self._find(query, limit, filter, mode, cursor))
+        name = self._name(collection)
+        work = self._find(name, query, filter, limit=limit, offset=cursor, mode=mode)
+        return await self._finished(work)
 
-    async def read(self, document_id: Document, chunk: Number = None) -> dict[str, Any]:
+    async def read(
+        self, document_id: Document, chunk: Number = None, *, collection: Collection = None
+    ) -> dict[str, Any]:
         """Read a hit's text in full, with the chunks before and after it."""
-        return await self._finished(self._read(document_id, chunk))
+        return await self._finished(self._read(self._name(collection), document_id, chunk))
 
     async def store(
-        self, text: Passage, metadata: Metadata = None, id: Name = None
+        self,
+        text: Passage,
+        metadata: Metadata = None,
+        id: Name = None,
+        *,
+        collection: Collection = None,
     ) -> dict[str, Any]:
-        """Keep a text in the collection, so that `find` finds it. A text that is too long for the
+        """Keep a text in a collection, so that `find` finds it. A text that is too long for the
         model is refused."""
-        return await self._finished(self._store(text, metadata or {}, id))
+        name = self._name(collection)
+        return await self._finished(self._store(name, text, metadata or {}, id))
 
     async def close(self) -> None:
         """Wait for the running calls."""
         await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def _name(self, collection: str | None) -> str:
+        name = collection or self._collection or COLLECTION.get()
+        if not name:
+            raise ToolError("`collection` is missing: name one of `collections`")
+        return name
 
     async def _finished(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """Return a call's result. The call continues if its client leaves. Raises ToolError."""
@@ -133,38 +184,43 @@ class CollectionTools:
         except HybridTeiError as error:
             raise ToolError(str(error)) from error
 
+    async def _collections(self) -> dict[str, Any]:
+        return {"collections": await self._client.collections()}
+
     async def _find(
         self,
+        name: str,
         query: str,
-        limit: int,
         conditions: dict[str, Any] | None,
+        *,
+        limit: int,
+        offset: int,
         mode: Mode | None,
-        cursor: int,
     ) -> dict[str, Any]:
         _check_size("`filter`", conditions, MAX_FILTER_BYTES)
         result = await self._client.search(
-            self._collection,
+            name,
             query,
             filter=conditions,
             limit=limit,
-            offset=cursor,
+            offset=offset,
             mode=mode,
             highlights=True,
         )
         answer: dict[str, Any] = {"mode": result.mode, "hits": list(map(_entry, result.hits))}
         if len(result.hits) == limit:
-            answer["cursor"] = cursor + limit
+            answer["cursor"] = offset + limit
         _check_size("the hits", answer, MAX_ANSWER_BYTES)
         return answer
 
-    async def _read(self, document_id: str, chunk: int | None) -> dict[str, Any]:
+    async def _read(self, name: str, document_id: str, chunk: int | None) -> dict[str, Any]:
         conditions: list[dict[str, Any]] = [
             {"key": DOCUMENT_ID, "match": {"value": document_id}},
         ]
         if chunk is not None:
             conditions.append({"key": CHUNK, "range": {"gte": chunk - 1, "lte": chunk + 1}})
         result = await self._client.search(
-            self._collection,
+            name,
             document_id[:MAX_QUERY_CHARACTERS],
             filter={"must": conditions},
             limit=MAX_HITS,
@@ -177,14 +233,16 @@ class CollectionTools:
         _check_size("the chunks", answer, MAX_ANSWER_BYTES)
         return answer
 
-    async def _store(self, text: str, metadata: dict[str, Any], name: str | None) -> dict[str, Any]:
+    async def _store(
+        self, name: str, text: str, metadata: dict[str, Any], document_id: str | None
+    ) -> dict[str, Any]:
         _check_size("`metadata`", metadata, MAX_METADATA_BYTES)
         stored = await self._client.upsert(
-            self._collection, [{"text": text, "metadata": metadata, "id": name}], truncate=False
+            name, [{"text": text, "metadata": metadata, "id": document_id}], truncate=False
         )
         if stored.failed:
             raise ToolError(stored.failed[0]["error"])
-        return {"id": stored.ids[0], "collection": self._collection}
+        return {"id": stored.ids[0], "collection": name}
 
 
 def _shown(hit: SearchHit) -> dict[str, Any]:
@@ -220,21 +278,18 @@ def _check_size(what: str, value: Any, most: int) -> None:
         raise ToolError(f"{what} hold {size} bytes > maximum allowed {most}")
 
 
-def mcp_server(tools: CollectionTools, collection: str, *, writable: bool) -> MCPServer[Any]:
+def mcp_server(tools: CollectionTools, *, writable: bool) -> MCPServer[Any]:
     """Make the SDK's server of these tools. It has `store` only if `writable`."""
     server: MCPServer[Any] = MCPServer(
         "hybridtei",
         version=__version__,
-        instructions=f"Searches the collection {collection!r} by meaning and by words.",
+        instructions="Searches collections of documents by meaning and by words.",
         log_level="WARNING",
         subscriptions=False,
     )
-    server.add_tool(
-        tools.find, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    )
-    server.add_tool(
-        tools.read, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    )
+    reading = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    for tool in (tools.collections, tools.find, tools.read):
+        server.add_tool(tool, annotations=reading)
     if writable:
         hints = ToolAnnotations(
             read_only_hint=False,
@@ -244,3 +299,15 @@ def mcp_server(tools: CollectionTools, collection: str, *, writable: bool) -> MC
         )
         server.add_tool(tools.store, annotations=hints)
     return server
+
+
+def http_app(server: MCPServer[Any], path: str) -> Any:
+    """The SDK's ASGI application of a server, for a caller that has checked origin and key."""
+    return server.streamable_http_app(
+        streamable_http_path=path,
+        # The tools remember nothing, and a client could hold all sessions of a server
+        stateless_http=True,
+        # A tool has one answer, so it needs no stream of events
+        json_response=True,
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+    )

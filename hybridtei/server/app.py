@@ -20,6 +20,7 @@ from hybridtei.errors import LoadError, Overloaded, StoreError
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.server import api
+from hybridtei.server.agents import Agents
 from hybridtei.server.answers import Origins
 from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.http.body import (
@@ -116,6 +117,7 @@ def create_models_app(
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
+    agents = Agents()
     # Requests to the store get the same number
     permits = models.default.service.config.max_concurrent_requests
     app = framework(server) if app is None else app
@@ -133,13 +135,14 @@ def create_models_app(
         recorder=recorder,
         rpc=rpc,
         certificate=certificate,
+        agents=agents,
     )
     app.after_exception.append(count)
     app.on_startup.append(models.start)
     if rpc is not None:
         app.on_startup.append(rpc.start)
         app.on_shutdown.append(rpc.stop)
-    app.on_shutdown += [models.stop, *on_stop]
+    app.on_shutdown += [agents.stop, models.stop, *on_stop]
     if schemas is not None:
         app.on_shutdown.append(partial(close_within, schemas.store, server.drain_seconds))
     if recorder is not None:

@@ -59,6 +59,7 @@ from hybridtei.system.tracing import Recorder, arrived, span
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.collection import CollectionSchemas
+    from hybridtei.server.agents import Agents
     from hybridtei.server.grpc.server import RpcServer
 
 
@@ -130,6 +131,7 @@ class Shared:
     recorder: Recorder | None
     rpc: RpcServer | None
     certificate: Certificate | None
+    agents: Agents
 
 
 class HttpRequest(Request[Any, Any, Any]):

@@ -1,12 +1,13 @@
-"""`mcp` against the SDK's own client: both transports, what is refused, and clients that leave midway."""
+"""Agents against the SDK's own client: `/mcp` of a server, and `mcp` over standard input, what is refused, and clients that leave midway."""
 
 import asyncio
+import json
 import os
-import socket
+import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,48 +15,26 @@ import httpx
 import httpx2
 import orjson
 import pytest
-import uvicorn
 from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 from hybridtei.cli import main
-from hybridtei.cli.mcp import application, check
 from hybridtei.client import AsyncClient
-from hybridtei.config import ServerConfig
-from hybridtei.errors import UsageError
-from hybridtei.retrieval.agents import MAX_CALLS, CollectionTools, _entry, mcp_server
+from hybridtei.retrieval.agents import MAX_CALLS, _entry
 from hybridtei.retrieval.store.base import Store, Stored
 from hybridtei.retrieval.store.collection import CollectionSchemas
-from hybridtei.server.http.connection import ConnectionLimits
-from hybridtei.server.run import settings_of
-from hybridtei.system.metrics import Registry
 from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, spec_in
 from tests.server.live import HANG, ROOT, serving
 
 KEY = "a-key"
+KEYED = {"api_key": KEY}
+# anyio imports it at its first use, and pytest parses it then: within a running loop, CPython 3.11 once failed at that, with
+# "AST constructor recursion depth mismatch".
+OPEN_PROCESS = anyio.open_process
 HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-
-
-@asynccontextmanager
-async def listening(
-    tools: CollectionTools, *, writable: bool = False, key: str | None = None
-) -> AsyncIterator[str]:
-    """The URL of a server over HTTP."""
-    server = mcp_server(tools, "papers", writable=writable)
-    config = ServerConfig(drain_seconds=1)
-    inner = application(server, "127.0.0.1", key, ["http://friend.example"])
-    settings = settings_of(inner, config, ConnectionLimits(config, Registry()))
-    settings.lifespan, settings.loop = "on", "asyncio"
-    with socket.create_server(("127.0.0.1", 0)) as port:
-        serving = uvicorn.Server(settings)
-        task = asyncio.create_task(serving._serve([port]))
-        try:
-            yield f"http://127.0.0.1:{port.getsockname()[1]}/mcp"
-        finally:
-            serving.should_exit = True
-            await task
 
 
 def client_of(url: str, key: str | None = None) -> Client:
@@ -68,23 +47,26 @@ def client_of(url: str, key: str | None = None) -> Client:
 
 
 @asynccontextmanager
-async def tools_over(folder: Path, **backend: Any) -> AsyncIterator[tuple[CollectionTools, Store]]:
-    """The tools, by a server of a filled store."""
+async def agents_of(
+    folder: Path, *, server: Mapping[str, Any] | None = None, **backend: Any
+) -> AsyncIterator[tuple[str, Store]]:
+    """Where a server of a filled store answers agents, and the store."""
+    folder.mkdir(exist_ok=True)
     spec = spec_in(folder)
     store = await filled(encoder_of(spec))
-    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL, **backend) as server:
-        async with AsyncClient(server.url) as client:
-            yield CollectionTools(client, "papers"), store
+    with serving(
+        spec, server=server, schemas=CollectionSchemas(store), model_id=MODEL, **backend
+    ) as running:
+        yield f"{running.url}/collections/papers/mcp", store
 
 
 async def test_find_and_store_over_http_with_a_key(tmp_path):
     async with (
-        tools_over(tmp_path) as (tools, _),
-        listening(tools, writable=True, key=KEY) as url,
-        client_of(url, KEY) as client,
+        agents_of(tmp_path, server=KEYED) as (url, _),
+        client_of(f"{url}?writable=true", KEY) as client,
     ):
         listed = await client.list_tools()
-        assert [tool.name for tool in listed.tools] == ["find", "read", "store"]
+        assert [tool.name for tool in listed.tools] == ["collections", "find", "read", "store"]
         found = await client.call_tool("find", {"query": TEXTS[2], "limit": 3})
         hits = found.structured_content["hits"]
         assert len(hits) == 3
@@ -121,8 +103,7 @@ async def test_answers_are_small_and_lead_to_the_rest(tmp_path):
     """Ten hits of long chunks are at most 5 kB, a cursor continues, and `read` gives the chunks
     around one."""
     async with (
-        tools_over(tmp_path) as (tools, store),
-        listening(tools, key=KEY) as url,
+        agents_of(tmp_path, server=KEYED) as (url, store),
         client_of(url, KEY) as client,
     ):
         records, _ = await store.scroll("papers", limit=12, with_vectors=True)
@@ -149,8 +130,9 @@ async def test_answers_are_small_and_lead_to_the_rest(tmp_path):
         request = {"query": "one", "filter": chosen}
         answer = (await client.call_tool("find", request)).structured_content
         assert "cursor" not in answer
-        entries = [await tools._client.search("papers", "one", group_by=None, limit=10)]
-        hits = [_entry(hit) for hit in entries[0].hits if "chunk" in hit.payload]
+        async with AsyncClient(url.partition("/collections")[0], api_key=KEY) as direct:
+            found = await direct.search("papers", "one", group_by=None, limit=10)
+        hits = [_entry(hit) for hit in found.hits if "chunk" in hit.payload]
         assert len(hits) > 5
         assert len(orjson.dumps(hits)) / len(hits) < 500
         for hit in hits:
@@ -166,50 +148,93 @@ async def test_answers_are_small_and_lead_to_the_rest(tmp_path):
         assert (await client.call_tool("read", {"document_id": "none"})).is_error
 
 
-async def test_what_is_refused_before_it_is_read():
-    tools = CollectionTools(AsyncClient("http://127.0.0.1:1"), "papers")
-    async with listening(tools, key=KEY) as url, httpx.AsyncClient(trust_env=False) as client:
+async def test_what_is_refused_before_it_is_read(tmp_path):
+    keyed = {"authorization": f"Bearer {KEY}"}
+    server = {**KEYED, "cors_allow_origin": ("http://friend.example",)}
+    async with (
+        agents_of(tmp_path, server=server) as (url, _),
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
 
-        async def status(**headers):
-            return (await client.post(url, json=LIST, headers={**HEADERS, **headers})).status_code
+        async def status(body: Any = LIST, **headers: str) -> int:
+            sent = {**HEADERS, **headers}
+            return (await client.post(url, json=body, headers=sent)).status_code
 
-        keyed = {"authorization": f"Bearer {KEY}"}
         assert await status() == 401
         assert await status(authorization=f"Bearer {KEY}x") == 401
         assert await status(**keyed, origin="http://evil.example") == 403
-        assert await status(origin="http://evil.example") == 403
-        assert await status(**keyed, host="evil.example:80", origin="http://evil.example:80") in (
-            403,
-            421,
-        )  # DNS rebinding
-        assert await status(**keyed, origin="http://friend.example") not in (401, 403)
-        assert (
-            await client.post(url, content=b"x" * 5_000_000, headers={**HEADERS, **keyed})
-        ).status_code == 413
+        assert await status(origin="http://evil.example") == 401
+        assert await status(**keyed, origin="http://friend.example") == 200
+        assert await status(**{**keyed, "content-type": "text/plain"}) == 415
+        assert await status("x" * 5_000_000, **keyed) == 413
+        assert (await client.get(url, headers={**HEADERS, **keyed})).status_code == 405
+    async with (
+        agents_of(tmp_path / "open") as (url, _),
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        # DNS rebinding
+        evil = {**HEADERS, "host": "evil.example:80", "origin": "http://evil.example:80"}
+        assert (await client.post(url, json=LIST, headers=evil)).status_code == 403
+        assert (await client.post(url, json=LIST, headers=HEADERS)).status_code == 200
 
 
-async def test_a_client_that_comes_a_thousand_times_keeps_no_other_out():
+async def test_a_server_without_a_store_has_no_agents():
+    with serving() as running:
+        answer = running.post("/mcp", LIST, headers=HEADERS)
+        assert (answer.status_code, "store" in answer.text) == (404, True)
+
+
+async def test_a_client_that_comes_a_thousand_times_keeps_no_other_out(tmp_path):
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}}
     hello["clientInfo"] = {"name": "x", "version": "1"}
     begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
-    tools = CollectionTools(AsyncClient("http://127.0.0.1:1"), "papers")
-    async with listening(tools) as url, httpx.AsyncClient(trust_env=False) as client:
+    async with (
+        agents_of(tmp_path) as (url, _),
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
         for _ in range(1_001):
             answer = await client.post(url, json=begin, headers=HEADERS)
             assert answer.status_code == 200
         assert "mcp-session-id" not in answer.headers
 
 
-async def test_without_writable_nothing_is_stored(tmp_path):
-    async with (
-        tools_over(tmp_path) as (tools, store),
-        listening(tools) as url,
-        client_of(url) as client,
-    ):
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["find", "read"]
-        with suppress(MCPError):
-            assert (await client.call_tool("store", {"text": "one"})).is_error
+async def test_without_writable_nothing_is_stored_and_a_key_needs_the_role(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("reader roles=search:read-key\nwriter roles=search,write:write-key\n")
+    async with agents_of(tmp_path / "papers", server={"api_key_file": str(keys)}) as (url, store):
+        async with client_of(url, "write-key") as client:
+            names = [tool.name for tool in (await client.list_tools()).tools]
+            assert names == ["collections", "find", "read"]
+            with suppress(MCPError):
+                assert (await client.call_tool("store", {"text": "one"})).is_error
+        async with client_of(f"{url}?writable=true", "read-key") as client:
+            refused = await client.call_tool("store", {"text": "one"})
+            assert refused.is_error
+            assert "write" in refused.content[0].text
+            assert not (await client.call_tool("find", {"query": "one"})).is_error
         assert await store.count("papers") == len(TEXTS)
+        async with client_of(f"{url}?writable=true", "write-key") as client:
+            assert not (await client.call_tool("store", {"text": "one"})).is_error
+        assert await store.count("papers") == len(TEXTS) + 1
+
+
+async def test_one_address_for_all_collections(tmp_path):
+    async with agents_of(tmp_path) as (url, _):
+        server = url.partition("/collections")[0]
+        async with client_of(f"{server}/mcp") as client:
+            listed = await client.call_tool("collections", {})
+            assert listed.structured_content == {"collections": ["papers"]}
+            unnamed = await client.call_tool("find", {"query": "one"})
+            assert unnamed.is_error
+            assert "collections" in unnamed.content[0].text
+            request = {"query": TEXTS[2], "collection": "papers"}
+            found = await client.call_tool("find", request)
+            async with AsyncClient(server) as direct:
+                expected = await direct.search("papers", TEXTS[2], limit=10)
+            scores = [hit["score"] for hit in found.structured_content["hits"]]
+            assert scores == [round(hit.score, 3) for hit in expected.hits]
+            missing = await client.call_tool("find", {**request, "collection": "none"})
+            assert missing.is_error
 
 
 async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_is_refused(tmp_path):
@@ -219,21 +244,98 @@ async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_i
         begun.set()
         assert go_on.wait(HANG)
 
-    async with tools_over(tmp_path, gate=gate) as (tools, _), listening(tools) as url:
+    async with agents_of(tmp_path, gate=gate) as (url, _):
         async with client_of(url) as client:
             leaving = asyncio.create_task(client.call_tool("find", {"query": "one"}))
             await asyncio.to_thread(begun.wait, HANG)
             leaving.cancel()
             await asyncio.wait([leaving])
-        waiting = [asyncio.create_task(tools.find("two")) for _ in range(MAX_CALLS - 1)]
-        await asyncio.sleep(0)
         async with client_of(url) as client:
-            refused = await client.call_tool("find", {"query": "three"})
-            assert refused.is_error
-            assert "at work already" in refused.content[0].text
+            calls = [
+                asyncio.create_task(client.call_tool("find", {"query": "two"}))
+                for _ in range(MAX_CALLS)
+            ]
+            (refused,), waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            assert refused.result().is_error
+            assert "at work already" in refused.result().content[0].text
             go_on.set()
-            assert all(answer["hits"] for answer in await asyncio.gather(*waiting))
+            answers = await asyncio.gather(*waiting)
+            assert all(answer.structured_content["hits"] for answer in answers)
             assert not (await client.call_tool("find", {"query": "three"})).is_error
+
+
+# Reads the memory of its process after the last message
+MEASURED = """
+import sys
+from hybridtei.cli import main
+status = main(sys.argv[1:])
+heavy = {"numpy", "mcp", "httpx", "litestar", "pydantic"} & set(sys.modules)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(status, peak.split()[1], *heavy, file=sys.stderr)
+"""
+
+
+def relay_of(url: str, key: str, *flags: str) -> StdioServerParameters:
+    server = url.partition("/collections")[0]
+    words = ["mcp", "papers", "--url", server, "--url-api-key", key, *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return StdioServerParameters(
+        command=sys.executable, args=["-c", MEASURED, *words], env=environment
+    )
+
+
+async def test_ten_sessions_relay_to_one_server(tmp_path):
+    """Five stdio relays and five clients of HTTP at once: the same answers, and small processes."""
+    async with agents_of(tmp_path, server=KEYED) as (url, _):
+        logs = [(tmp_path / f"log{number}").open("w+") for number in range(5)]
+        async with AsyncExitStack() as stack:
+            relays = [
+                await stack.enter_async_context(
+                    Client(stdio_client(relay_of(url, KEY, "--writable"), errlog=log))
+                )
+                for log in logs
+            ]
+            direct = [await stack.enter_async_context(client_of(url, KEY)) for _ in range(5)]
+            request = {"query": TEXTS[3], "limit": 5}
+            calls = [client.call_tool("find", request) for client in (*relays, *direct) * 3]
+            answers = await asyncio.gather(*calls)
+            expected = answers[-1].structured_content
+            assert len(expected["hits"]) == 5
+            assert all(answer.structured_content == expected for answer in answers)
+            stored = await relays[0].call_tool("store", {"text": "one engine", "id": "mine"})
+            assert not stored.is_error
+            read = await relays[1].call_tool("read", {"document_id": "mine"})
+            assert read.structured_content["chunks"][0]["text"] == "one engine"
+        for log in logs:
+            log.seek(0)
+            status, kilobytes, *heavy = log.read().split()
+            log.close()
+            assert (status, heavy) == ("0", [])
+            assert int(kilobytes) < 60_000
+
+
+async def test_a_relay_tells_why_the_server_refuses(tmp_path):
+    message = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "tools/list"}).encode() + b"\n"
+    notification = b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n'
+    async with agents_of(tmp_path, server=KEYED) as (url, _):
+        server = url.partition("/collections")[0]
+        for address, key, words in (
+            (server, "wrong", "no API key or an unknown one"),
+            ("http://127.0.0.1:1", KEY, "http://127.0.0.1:1"),
+        ):
+            flags = ["mcp", "papers", "--url", address, "--url-api-key", key]
+            ended = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-m", "hybridtei", *flags],
+                input=notification + message + b"no json\n",
+                capture_output=True,
+                cwd=ROOT,
+                timeout=HANG,
+            )
+            (line,) = ended.stdout.splitlines()
+            answer = json.loads(line)
+            assert (answer["id"], answer["error"]["code"]) == (7, -32_000)
+            assert words in answer["error"]["message"]
 
 
 async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(
@@ -261,13 +363,9 @@ async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_t
         assert [hit["payload"]["text"] for hit in found.structured_content["hits"]] == ["boka lomi"]
 
 
-def test_addresses(capsys):
-    check("127.0.0.1", None)
-    check("0.0.0.0", KEY)
-    for hostname, key in (("0.0.0.0", None), ("example", KEY), ("127.0.0.1", " ")):
-        with pytest.raises(UsageError):
-            check(hostname, key)
-    with pytest.raises(SystemExit) as ended:
-        main(["mcp", "papers", "--http", "--hostname", "0.0.0.0"])
-    assert ended.value.code == 2
-    assert "--api-key" in capsys.readouterr().err
+def test_what_was_removed_and_what_is_no_url(capsys):
+    for flags, words in ((["--http"], "hybridtei serve"), (["--url", "host:3000"], "http://")):
+        with pytest.raises(SystemExit) as ended:
+            main(["mcp", "papers", *flags])
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
