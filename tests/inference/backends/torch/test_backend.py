@@ -4,12 +4,14 @@ Laws of all backends are in tests/inference/backends/test_laws.py."""
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModel
 
 from hybridtei.batch import Encoding
@@ -94,6 +96,18 @@ def test_every_output_is_float32_whatever_the_precision(hybrid: Path) -> None:
     )
     assert set(columns) == {"dense", "token_weights", "multivector", "tokens"}
     assert {values.dtype for values in columns.values()} == {np.dtype(np.float32)}
+
+
+def test_a_gpu_without_an_index_gets_one(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.set_per_process_memory_fraction` refuses a device without an index."""
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: stream)
+    plain = TorchBackend(read_spec(hybrid))
+    with FakeTensorMode():
+        backend = TorchBackend(plain.spec, device="cuda", loaded=(plain._trunk, plain._heads))
+    assert backend.device == torch.device("cuda:0")
+    assert plain.device == torch.device("cpu")
 
 
 def test_the_hosts_work_is_done_before_the_turn_to_launch(

@@ -132,8 +132,8 @@ def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_gpus_product_is_the_emulated_one() -> None:
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("needs compute capability 9.0")
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs compute capability 8.9")
     x, weight = (
         [part.cuda() for part in quantised(rows(*shape))] for shape in ((33, 64, 0), (48, 64, 1))
     )
