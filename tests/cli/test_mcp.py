@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import httpx2
 import orjson

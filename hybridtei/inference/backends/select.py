@@ -8,6 +8,7 @@ tune` measures all of them.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 # Checked first, since importing torch to find a device takes seconds
 NVIDIA = Path("/dev/nvidiactl")
+# Values of CUDA_VISIBLE_DEVICES by which a user keeps programs from all GPUs
+HIDDEN = ("", "-1")
 # On CPUs the first backend that can run the model is chosen. In float32 OpenVINO was 6 % slower to
 # 12 % faster than ONNX Runtime (`python -m conformance.load precisions`), and takes up to twice the
 # memory.
@@ -185,7 +188,7 @@ def may_use_gpu(config: ModelConfig) -> bool:
 
 def no_gpu() -> str | None:
     """The reason why torch cannot use a GPU here, or None if it can. Imports torch only if there is
-    a GPU."""
+    a GPU. Raises LoadError if the driver is too old for torch."""
     if not NVIDIA.exists():
         return f"there is no NVIDIA device here ({NVIDIA})"
     if not _installed("torch"):
@@ -195,10 +198,13 @@ def no_gpu() -> str | None:
     if torch.cuda.is_available():
         return None
     built = torch.version.cuda
-    return (
-        "torch is built for CPUs only"
-        if built is None
-        else f"torch, built for CUDA {built}, finds none: is the driver older?"
+    if built is None:
+        return "torch is built for CPUs only"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+        return "CUDA_VISIBLE_DEVICES hides it"
+    raise LoadError(
+        f"torch, built for CUDA {built}, cannot use this machine's GPU: update the driver; or "
+        "give `--backend ort` to compute on the CPU"
     )
 
 

@@ -71,7 +71,7 @@ def test_nothing_that_can_run_it_is_an_error_with_every_reason(bert, monkeypatch
 
 def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert):
     with pytest.raises(
-        LoadError, match=r"fp8 needs a GPU of compute capability 9\.0 or later, not cpu"
+        LoadError, match=r"fp8 needs a GPU of compute capability 8\.9 or later, not cpu"
     ):
         open_backend(ModelConfig(model_id=str(bert), dtype="fp8"), read_spec(bert))
 
@@ -92,13 +92,14 @@ def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, mon
         backend_choice, "NVIDIA", bert
     )  # there is a device, and this torch cannot use it
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     for built in (None, "13.0"):
         monkeypatch.setattr(torch.version, "cuda", built)
         assert open_backend(config, spec).name != "torch"
     assert [record.getMessage() for record in caplog.records if "GPU" in record.msg] == [
         "no GPU is used: there is no NVIDIA device here (/nowhere)",
         "no GPU is used: torch is built for CPUs only",
-        "no GPU is used: torch, built for CUDA 13.0, finds none: is the driver older?",
+        "no GPU is used: CUDA_VISIBLE_DEVICES hides it",
     ]
     assert [record.levelname for record in caplog.records if "GPU" in record.msg] == [
         "INFO",
@@ -108,3 +109,20 @@ def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     (only,) = choices(config, spec)
     assert (only.name, only.dtype, only.why) == ("torch", "float16", "torch finds a CUDA device")
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "ort"])
+def test_an_old_driver_is_an_error_unless_the_flag_names_a_backend_of_cpus(
+    bert: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a server on a GPU machine would compute on its CPU, at a hundredth of the rate."""
+    monkeypatch.setattr(backend_choice, "NVIDIA", bert)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = ModelConfig(model_id=str(bert), backend=backend)  # type: ignore[arg-type]
+    if backend == "ort":
+        assert open_backend(config, read_spec(bert)).name == "ort"
+        return
+    with pytest.raises(LoadError, match="cannot use this machine's GPU: update the driver"):
+        open_backend(config, read_spec(bert))

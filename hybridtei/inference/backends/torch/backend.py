@@ -87,7 +87,8 @@ class TorchBackend(Backend):
         LoadError."""
         super().__init__(spec)
         self.dtype = dtype
-        self.device = torch.device(device)
+        # A tensor's device has an index, which some functions of torch demand
+        self.device = torch.empty(0, device=device).device
         on_gpu = self.device.type == "cuda"
         self.busy_tokens = BUSY_TOKENS.get(self.device.type, 4096)
         self.lanes = (LaneKind.BULK,) if on_gpu else both_lanes(available_cores())

@@ -1,4 +1,4 @@
-"""fp8 on Hopper and later GPUs, with a guard like int8's: the model is refused unless sample texts
+"""fp8 on Ada and later GPUs, with a guard like int8's: the model is refused unless sample texts
 keep their vectors.
 
 The trunk's matrices have eight bits and a scale per output channel. Activations have a scale per
@@ -103,7 +103,7 @@ def to_eight_bits(model: fx.GraphModule) -> int:
     return len(dtypes)
 
 
-CAPABILITY = (9, 0)
+CAPABILITY = (8, 9)
 
 
 def open_fp8(
