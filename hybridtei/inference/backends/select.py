@@ -109,11 +109,9 @@ def choices(config: ModelConfig, spec: ModelSpec) -> list[BackendChoice]:
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise LoadError(f"{spec.folder}: nothing here can run it in {dtype}: {reasons}")
-    why = (
-        "the only one that can"
-        if len(able) == 1
-        else "usually the best here; `hybridtei tune` measures all"
-    )
+    why = "the only one that can"
+    if len(able) > 1:
+        why = "usually the best here; `hybridtei tune` measures all"
     return [BackendChoice(name, dtype, why) for name in able]
 
 
@@ -183,12 +181,9 @@ def no_gpu() -> str | None:
 
     if torch.cuda.is_available():
         return None
-    built = torch.version.cuda
-    return (
-        "torch is built for CPUs only"
-        if built is None
-        else f"torch, built for CUDA {built}, finds none: is the driver older?"
-    )
+    if torch.version.cuda is None:
+        return "torch is built for CPUs only"
+    return f"torch, built for CUDA {torch.version.cuda}, finds none: is the driver older?"
 
 
 def _dtype(dtype: str | None, backend: str) -> str:
