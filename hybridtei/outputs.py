@@ -100,27 +100,36 @@ class Columns:
     @property
     def nbytes(self) -> int:
         """The bytes of all arrays."""
-        return sum(_nbytes(getattr(self, field.name)) for field in fields(self))
+        total = 0
+        for column in self._columns().values():
+            arrays = [column]
+            if not isinstance(column, np.ndarray):
+                arrays = [getattr(column, field.name) for field in fields(column)]
+            total += sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+        return total
+
+    def _columns(self) -> dict[str, Any]:
+        """The columns that are not None, by name."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def take(self, rows: Indices) -> Self:
         """Return these sequences, in this order."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return type(self)(
-            **{
-                name: None if column is None else _take(column, rows)
-                for name, column in columns.items()
-            }
-        )
+        columns = self._columns()
+        for name, column in columns.items():
+            if isinstance(column, np.ndarray):
+                columns[name] = column[np.asarray(rows, dtype=np.intp)]
+            else:
+                columns[name] = column.take(rows)
+        return type(self)(**columns)
 
     def part(self, begin: int, end: int) -> Self:
         """Return views of the sequences from `begin` to `end`."""
-        columns: dict[str, Any] = {}
-        for field in fields(self):
-            name = field.name
-            column = getattr(self, name)
+        columns = self._columns()
+        for name, column in columns.items():
             if isinstance(column, np.ndarray):
                 columns[name] = column[begin:end]
-            elif column is not None:
+            else:
                 columns[name] = column.part(begin, end)
         return type(self)(**columns)
 
@@ -131,30 +140,15 @@ class Columns:
         if len(parts) < 2:
             return parts[0] if parts else cls()
         columns: dict[str, Any] = {}
-        for field in fields(cls):
-            pieces = [getattr(part, field.name) for part in parts]
-            if all(piece is not None for piece in pieces):
-                columns[field.name] = _concat(pieces)
+        for name, first in parts[0]._columns().items():
+            pieces = [getattr(part, name) for part in parts]
+            if any(piece is None for piece in pieces):
+                continue
+            if isinstance(first, np.ndarray):
+                columns[name] = np.concatenate(pieces)
+            else:
+                columns[name] = first.concat(pieces)
         return cls(**columns)
-
-
-def _nbytes(column: Any) -> int:
-    if column is None or isinstance(column, np.ndarray):
-        return 0 if column is None else column.nbytes
-    arrays = (getattr(column, field.name) for field in fields(column))
-    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
-
-
-def _take(column: Any, rows: Indices) -> Any:
-    return (
-        column[np.asarray(rows, dtype=np.intp)]
-        if isinstance(column, np.ndarray)
-        else column.take(rows)
-    )
-
-
-def _concat(pieces: Sequence[Any]) -> Any:
-    return np.concatenate(pieces) if isinstance(pieces[0], np.ndarray) else pieces[0].concat(pieces)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -124,35 +124,31 @@ def _reading(spec: ModelSpec) -> str | None:
         prompts,
     ]
     probe = PROBE.lower() if settings.lowercase else PROBE
-    return (
-        None
-        if read == [[], before.encode("").ids, before.encode(probe).ids, old_limit, "right", []]
-        else _digest(read)
-    )
+    if read == [[], before.encode("").ids, before.encode(probe).ids, old_limit, "right", []]:
+        return None
+    return _digest(read)
 
 
 def _newly_used(spec: ModelSpec) -> list[str]:
     """Return the prompts that version 0.1.0 ignored: the default, and documents' prompts with their
     second and third names."""
     prompts = spec.prompts or {}
-    names = [
-        spec.default_prompt_name or "",
-        *([] if "document" in prompts else ["passage", "corpus"]),
-    ]
+    names = [spec.default_prompt_name or ""]
+    if "document" not in prompts:
+        names += ["passage", "corpus"]
     return [text for name in names if (text := prompts.get(name))]
 
 
 def _pooling(spec: ModelSpec) -> str:
     steps = [type(step).__name__ for step in spec.dense_modules]
-    active = (
-        f" of {spec.sparse.active}"
-        if spec.is_splade and spec.sparse is not None and spec.sparse.active
-        else ""
-    )
-    sparse = [] if spec.sparse is None else [spec.sparse.kind + active]
-    return "+".join(
-        [*spec.pooling, *steps, *sparse, *(["multivector"] if spec.multivector else [])]
-    )
+    parts = [*spec.pooling, *steps]
+    if spec.sparse is not None:
+        parts.append(spec.sparse.kind)
+        if spec.is_splade and spec.sparse.active:
+            parts[-1] += f" of {spec.sparse.active}"
+    if spec.multivector is not None:
+        parts.append("multivector")
+    return "+".join(parts)
 
 
 def _activation(spec: ModelSpec) -> str | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -228,10 +227,7 @@ class Models:
     def dead(self) -> BackendError | None:
         """The error of the first model that works again only after a restart of the process; None
         without such a model."""
-        return next(
-            (context.service.dead for context in self.ready if context.service.dead is not None),
-            None,
-        )
+        return next(filter(None, (context.service.dead for context in self.ready)), None)
 
 
 def split_side(name: str) -> tuple[str, InputType | None]:
@@ -309,11 +305,9 @@ def check_capacity(route: Route, alias: str | None, models: Models, store: Store
         return
     if alias is not None:
         entry = models.entries.get(alias) or models.entries.get(split_side(alias)[0])
-        contexts = (
-            [entry.context]
-            if entry is not None and entry.context is not None and entry.state == "ready"
-            else []
-        )
+        contexts = []
+        if entry is not None and entry.context is not None and entry.state == "ready":
+            contexts = [entry.context]
     else:
         contexts = models.ready
     for context in contexts:
@@ -359,13 +353,10 @@ class StoreContext:
     async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a request's work with permits and within the request timeout. Raises Overloaded,
         TimedOut."""
-        held = self.holding(min(inputs, self.server.max_client_batch_size))
-        with held, self.models.default.service.deadlines.limit():
+        admission = self.bounds.admission
+        permits = min(inputs, self.server.max_client_batch_size, admission.permits)
+        with admission.inside(permits), self.models.default.service.deadlines.limit():
             return await work()
-
-    def holding(self, inputs: int) -> AbstractContextManager[None]:
-        """Hold one permit an input, at most all of them. Raises Overloaded."""
-        return self.bounds.admission.inside(min(inputs, self.bounds.admission.permits))
 
     def embedder(self, schema: CollectionSchema | None) -> Context:
         """The named model, else the one that made the collection's vectors, else the first that

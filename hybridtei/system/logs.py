@@ -60,8 +60,9 @@ class TextFormatter(logging.Formatter):
     """`timestamp LEVEL spans: target: file:line: message`, as in TEI."""
 
     def format(self, record: logging.LogRecord) -> str:
-        span = CURRENT.get()
-        spans = "" if span is None else f"{':'.join(map(_span_text, span.from_outermost()))}: "
+        span, spans = CURRENT.get(), ""
+        if span is not None:
+            spans = f"{':'.join(map(_span_text, span.from_outermost()))}: "
         message = _escaped(record.getMessage())
         lines = [
             f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: "
@@ -225,7 +226,9 @@ def read_filter(text: str) -> tuple[int, dict[str, int]]:
             return logging.INFO, {}
         else:
             targets[name] = threshold
-    return (base, targets) if directives else (logging.INFO, {})
+    if not directives:
+        return logging.INFO, {}
+    return base, targets
 
 
 def _part(target: str) -> str:
@@ -301,4 +304,6 @@ def _shown(value: Any, how: str | None) -> str:
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_shown(item, how) for item in value)}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)

@@ -41,16 +41,13 @@ GRANTED = "HYBRIDTEI_CORES"
 def available_cores(quota_file: Path = QUOTA, v1_files: tuple[Path, Path] = QUOTA_V1) -> int:
     """Return the least of the machine's processors, the affinity mask, the container's quota,
     HYBRIDTEI_CORES; at least 1."""
-    affinity = len(_affinity())
+    counts = [len(_affinity())]
+    if quota := _quota([quota_file], [*v1_files]):
+        counts.append(quota)
     granted = os.environ.get(GRANTED, "")
-    return max(
-        1,
-        min(
-            affinity,
-            _quota([quota_file], [*v1_files]) or affinity,
-            int(granted) if granted.isdecimal() else affinity,
-        ),
-    )
+    if granted.isdecimal():
+        counts.append(int(granted))
+    return max(1, min(counts))
 
 
 def _quota(*versions: Sequence[Path]) -> int | None:
@@ -59,9 +56,9 @@ def _quota(*versions: Sequence[Path]) -> int | None:
     for files in versions:
         try:
             allowed, period = " ".join(file.read_text() for file in files).split()[:2]
-            return (
-                None if allowed == "max" or int(allowed) < 0 else ceil(int(allowed) / int(period))
-            )
+            if allowed == "max" or int(allowed) < 0:
+                return None
+            return ceil(int(allowed) / int(period))
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return None
@@ -81,9 +78,9 @@ def own_processors() -> tuple[int, ...]:
 
 
 def _affinity() -> Collection[int]:
-    return (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
 
 
 class LaneKind(StrEnum):
@@ -116,7 +113,7 @@ def cache_folder(kind: str) -> Path:
     if own:
         return Path(own)
     try:
-        return (Path(caches) if caches else Path.home() / ".cache") / "hybridtei" / kind
+        return Path(caches or Path.home() / ".cache", "hybridtei", kind)
     except RuntimeError as error:
         # A container's user without HOME and without an entry in /etc/passwd
         raise LoadError(
@@ -280,7 +277,7 @@ def search_path() -> list[str]:
         for path in sys.path
         if os.path.isabs(path) and (path in named or not _is_working_folder(path))
     ]
-    return list(dict.fromkeys(folders if PACKAGE_HOME in folders else [*folders, PACKAGE_HOME]))
+    return list(dict.fromkeys([*folders, PACKAGE_HOME]))
 
 
 FORWARDED = {

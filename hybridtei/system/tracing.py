@@ -81,20 +81,20 @@ class HandlerSpan:
     def fields(self) -> dict[str, str]:
         """Return `caller`, which TEI lacks, then TEI's fields in its order; these only after the
         engine has answered."""
-        caller = {} if self.caller is None else {"key": self.caller}
-        if self.timings is None:
-            return caller
-        return {
-            **caller,
-            "total_time": human(self.total_ns),
-            "tokenization_time": human(self.timings.tokenization_ns),
-            "queue_time": human(self.timings.queue_ns),
-            "inference_time": human(self.timings.inference_ns),
-        }
+        fields: dict[str, str] = {}
+        if self.caller is not None:
+            fields["key"] = self.caller
+        if self.timings is not None:
+            fields["total_time"] = human(self.total_ns)
+            for name in ("tokenization", "queue", "inference"):
+                fields[f"{name}_time"] = human(getattr(self.timings, f"{name}_ns"))
+        return fields
 
     def from_outermost(self) -> list[HandlerSpan]:
         """Return the enclosing spans, outermost first, and this one last."""
-        return [self] if self.outer is None else [*self.outer.from_outermost(), self]
+        if self.outer is None:
+            return [self]
+        return [*self.outer.from_outermost(), self]
 
 
 CURRENT: ContextVar[HandlerSpan | None] = ContextVar("hybridtei.span", default=None)
@@ -117,7 +117,7 @@ def human(duration_ns: int) -> str:
     ):
         if duration_ns >= unit_ns:
             whole, rest = divmod(duration_ns, unit_ns)
-            return f"{whole}.{rest:0{digits}}".rstrip("0") + unit if rest else f"{whole}{unit}"
+            return f"{whole}.{rest:0{digits}}".rstrip("0").rstrip(".") + unit
     return f"{duration_ns}ns"
 
 

@@ -95,8 +95,14 @@ POOLINGS: Mapping[str, Pool] = {
 def pooled(f: Functions, hidden: Array, at: Segments, pooling: Sequence[str]) -> Array:
     """The concatenation of these poolings: [t, h] -> float32[n, d]. Source: sentence-transformers'
     Pooling."""
-    parts = [POOLINGS[mode](f, hidden, at) for mode in pooling]
-    return f.float32(parts[0] if len(parts) == 1 else f.library.concatenate(parts, 1))
+    return f.float32(_beside(f, [POOLINGS[mode](f, hidden, at) for mode in pooling]))
+
+
+def _beside(f: Functions, parts: Sequence[Array]) -> Array:
+    """[t, a], [t, b] … -> [t, a + b …], without a copy of a single part."""
+    if len(parts) == 1:
+        return parts[0]
+    return f.library.concatenate(parts, 1)
 
 
 def through(f: Functions, rows: Array, layers: Iterable[Layer]) -> Array:
@@ -151,8 +157,7 @@ def lexical(
     sources = {"hidden": hidden}
     if words is not None:
         sources["embedding"] = f.layer_norm(words, None, None, 1e-5)
-    parts = [sources[name] for name in inputs]
-    rows = through(f, parts[0] if len(parts) == 1 else f.library.concatenate(parts, 1), layers)
+    rows = through(f, _beside(f, [sources[name] for name in inputs]), layers)
     return f.activations["relu"](rows[:, 0])
 
 
@@ -180,9 +185,9 @@ def splade(f: Functions, hidden: Array, at: Segments, layers: MlmLayers, product
     at v=30k take 2 GB. Source: SPLADE v2, Formal et al. 2021 (max pooling).
     """
     best = f.float32(column_maxima(f, through(f, hidden, layers.steps), at, product))
-    return f.library.log1p(
-        f.activations["relu"](best if layers.bias is None else best + f.float32(layers.bias))
-    )
+    if layers.bias is not None:
+        best = best + f.float32(layers.bias)
+    return f.library.log1p(f.activations["relu"](best))
 
 
 def column_maxima(f: Functions, rows: Array, at: Segments, product: Product) -> Array:
@@ -216,27 +221,21 @@ class HeadLayers:
         # It needs msgspec, which measurements on a GPU run without
         from hybridtei.models.checkpoint import layers
 
-        sparse, late, classifier = spec.sparse, spec.multivector, spec.classifier
-        kind = None if sparse is None or spec.is_splade else sparse.kind
-        return cls(
-            [layers.step_layer(module) for module in spec.dense_modules],
-            layers.code_layers(sparse, spec.dense_width)
-            if sparse is not None and kind == "code"
-            else None,
-            layers.lexical_layers(sparse, spec.hidden_size)
-            if sparse is not None and kind in ("linear", "mlp")
-            else (),
-            ()
-            if late is None
-            else [
-                *map(layers.dense_layer, late.before),
-                layers.multivector_layer(late, spec.hidden_size),
-            ],
-            ()
-            if classifier is None
-            else layers.classifier_layers(classifier, spec.folder, spec.hidden_size),
-            mlm,
-        )
+        read: dict[str, Any] = {"dense": [layers.step_layer(step) for step in spec.dense_modules]}
+        if spec.sparse is not None and spec.sparse.kind == "code":
+            read["code"] = layers.code_layers(spec.sparse, spec.dense_width)
+        elif spec.sparse is not None and not spec.is_splade:
+            read["lexical"] = layers.lexical_layers(spec.sparse, spec.hidden_size)
+        if spec.multivector is not None:
+            read["multivector"] = [
+                *map(layers.dense_layer, spec.multivector.before),
+                layers.multivector_layer(spec.multivector, spec.hidden_size),
+            ]
+        if spec.classifier is not None:
+            read["classifier"] = layers.classifier_layers(
+                spec.classifier, spec.folder, spec.hidden_size
+            )
+        return cls(mlm=mlm, **read)
 
 
 # Name of the computed rows [n, v] whose non-zero entries are the output

@@ -90,14 +90,19 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
     y = x @ weight.T
-    return y if bias is None else y + bias
+    if bias is not None:
+        y = y + bias
+    return y
 
 
 def layer_norm(x: Floats, weight: Floats | None, bias: Floats | None, eps: float) -> Floats:
     centred = x - x.mean(1, keepdims=True)
     y = centred / np.sqrt((centred**2).mean(1, keepdims=True) + eps)
-    y = y if weight is None else y * weight
-    return np.asarray(y if bias is None else y + bias)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return np.asarray(y)
 
 
 def _reduced(function: np.ufunc, x: Floats, at: Segments) -> Floats:

@@ -123,11 +123,9 @@ def choices(config: ModelConfig, spec: ModelSpec) -> list[BackendChoice]:
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise LoadError(f"{spec.folder}: nothing here can run it in {dtype}: {reasons}")
-    why = (
-        "the only one that can"
-        if len(able) == 1
-        else "usually the best here; `hybridtei tune` measures all"
-    )
+    why = "the only one that can"
+    if len(able) > 1:
+        why = "usually the best here; `hybridtei tune` measures all"
     return [BackendChoice(name, dtype, why) for name in able]
 
 

@@ -104,8 +104,11 @@ def check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
 
 def _shift(name: str, key: str) -> str:
     """The prefix that the checkpoint adds to a name or removes from it."""
-    name = name if key.endswith(name) or name.endswith(key) else old_name(name)
-    return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
+    if not key.endswith(name) and not name.endswith(key):
+        name = old_name(name)
+    if key.endswith(name):
+        return key.removesuffix(name)
+    return "-" + name.removesuffix(key)
 
 
 # Key of config.json and transformers' default; without a key the value is fixed
@@ -180,15 +183,16 @@ def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
         )
 
     def optional(name: str) -> Floats | None:
-        return (
-            weights.array(name, width) if weights.has(name) or weights.has(old_name(name)) else None
-        )
+        if weights.has(name) or weights.has(old_name(name)):
+            return weights.array(name, width)
+        return None
 
     width = (spec.hidden_size,)
     activation = activation_name(
         str(_setting(spec, family.activation)), spec.folder / "config.json"
     )
-    activation = TANH if spec.tanh_gelu and activation == EXACT else activation
+    if spec.tanh_gelu and activation == EXACT:
+        activation = TANH
     dense = LinearLayer(
         weights.array(f"{family.dense}.weight", width * 2),
         optional(f"{family.dense}.bias"),
@@ -211,13 +215,14 @@ def _decoder(
 ) -> tuple[Floats, Floats | None]:
     """(matrix, bias). If a checkpoint has a tensor twice, the decoder's own one counts, as in
     transformers."""
-    tied, shape = (
-        spec.config.get("tie_word_embeddings") is not False,
-        (spec.vocab_size, spec.hidden_size),
-    )
-    name, own = f"{family.decoder}.weight", f"{family.decoder}.bias"
-    matrix = words if tied and not weights.has(name) else weights.array(name, shape)
+    tied = spec.config.get("tie_word_embeddings") is not False
+    shape = (spec.vocab_size, spec.hidden_size)
+    matrix, bias = words, f"{family.decoder}.bias"
+    if not tied or weights.has(f"{family.decoder}.weight"):
+        matrix = weights.array(f"{family.decoder}.weight", shape)
     check_shape(matrix.shape, shape, weights.folder, "word embeddings")
     if not _setting(spec, family.decoder_bias):
         return matrix, None
-    return matrix, weights.array(own if weights.has(own) or not tied else family.bias, shape[:1])
+    if tied and not weights.has(bias):
+        bias = family.bias
+    return matrix, weights.array(bias, shape[:1])

@@ -422,24 +422,10 @@ def _are_read_alike(model: Model) -> bool:
     return model.spec.late is None and model.query is None and not model.reader.prompts.table
 
 
-def _has_vectors(spec: ModelSpec) -> bool:
-    """True if the model has more than one dense vector to compare."""
-    kinds = spec.heads & VECTORS
-    return Head.MULTIVECTOR in kinds or len(kinds) > 1
-
-
 def declared_weights(spec: ModelSpec) -> RankWeights | None:
     """Return the checkpoint's weights, since the scale of sparse scores differs between models."""
     shares = None if spec.multivector is None else spec.multivector.shares
     return None if shares is None else RankWeights(shares.dense, shares.sparse, shares.multivector)
-
-
-def shares_of(weights: RankWeights | str | None, spec: ModelSpec) -> dict[Head, float]:
-    """The positive weights of the model's heads. None, or an unknown name: equal weights."""
-    if isinstance(weights, str):
-        weights = preset(weights)
-    by_name = (weights or RankWeights()).by_name
-    return {head: by_name[head] for head in sorted(spec.heads & VECTORS) if by_name[head] > 0}
 
 
 def rerank_task(
@@ -458,10 +444,14 @@ def rerank_task(
     windows: int = 1,
 ) -> Ranking:
     """Return the task for the model. Its `check` raises if the model cannot rank."""
-    if _has_vectors(spec):
+    kinds = spec.heads & VECTORS
+    if Head.MULTIVECTOR in kinds or len(kinds) > 1:
         if weights is None:
             weights = declared_weights(spec)
-        shares = shares_of(weights, spec)
+        # `check` refuses an unknown name
+        named = preset(weights) if isinstance(weights, str) else weights
+        by_name = (named or RankWeights()).by_name
+        shares = {head: by_name[head] for head in sorted(kinds) if by_name[head] > 0}
         return RerankByVectors(
             query,
             documents,
@@ -471,7 +461,7 @@ def rerank_task(
             weights,
             shares,
             frozenset(shares),
-            is_mean=len(spec.heads & VECTORS) > 1,
+            is_mean=len(kinds) > 1,
             spans=spans,
             max_document_tokens=max_document_tokens,
             max_tokens=max_tokens,

@@ -305,7 +305,13 @@ def find_classifier(
     trunk, recipe = SEQUENCE["new" if name.startswith("NewFor") else model_type]
     labels = _labels(config)
     if name.endswith("ForTokenClassification"):
-        return ClassifierHead("none", _token_steps(model_type, config), f"{trunk}.", labels)
+        tags: tuple[Step, ...] = (LAST,)
+        if model_type in DECODERS:
+            has_bias = bool(config.get("token_classification_bias", True))
+            tags = (LinearStep("score", bias=has_bias),)
+        elif model_type == "modernbert":
+            tags = (*_modernbert_head(config), LAST)
+        return ClassifierHead("none", tags, f"{trunk}.", labels)
     try:
         pooling, steps = recipe(config)
     except UnsupportedArchitecture as error:
@@ -340,12 +346,6 @@ def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
         return None
     padding = config.get("pad_token_id", PADDING.get(model_type))
     return padding if isinstance(padding, int) else None
-
-
-def _token_steps(model_type: str, config: Config) -> tuple[Step, ...]:
-    if model_type in DECODERS:
-        return (LinearStep("score", bias=bool(config.get("token_classification_bias", True))),)
-    return (*_modernbert_head(config), LAST) if model_type == "modernbert" else (LAST,)
 
 
 def between(head: ClassifierHead, yes: int, no: int, label: str) -> ClassifierHead:

@@ -292,11 +292,6 @@ LFM2_UNUSED = (
 )
 
 
-def _pplx(config: Config, file: Path) -> Config:
-    """Perplexity's `PPLXQwen3Config`. `spec` handles the rounding of its vectors."""
-    return {**config, "model_type": "qwen3", "is_causal": False, "pooling": "mean"}
-
-
 def _decoder(config: Config, file: Path) -> Config:
     """If no key tells the attention's direction, a class named "Bidirectional" is not causal.
     gte-Qwen2's newer revisions have the key; without it TEI and transformers' class are causal."""
@@ -499,7 +494,13 @@ TRANSLATORS = {
     **dict.fromkeys(("llama", "ministral3", "mistral", "qwen2", "qwen3"), _decoder),
     "bert": _jina_bert,
     "dpr": _dpr,
-    PPLX: _pplx,
+    # Perplexity's `PPLXQwen3Config`; `spec` handles the rounding of its vectors
+    PPLX: lambda config, _: {
+        **config,
+        "model_type": "qwen3",
+        "is_causal": False,
+        "pooling": "mean",
+    },
     GEMMA: _embedding_gemma2,
     "lfm2": _lfm2,
     "gte": _gte,

@@ -268,19 +268,17 @@ def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> t
         raise WeightMismatch(
             f"{folder}: `{name}` gives {width} logits, config.json names {len(head.labels)} labels"
         )
-    left = sorted(
-        name for name in reader.tensors.names() - reader.used if _is_of_another_head(name, head)
-    )
+    left = [
+        name
+        for name in sorted(reader.tensors.names() - reader.used)
+        if not name.startswith(head.trunk) and name.partition(".")[0] in OF_HEADS
+    ]
     if left:
         raise WeightMismatch(
             f"{folder}: the weights hold what config.json does not describe: {left[:5]}, "
             f"{len(left)} in all"
         )
     return tuple(layers)
-
-
-def _is_of_another_head(name: str, head: ClassifierHead) -> bool:
-    return not name.startswith(head.trunk) and name.split(".", maxsplit=1)[0] in OF_HEADS
 
 
 class _Reader:

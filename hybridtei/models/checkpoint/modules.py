@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.files import JsonObject, inside, read_json, read_object
 from hybridtei.models.checkpoint.hub_layouts import own_code
@@ -88,6 +90,13 @@ class NormModule:
 StepModule = DenseModule | NormModule
 
 
+class _Listed(msgspec.Struct):
+    """An entry of modules.json."""
+
+    type: str
+    path: str
+
+
 def read_modules(folder: Path, *, late: bool = False) -> Modules:
     """Return (type, path) of each module. Without modules.json: (), or for a Model2Vec its table.
 
@@ -97,12 +106,13 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
     if not file.exists():
         config = read_object(folder / "config.json", optional=True)
         return ((STATIC, ""),) if config.get("model_type") == "model2vec" else ()
-    listed = read_json(file)
-    if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
-        raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
-    modules = _with_effect(
-        [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
-    )
+    try:
+        listed = msgspec.convert(read_json(file), list[_Listed])
+    except msgspec.ValidationError as error:
+        raise LoadError(
+            f"{file}: should be a list of objects with the texts `type` and `path`"
+        ) from error
+    modules = _with_effect([(module.type.rsplit(".", 1)[-1], module.path) for module in listed])
     order: Sequence[str] = ORDER
     if late:
         order = LATE_ORDER
@@ -259,10 +269,8 @@ def splade_function(
         return None
     if declared is not None:
         settings = read_object(inside(folder, declared) / "config.json")
-        strategy, activation = (
-            settings.get("pooling_strategy", "max"),
-            settings.get("activation_function", "relu"),
-        )
+        strategy = settings.get("pooling_strategy", "max")
+        activation = settings.get("activation_function", "relu")
         if strategy != "max" or activation not in ("relu", "log1p_relu"):
             raise UnsupportedArchitecture(
                 f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: "
@@ -366,18 +374,13 @@ def read_steps(
     for place, (name, path) in enumerate(steps, 1):
         home = inside(folder, path)
         if name == "LayerNorm":
-            read.append(_norm_module(home, width))
+            settings = read_object(home / "config.json")
+            read.append(NormModule(home, _width_of(settings, "dimension", width)))
         else:
             outputs = (*names, SCORES) if place == len(steps) else names
             read.append(_dense_module(home, width, names, outputs=outputs, trusted=trusted))
         width = read[-1].out_features
     return tuple(read)
-
-
-def _is_module(entry: object) -> bool:
-    return isinstance(entry, dict) and all(
-        isinstance(entry.get(key), str) for key in ("type", "path")
-    )
 
 
 def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
@@ -394,12 +397,12 @@ def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orph
 
 
 def _declared_pooling(settings: JsonObject) -> tuple[Pooling, ...]:
-    declared = settings.get("pooling_mode")
-    if declared is None:
-        modes: Sequence[Any] = [mode for flag, mode in LEGACY_FLAGS.items() if settings.get(flag)]
-    else:
-        # sentence-transformers 6's names
-        modes = declared if isinstance(declared, list) else [declared]
+    # sentence-transformers 6's names
+    modes = settings.get("pooling_mode")
+    if modes is None:
+        modes = [mode for flag, mode in LEGACY_FLAGS.items() if settings.get(flag)]
+    elif not isinstance(modes, list):
+        modes = [modes]
     if not modes:
         raise LoadError(
             f"{settings.file}: no pooling mode is true; set one of {', '.join(LEGACY_FLAGS)}"
@@ -412,10 +415,6 @@ def _pooling_name(name: object, where: Path) -> Pooling:
         if name == pooling:
             return pooling
     raise UnsupportedArchitecture(f"{where}: pooling {name!r}; supported: {', '.join(POOLINGS)}")
-
-
-def _norm_module(folder: Path, width: int) -> NormModule:
-    return NormModule(folder, _width_of(read_object(folder / "config.json"), "dimension", width))
 
 
 def _dense_module(

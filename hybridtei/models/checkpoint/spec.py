@@ -5,7 +5,7 @@ No config.json mentions BGE-M3's sparse and multi-vector heads; they exist if th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -276,11 +276,6 @@ def _read_sides(
 IDF_TABLE = "idf.json"
 
 
-def _has_idf_table(folder: Path, modules: Modules, architectures: Sequence[str]) -> bool:
-    is_masked = any(name.endswith("MaskedLM") for name in architectures)
-    return is_masked and not modules and (folder / IDF_TABLE).exists()
-
-
 def _read(
     folder: Path,
     modules: Modules,
@@ -312,7 +307,8 @@ def _read(
     model_type = _model_type(config)
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
     hidden_size = read_hidden_size(config)
-    if pooling is None and _has_idf_table(folder, modules, architectures):
+    is_masked = any(name.endswith("MaskedLM") for name in architectures)
+    if pooling is None and is_masked and not modules and (folder / IDF_TABLE).exists():
         pooling, queries = "splade", folder / IDF_TABLE
     splade = splade_function(folder, pooling, modules, architectures)
     classifier = None if splade else read_classifier(folder, home, modules, config, hidden_size)

@@ -170,16 +170,13 @@ def cached_states(
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256("\0".join(texts).encode("utf-8", errors="surrogatepass")).hexdigest()
     label = {"model": trunk.sha256, "texts": digest, "max_tokens": max_tokens, "dtype": str(dtype)}
-    if _read_label(folder) != label:
-        (folder / "cache.json").unlink(missing_ok=True)
+    written = json.dumps(label, indent=1) + "\n"
+    file = folder / "cache.json"
+    if not file.exists() or file.read_text(encoding="utf-8") != written:
+        file.unlink(missing_ok=True)
         _write_states(folder, trunk, texts, max_tokens, dtype)
-        (folder / "cache.json").write_text(json.dumps(label, indent=1) + "\n", encoding="utf-8")
+        file.write_text(written, encoding="utf-8")
     return _open_states(folder, trunk.hidden_size)
-
-
-def _read_label(folder: Path) -> object:
-    path = folder / "cache.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def _open_states(folder: Path, hidden_size: int) -> TokenStates:

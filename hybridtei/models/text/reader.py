@@ -125,16 +125,15 @@ class TextReader:
         ready, refused = _until_refused(
             pairs, lambda pair: self._prepare_text(pair, truncate, side)
         )
-        instruction = template.instruction if instruction is None else instruction
+        if instruction is None:
+            instruction = template.instruction
         prefix, suffix = (self._trusted(text) for text in (template.prefix, template.suffix))
         pieces = [
             piece for part in template.parts for piece in self.tokenizer.around_specials(part)
         ]
         slots = [piece for piece, special in pieces if not special]
         filled = [_filled(slot, instruction, item.text) for item in ready for slot in slots]
-        raws = iter(
-            self.tokenizer.literal.encode(filled, add_special_tokens=False) if filled else []
-        )
+        raws = iter(self.tokenizer.literal.encode(filled, add_special_tokens=False))
         encodings: list[Encoding] = []
         for _ in ready:
             body = [
@@ -149,7 +148,7 @@ class TextReader:
         return encodings
 
     def _trusted(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode([text], add_special_tokens=False)[0].ids) if text else []
+        return list(self.tokenizer.encode([text], add_special_tokens=False)[0].ids)
 
     def _fitted_question(
         self,
@@ -159,10 +158,8 @@ class TextReader:
         truncate: bool,
         direction: Direction,
     ) -> Encoding:
-        total, room = (
-            len(prefix) + len(body) + len(suffix),
-            self.max_input_length - len(prefix) - len(suffix),
-        )
+        room = self.max_input_length - len(prefix) - len(suffix)
+        total = len(prefix) + len(body) + len(suffix)
         if room < 1 or (total > self.max_input_length and not truncate):
             raise InvalidInput(
                 f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}"
@@ -436,11 +433,10 @@ def _marked(encoding: Laid, side: Side, place: int) -> Laid:
     if side.marker is None:
         return encoding
     types = encoding.token_type_ids
-    marked = replace(
-        encoding,
-        input_ids=np.insert(encoding.input_ids, place, side.marker),
-        token_type_ids=None if types is None else np.insert(types, place, 0),
-    )
+    if types is not None:
+        types = np.insert(types, place, 0)
+    input_ids = np.insert(encoding.input_ids, place, side.marker)
+    marked = replace(encoding, input_ids=input_ids, token_type_ids=types)
     if not isinstance(marked, LocatedEncoding):
         return marked
     return replace(
@@ -456,16 +452,11 @@ def _widened(encoding: Laid, side: Side, longest: int) -> Laid:
     if expansion is None or missing <= 0:
         return encoding
     types = encoding.token_type_ids
-    return replace(
-        encoding,
-        input_ids=np.concatenate(
-            [encoding.input_ids, np.full(missing, expansion.token_id, dtype=np.int64)]
-        ),
-        token_type_ids=None
-        if types is None
-        else np.concatenate([types, np.zeros(missing, dtype=np.int64)]),
-        unseen=0 if expansion.attend else missing,
-    )
+    if types is not None:
+        types = np.pad(types, (0, missing))
+    input_ids = np.pad(encoding.input_ids, (0, missing), constant_values=expansion.token_id)
+    unseen = 0 if expansion.attend else missing
+    return replace(encoding, input_ids=input_ids, token_type_ids=types, unseen=unseen)
 
 
 def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:

@@ -223,7 +223,9 @@ class Tokenizer:
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     def id_of(self, token: str | None) -> int | None:
-        return None if token is None else self._raw.token_to_id(token)
+        if token is None:
+            return None
+        return self._raw.token_to_id(token)
 
     def around_specials(self, text: str) -> list[tuple[str, bool]]:
         """Split a trusted text into (piece, True if it is a special token), in order."""
@@ -244,7 +246,8 @@ class Tokenizer:
         if isinstance(vocabulary, list):
             secret = token_hex(16)
             for entry in vocabulary:
-                entry[0] = secret + entry[0] if entry[0] in specials else entry[0]
+                if entry[0] in specials:
+                    entry[0] = secret + entry[0]
         raw = RawTokenizer.from_str(json.dumps(described))
         return Tokenizer(raw, has_token_types=self._has_token_types)
 
@@ -253,11 +256,9 @@ class Tokenizer:
         unknown = next((i for i in input_ids if self._raw.id_to_token(i) is None), None)
         if unknown is not None:
             last = self.vocab_size - 1
-            why = (
-                f"but the vocabulary ends at {last}"
-                if unknown > last
-                else "which the vocabulary leaves out"
-            )
+            why = "which the vocabulary leaves out"
+            if unknown > last:
+                why = f"but the vocabulary ends at {last}"
             raise InvalidInput(f"`inputs` holds the id {unknown}, {why}")
         return self.decode(input_ids, skip_special_tokens=skip_special_tokens)
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -124,7 +124,14 @@ class Candidates:
     _stages: dict[str, Stage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.key = None if self.options.group_by is None else _key_of(self.options.group_by)
+        group_by = self.options.group_by
+        # Qdrant's filters read other keys differently
+        if group_by is not None and re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
+            raise InvalidInput(
+                f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with "
+                "dots between them"
+            )
+        self.key = group_by and GROUPS.get(group_by, group_by)
 
     @property
     def stages(self) -> list[Stage]:
@@ -165,24 +172,22 @@ class Candidates:
         is_last = max(map(len, lists.values())) < depth
         if not candidates:
             return [], is_last
-        scores, totals = (
-            await self._known(candidates, depth, query_filter),
-            await self._totals(candidates, lists, depth),
-        )
+        scores = await self._known(candidates, depth, query_filter)
+        totals = await self._totals(candidates, lists, depth)
         mode = self.options.mode or ""
         if mode not in NAMES and not self.options.rescore:
             totals = totals.round(DIGITS.get(mode, DIGITS_OF_FLOATS))
         for candidate, total in zip(candidates, totals.tolist(), strict=True):
-            candidate.score = scores[candidate.id].score if candidate.id in scores else total
+            candidate.score = total
+            if candidate.id in scores:
+                candidate.score = scores[candidate.id].score
         candidates.sort(
-            key=lambda one: (one.id not in scores, -one.score, isinstance(one.id, str), one.id)
+            key=lambda each: (each.id not in scores, -each.score, isinstance(each.id, str), each.id)
         )
         threshold = self.options.score_threshold
-        page = (
-            candidates
-            if threshold is None
-            else [one for one in candidates if one.score >= threshold]
-        )
+        if threshold is None:
+            return candidates, is_last
+        page = [candidate for candidate in candidates if candidate.score >= threshold]
         return page, is_last or len(page) < len(candidates)
 
     async def _found(
@@ -222,7 +227,9 @@ class Candidates:
         ):
             return {}
         plain, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
-        return {point.id: point for point in plain} if self._scale else {}
+        if not self._scale:
+            return {}
+        return {point.id: point for point in plain}
 
     async def _totals(
         self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
@@ -237,17 +244,16 @@ class Candidates:
             return _scores(found, mode)
         if mode == "rrf":
             return reciprocal_ranks(
-                {leg: _places(found, leg) for leg in lists}, weights, self.options.k
+                {leg: _column(found, leg, "rank") for leg in lists}, weights, self.options.k
             )
         await self._complete(found, lists, depth)
         if mode == "zscore":
             return await self._normalised(found, depth)
         for leg in [leg for leg in weights if leg not in lists]:
             await self._score(leg, found)
-        rows = len(self.legs.vectors.get(MULTIVECTOR, (0,)))
-        shares = {
-            leg: weight / rows if leg == MULTIVECTOR else weight for leg, weight in weights.items()
-        }
+        shares = dict(weights)
+        if MULTIVECTOR in shares:
+            shares[MULTIVECTOR] /= len(self.legs.vectors[MULTIVECTOR])
         return weighted_sum({leg: _scores(found, leg) for leg in weights}, shares)
 
     async def _complete(
@@ -304,13 +310,13 @@ class Candidates:
             query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
             points = await self.store.query(self.collection, query)
             self._note(leg, began, len(points))
-            scores = dict.fromkeys(ids, 0.0) if leg == SPARSE else {}
-            scores |= {point.id: point.score for point in points}
-        for one in some:
-            if one.id in scores:
-                one.legs[leg] = StageScore(
-                    scores[one.id], one.legs[leg].rank if leg in one.legs else None
-                )
+            scores = {point.id: point.score for point in points}
+            if leg == SPARSE:
+                scores = dict.fromkeys(ids, 0.0) | scores
+        for candidate in some:
+            if candidate.id in scores:
+                rank = candidate.legs.get(leg, NOT_FOUND).rank
+                candidate.legs[leg] = StageScore(scores[candidate.id], rank)
 
     async def _packed_scores(
         self,
@@ -355,25 +361,22 @@ def _gathered(
             if point.id in before:
                 continue
             if point.id not in candidates:
-                candidates[point.id] = Candidate(
-                    point.id, group=None if key is None else group_of(point.payload, key)
-                )
+                group = None if key is None else group_of(point.payload, key)
+                candidates[point.id] = Candidate(point.id, group=group)
             candidates[point.id].legs[leg] = StageScore(point.score, place)
     return list(candidates.values())
 
 
+NOT_FOUND = StageScore(np.nan, None)
+
+
+def _column(found: Sequence[Candidate], leg: str, part: Literal["score", "rank"]) -> Column:
+    """Each candidate's score or place in a leg; NaN without one."""
+    return np.array([getattr(each.legs.get(leg, NOT_FOUND), part) for each in found], np.float64)
+
+
 def _scores(found: Sequence[Candidate], leg: str) -> Column:
-    return np.array(
-        [candidate.legs[leg].score if leg in candidate.legs else np.nan for candidate in found],
-        np.float64,
-    )
-
-
-def _places(found: Sequence[Candidate], leg: str) -> Column:
-    return np.array(
-        [candidate.legs[leg].rank if leg in candidate.legs else np.nan for candidate in found],
-        np.float64,
-    )
+    return _column(found, leg, "score")
 
 
 def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -381,21 +384,13 @@ def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
     is its own group."""
     best: dict[Any, Candidate] = {}
     for candidate in candidates:
-        key = (candidate.group,) if candidate.group is not None else (None, candidate.id)
+        key = (candidate.group, candidate.group is None and candidate.id)
         first = best.setdefault(key, candidate)
-        first.more = 0 if first.more is None else first.more + 1
+        if first.more is None:
+            first.more = 0
+        else:
+            first.more += 1
     return list(best.values())
-
-
-def _key_of(group_by: str) -> str:
-    """The key of the payload. Raises InvalidInput for a key that Qdrant's filters read
-    differently."""
-    if re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
-        raise InvalidInput(
-            f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots "
-            "between them"
-        )
-    return GROUPS.get(group_by, group_by)
 
 
 def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
@@ -403,7 +398,9 @@ def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
     else."""
     value: Any = payload
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value if isinstance(value, str) or type(value) is int else None
@@ -414,7 +411,7 @@ def _without(key: str, found: Sequence[Candidate], query_filter: Filter | None) 
     texts: list[int | str] = [
         candidate.group for candidate in found if isinstance(candidate.group, str)
     ]
-    numbers: list[int | str] = [one.group for one in found if isinstance(one.group, int)]
+    numbers: list[int | str] = [each.group for each in found if isinstance(each.group, int)]
     # A match also finds values in lists of several values, but such points have no group.
     is_one = Filter(key=key, values_count=ValuesCount(lt=2))
     refused = [

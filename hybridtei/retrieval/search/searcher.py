@@ -207,10 +207,12 @@ class Searcher:
             payload=False if vectors else payload,
         )
         last = options.offset + options.limit
-        best = await candidates.best(last if rank is None else max(options.rerank_limit, last))
+        depth, skipped = last, options.offset
+        if rank is not None:
+            depth, skipped = max(options.rerank_limit, last), 0
+        best = await candidates.best(depth)
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
-        page = best[options.offset if rank is None else 0 :]
-        page = await self._filled(fit.name, page, payload, vectors)
+        page = await self._filled(fit.name, best[skipped:], payload, vectors)
         stages = list(candidates.stages) if options.explain else []
         stages.append(Stage("search", since(began), len(page)))
         if rank is not None:
@@ -284,26 +286,22 @@ class Searcher:
     def _hit(
         self, one: Candidate, embedded: Embeddings, row: int, options: CheckedOptions
     ) -> SearchHit:
-        payload, marks = one.payload, None
+        payload = one.payload
+        marks: list[Highlight] | None = None
         if options.highlights:
-            marks = self._marks(
-                str(payload.get(options.text_field) or ""), one.vectors.get(SPARSE), embedded, row
-            )
+            marks = []
+            sparse = one.vectors.get(SPARSE)
+            if embedded.sparse and sparse and self.model.tokens_of is not None:
+                document = sparse["indices"], sparse["values"]
+                terms = shared_terms(embedded.sparse.row(row), document)
+                text = str(payload.get(options.text_field) or "")
+                marks = highlights(text, terms, self.model.tokens_of)
         if not isinstance(options.with_payload, bool):
             payload = {name: payload[name] for name in options.with_payload if name in payload}
         elif not options.with_payload:
             payload = {}
         return SearchHit(
             one.id, one.score, payload, marks, one.legs if options.explain else None, one.more
-        )
-
-    def _marks(self, text: str, sparse: Any, embedded: Embeddings, row: int) -> list[Highlight]:
-        if embedded.sparse is None or sparse is None or self.model.tokens_of is None:
-            return []
-        return highlights(
-            text,
-            shared_terms(embedded.sparse.row(row), (sparse["indices"], sparse["values"])),
-            self.model.tokens_of,
         )
 
 

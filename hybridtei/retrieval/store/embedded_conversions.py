@@ -137,18 +137,18 @@ def plain_id(identity: Any) -> int | str:
     return str(identity) if isinstance(identity, UUID) else identity
 
 
-def _plain_vector(vector: Any) -> Any:
-    if isinstance(vector, edge.SparseVector):
-        return {"indices": list(vector.indices), "values": list(vector.values)}
-    return vector
-
-
 def plain_point(point: Any) -> list[Any]:
     """A record: [id, payload, vectors], and the score if it was queried. Sparse vectors are
     `indices` and `values`."""
-    vectors = {name: _plain_vector(vector) for name, vector in (point.vector or {}).items()}
-    score = [point.score] if isinstance(point, edge.ScoredPoint) else []
-    return [plain_id(point.id), point.payload or {}, vectors, *score]
+    vectors: dict[str, Any] = {}
+    for name, vector in (point.vector or {}).items():
+        vectors[name] = vector
+        if isinstance(vector, edge.SparseVector):
+            vectors[name] = {"indices": list(vector.indices), "values": list(vector.values)}
+    record = [plain_id(point.id), point.payload or {}, vectors]
+    if isinstance(point, edge.ScoredPoint):
+        record.append(point.score)
+    return record
 
 
 def filter_of(plain: Plain | None) -> Any:

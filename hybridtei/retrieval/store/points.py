@@ -157,7 +157,10 @@ def _checked(point: Stored, schema: CollectionSchema) -> Stored:
     packed = packed_format(schema)
     if packed is not None and point.payload and PACKED in point.payload:
         _check_packed(point.payload[PACKED], packed, f"{where}: `payload.{PACKED}`")
-    return Stored(identity, _payload(point.payload, where), vectors)
+    if point.payload is not None and not isinstance(point.payload, Mapping):
+        kind = type(point.payload).__name__
+        raise InvalidPoint(f"{where}: `payload` is {kind}, should be an object")
+    return Stored(identity, _plain(point.payload or {}, f"{where}: `payload", 0), vectors)
 
 
 def _names(schema: CollectionSchema) -> str:
@@ -269,13 +272,6 @@ def _sparse(vector: Any, where: str) -> dict[str, NDArray[Any]]:
             f"{where}: index {unique[counts > 1][0]} is there {counts.max()} times, should be once"
         )
     return {"indices": indices.astype(np.uint32), "values": values}
-
-
-def _payload(payload: Any, where: str) -> dict[str, Any]:
-    if payload is not None and not isinstance(payload, Mapping):
-        raise InvalidPoint(f"{where}: `payload` is {type(payload).__name__}, should be an object")
-    plain: dict[str, Any] = _plain(payload or {}, f"{where}: `payload", 0)
-    return plain
 
 
 def _plain(value: Any, path: str, depth: int) -> Any:

@@ -88,7 +88,8 @@ class OpenCalls:
     async def within(self, seconds: float, awaitable: Awaitable[T]) -> T:
         """A context for waiting for a client. Raises Ended after `seconds`, if another call needs
         the place, or at a stop."""
-        seconds = min(seconds, DRAIN_SECONDS) if self._draining else seconds
+        if self._draining:
+            seconds = min(seconds, DRAIN_SECONDS)
         try:
             async with asyncio.timeout(None if seconds == inf else seconds) as wait:
                 self._waits[wait] = None
@@ -158,22 +159,21 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._keyless.drain()
 
 
-def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: float) -> Any:
+def _bounded(handler: Any, calls: OpenCalls, message_seconds: float, age_seconds: float) -> Any:
     """Wrap a handler: bound the time of its messages, and turn its errors into statuses."""
-    behaviour = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
+    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    behaviour: Any = next(filter(None, (getattr(handler, kind) for kind in kinds)))
 
     async def read(call: Any) -> AsyncIterator[Any]:
         seconds = message_seconds
         while (message := await calls.within(seconds, call.read())) is not grpc.aio.EOF:
-            seconds = IDLE_SECONDS if found.response_streaming else message_seconds
+            seconds = IDLE_SECONDS if handler.response_streaming else message_seconds
             yield message
 
     async def answer(call: Any) -> Any:
-        model = (
-            read(call)
-            if found.request_streaming
-            else await calls.within(message_seconds, call.read())
-        )
+        model: Any = read(call)
+        if not handler.request_streaming:
+            model = await calls.within(message_seconds, call.read())
         if model is grpc.aio.EOF:
             raise Ended(STATUS.INTERNAL, "the call ended without a message")
         if not isasyncgenfunction(behaviour):
@@ -183,9 +183,9 @@ def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: 
 
     async def serve(_: Any, call: Any) -> Any:
         try:
-            return await (
-                answer(call) if age_seconds == inf else calls.within(age_seconds, answer(call))
-            )
+            if age_seconds == inf:
+                return await answer(call)
+            return await calls.within(age_seconds, answer(call))
         except grpc.aio.InternalError as error:
             # The client has left while its answer was written
             log.debug("a call ended: %s", error)
@@ -196,12 +196,10 @@ def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: 
         except Exception as error:
             await _abort(error, None, call)
 
-    make = (
-        grpc.stream_stream_rpc_method_handler
-        if found.response_streaming
-        else grpc.stream_unary_rpc_method_handler
-    )
-    return make(serve, found.request_deserializer, found.response_serializer)
+    make = grpc.stream_unary_rpc_method_handler
+    if handler.response_streaming:
+        make = grpc.stream_stream_rpc_method_handler
+    return make(serve, handler.request_deserializer, handler.response_serializer)
 
 
 async def _abort(error: Exception, _: Any, call: Any) -> None:
@@ -210,9 +208,9 @@ async def _abort(error: Exception, _: Any, call: Any) -> None:
         log.error("%.1000s", details)
     else:
         log.critical("unforeseen error in a gRPC call", exc_info=error)
-    await call.abort(
-        code, details if len(details) <= DETAIL_CHARACTERS else f"{details[:DETAIL_CHARACTERS]}…"
-    )
+    if len(details) > DETAIL_CHARACTERS:
+        details = f"{details[:DETAIL_CHARACTERS]}…"
+    await call.abort(code, details)
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
@@ -221,13 +219,13 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     if isinstance(error, Ended):
         return error.code, str(error)
     if isinstance(error, HybridTeiError):
-        row = row_of(error)
-        return CODES[row.error_type], ("" if isinstance(error, WrongModel) else row.prefix) + str(
-            error
-        )
-    return STATUS.INTERNAL, str(error) if isinstance(
-        error, DecodeError
-    ) else f"internal error: {type(error).__name__}"
+        row, prefix = row_of(error), ""
+        if not isinstance(error, WrongModel):
+            prefix = row.prefix
+        return CODES[row.error_type], f"{prefix}{error}"
+    if isinstance(error, DecodeError):
+        return STATUS.INTERNAL, str(error)
+    return STATUS.INTERNAL, f"internal error: {type(error).__name__}"
 
 
 class Held:

@@ -60,12 +60,14 @@ def end_to_end(
     of a shared prefix are computed once and copied to each row.
     """
     once = computed_once(batch)
-    shape = _Attended.of(batch, grown) if once is None else _Attended.shared(batch, once, grown)
+    feed = batch.feed(inputs)
+    if once is None:
+        shape = _Attended.of(batch, grown)
+    else:
+        shape = _Attended.shared(batch, once, grown)
+        feed = {name: values[once.computed] for name, values in feed.items()}
     computed = len(shape.places)
     all_tokens, *_ = grown((computed, *shape.seen.shape))
-    feed = batch.feed(inputs)
-    if once is not None:
-        feed = {name: values[once.computed] for name, values in feed.items()}
     feed["places"] = shape.places
     if all_tokens > computed:
         more = all_tokens - computed
@@ -164,10 +166,10 @@ def in_rectangle(
     input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, padding_id)
     feed: Feed = {"input_ids": input_ids, "attention_mask": seen_mask(mask, batch).astype(np.int64)}
     if "token_type_ids" in inputs:
-        types = batch.token_type_ids
-        feed["token_type_ids"] = (
-            np.zeros_like(input_ids) if types is None else pad(types, batch.cu_seqlens, 0)[0]
-        )
+        types = np.zeros_like(input_ids)
+        if batch.token_type_ids is not None:
+            types, _ = pad(batch.token_type_ids, batch.cu_seqlens, 0)
+        feed["token_type_ids"] = types
     return np.asarray(run(feed)[mask])
 
 

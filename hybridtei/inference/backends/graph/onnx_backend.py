@@ -126,12 +126,10 @@ class Session:
         if is_packed:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._places = Places(threads)
-        location = (
-            {}
-            if folder is None
-            else {"session.model_external_initializers_file_folder_path": str(folder)}
-        )
-        for key, text in {**ENTRIES, **self._places.entries, **location}.items():
+        entries = ENTRIES | self._places.entries
+        if folder is not None:
+            entries["session.model_external_initializers_file_folder_path"] = str(folder)
+        for key, text in entries.items():
             options.add_session_config_entry(key, text)
         if tensors:
             values = [ort.OrtValue.ortvalue_from_numpy(tensor) for tensor in tensors.values()]
@@ -429,23 +427,19 @@ class OnnxBackend(HostBackend):
             )
 
     def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:
-        alone = self._alone if use_all_cores and len(batch) == 1 and batch.unseen is None else None
-        if alone is not None:
-            return self._of_one(batch, alone)
-        return self._heads.outputs(
-            batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores
-        )
+        alone = self._alone
+        if alone is None or not use_all_cores or len(batch) > 1 or batch.unseen is not None:
+            hidden = self._hidden(batch, use_all_cores=use_all_cores)
+            return self._heads.outputs(batch, hidden, use_all_cores=use_all_cores)
+        feed = batch.feed(alone.inputs)
+        if batch.heads == {Head.DENSE} and POOLED in alone.outputs:
+            return HeadOutputs(dense=alone.run(POOLED, feed))
+        return self._heads.outputs(batch, alone.run(self._output, feed), use_all_cores=True)
 
     def close(self) -> None:
         """Free the weights."""
         wait(self._openings)
         del self._session, self._openings, self._heads
-
-    def _of_one(self, batch: PackedBatch, session: Session) -> HeadOutputs:
-        feed = batch.feed(session.inputs)
-        if batch.heads == {Head.DENSE} and POOLED in session.outputs:
-            return HeadOutputs(dense=session.run(POOLED, feed))
-        return self._heads.outputs(batch, session.run(self._output, feed), use_all_cores=True)
 
     def _hidden(self, batch: PackedBatch, *, use_all_cores: bool, shrink: bool = False) -> Floats:
         session = self._all_cores if use_all_cores else self._session

@@ -70,7 +70,10 @@ def export_model(
     path = out / FILES[dtype][0]
     _write(graph, {name: tensors[name] for name in graph.weights}, path)
     if words is not None:
-        _write_words(tensors[words], path.parent / WORDS)
+        from safetensors.numpy import save_file
+
+        # A separate file, for the heads that read the word embeddings
+        save_file({"words": np.ascontiguousarray(tensors[words])}, path.parent / WORDS)
     _copy_files(spec, out)
     return Report(path, sum(file.stat().st_size for file in path.parent.iterdir()), fidelity)
 
@@ -88,13 +91,6 @@ def _write(graph: Graph, tensors: Mapping[str, Floats], path: Path) -> None:
     path.write_bytes(
         graph.body + declarations({name: value.shape for name, value in tensors.items()}, data.name)
     )
-
-
-def _write_words(table: Floats, path: Path) -> None:
-    """Write the word embeddings to a separate file, for the heads that read them."""
-    from safetensors.numpy import save_file
-
-    save_file({"words": np.ascontiguousarray(table)}, path)
 
 
 def _copy_files(spec: ModelSpec, out: Path) -> None:

@@ -119,11 +119,9 @@ class OpenVinoBackend(HostBackend):
         except Exception as error:
             # Bare RuntimeErrors
             raise LoadError(f"{weights.folder}: OpenVINO refuses the graph: {error}") from error
-        mlm = (
-            MlmHead(spec, weights, table, threads=threads)
-            if spec.is_splade and table is not None
-            else None
-        )
+        mlm = None
+        if spec.is_splade and table is not None:
+            mlm = MlmHead(spec, weights, table, threads=threads)
         weights.release()
         self._weights = weights
         self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
@@ -254,11 +252,7 @@ def _grown_sizes(sizes: Sizes) -> Sizes:
     tokens, rows, columns = sizes
     if rows == 1 and tokens <= QUERY_TOKENS:
         return QUERY_TOKENS, 1, QUERY_TOKENS
-    return grown(tokens, 8, 32), *_grown_rectangle(rows, columns)
-
-
-def _grown_rectangle(rows: int, columns: int) -> tuple[int, int]:
-    return grown(rows, 1, 8), grown(columns, 8, 16)
+    return grown(tokens, 8, 32), grown(rows, 1, 8), grown(columns, 8, 16)
 
 
 def grown(size: int, unit: int, parts: int) -> int:
@@ -297,10 +291,8 @@ def _compile(
         if not before or _threads() - before:
             break
     compiled = others[-1]
-    actual, precision = (
-        compiled.get_property("INFERENCE_PRECISION_HINT"),
-        hints["INFERENCE_PRECISION_HINT"],
-    )
+    actual = compiled.get_property("INFERENCE_PRECISION_HINT")
+    precision = hints["INFERENCE_PRECISION_HINT"]
     if actual != precision:
         raise LoadError(
             f"OpenVINO computes in {actual.get_type_name()}, not in {precision.get_type_name()}"
@@ -325,18 +317,14 @@ def _check_processor(core: ov.Core, precision: ov.Type) -> None:
 def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str], positions: int) -> None:
     """Raises IndexError for ids outside a table, where OpenVINO would read other memory without an
     error."""
-    types = batch.token_type_ids if "token_type_ids" in taken else None
-    places = batch.position_ids if POSITIONS in taken else None
     tables = (
-        ("input id", batch.input_ids, spec.vocab_size),
-        ("position", places, positions),
-        ("token type", types, spec.config.get("type_vocab_size")),
+        ("input ids", "input_ids", spec.vocab_size),
+        ("positions", POSITIONS, positions),
+        ("token types", "token_type_ids", spec.config.get("type_vocab_size")),
     )
-    for name, ids, size in tables:
-        if (
-            ids is not None
-            and isinstance(size, int)
-            and size > 0
-            and not 0 <= ids.min() <= ids.max() < size
-        ):
-            raise IndexError(f"{name}s from {ids.min()} to {ids.max()}, in a table of {size}")
+    for what, name, size in tables:
+        ids = getattr(batch, name)
+        if name not in taken or ids is None or not isinstance(size, int) or size < 1:
+            continue
+        if not 0 <= ids.min() <= ids.max() < size:
+            raise IndexError(f"{what} from {ids.min()} to {ids.max()}, in a table of {size}")

@@ -148,8 +148,10 @@ class OnnxOps:
         # Otherwise the product is a constant
         if not x.is_parameter:
             self.matrices.append(weight)
-        more = [self._weight(f"{name}.bias", (width,))] if bias else []
-        return Rows(self._node("Gemm", x.value, weight, *more, transB=1), width, x.is_parameter)
+        values = [x.value, weight]
+        if bias:
+            values.append(self._weight(f"{name}.bias", (width,)))
+        return Rows(self._node("Gemm", *values, transB=1), width, x.is_parameter)
 
     def add(self, x: Rows, y: Rows) -> Rows:
         return Rows(self._node("Add", x.value, y.value), x.width)
@@ -176,13 +178,11 @@ class OnnxOps:
         return Rows(self._node({"relu": "Relu", "tanh": "Tanh"}[kind], x.value), x.width)
 
     def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows:
-        names = [f"{name}.weight", *([f"{name}.bias"] if bias else [])]
-        weights = [self._weight(key, (x.width,)) for key in names]
-        return Rows(
-            self._node("LayerNormalization", x.value, *weights, epsilon=eps, axis=-1),
-            x.width,
-            x.is_parameter,
-        )
+        values = [x.value, self._weight(f"{name}.weight", (x.width,))]
+        if bias:
+            values.append(self._weight(f"{name}.bias", (x.width,)))
+        normed = self._node("LayerNormalization", *values, epsilon=eps, axis=-1)
+        return Rows(normed, x.width, x.is_parameter)
 
     def rms_norm(
         self, x: Rows, name: str | None, eps: float, *, dim: int | None = None, offset: float = 0.0
@@ -430,12 +430,10 @@ class OnnxOps:
         """The mask of keys: bool[n, 1, s, s], or bool[n, 1, 1, s], which a mask of queries `apart`
         broadcasts."""
         keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
+        if apart:
+            return keys
         n, s = self._sides()
-        return (
-            keys
-            if apart
-            else self._node("Expand", keys, self._node("Concat", n, self._list(1), s, s, axis=0))
-        )
+        return self._node("Expand", keys, self._node("Concat", n, self._list(1), s, s, axis=0))
 
     def _queries(self) -> tuple[str, str]:
         return self._once(

@@ -106,16 +106,13 @@ def packed(
     if graph.nbytes < LEAST_BYTES or sys.platform == "win32":
         yield None
         return
-    cache_file = (
-        _tried(
+    if cache_gb:
+        cache_file = _tried(
             lambda: _file_in_cache(graph, tensors, weights, needed, cache_gb), "the cache folder"
         )
-        if cache_gb
-        else None
-    )
-    if cache_file is not None:
-        yield cache_file
-        return
+        if cache_file is not None:
+            yield cache_file
+            return
     with _temporary(_roomy(needed)) as folder:
         path = _tried(lambda: _written(graph, tensors, weights, folder), str(folder))
         if path is not None:
@@ -277,7 +274,7 @@ def _file_in_cache(
 
 def _check_later(path: Path) -> None:
     """Compare the tensors with their digest in a thread, since 1 GB takes a second."""
-    delay = 0.0 if _size(path) <= CHECKED_AT_ONCE_BYTES else CHECK_DELAY_SECONDS
+    delay = CHECK_DELAY_SECONDS * (_size(path) > CHECKED_AT_ONCE_BYTES)
     timer = threading.Timer(delay, discard_damaged, [path])
     timer.daemon = True
     timer.start()
@@ -363,12 +360,8 @@ def _least_bytes(graph: Graph) -> int:
     sizes = [4 * prod(shape) for shape in graph.weights.values()]
     # .raw_data
     sizes += [len(content) for tensor in _initializers(graph.body) for content in parts(tensor, 9)]
-    return max(
-        [
-            LEAST_TENSOR_BYTES,
-            *(size + 1 for size in sizes if size % ALIGNMENT and size < SMALL_BYTES),
-        ]
-    )
+    odd = [size + 1 for size in sizes if size % ALIGNMENT and size < SMALL_BYTES]
+    return max([LEAST_TENSOR_BYTES, *odd])
 
 
 def _is_aligned(onnx: bytes) -> bool:

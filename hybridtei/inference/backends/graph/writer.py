@@ -65,7 +65,9 @@ class OnnxWriter:
         content += b"".join(
             nested(5, _attribute(name, value)) for name, value in attributes.items()
         )
-        self._nodes.append(content + (nested(7, domain.encode()) if domain else b""))
+        if domain:
+            content += nested(7, domain.encode())
+        self._nodes.append(content)
         return names
 
     def constant(self, value: NDArray[np.generic]) -> str:
@@ -187,10 +189,10 @@ def _tensor(name: str, dtype: str, shape: Iterable[int], data: bytes) -> bytes:
 
 
 def _value(name: str, kind: int, dims: Dims) -> bytes:
-    shape = b"".join(
-        nested(1, nested(2, dim.encode()) if isinstance(dim, str) else _integer(1, dim))
-        for dim in dims
-    )
+    shape = b""
+    for dim in dims:
+        size = nested(2, dim.encode()) if isinstance(dim, str) else _integer(1, dim)
+        shape += nested(1, size)
     return nested(1, name.encode()) + nested(2, nested(1, _integer(1, kind) + nested(2, shape)))
 
 

@@ -119,11 +119,10 @@ def read_tokenizer_settings(
         small = written.flag("do_lower_case", True)
         chinese = written.flag("tokenize_chinese_chars", True)
         bert = bool(small), written.flag("strip_accents"), bool(chinese)
-    end = (
-        token_text(written.get("eos_token")) or GTE_QWEN2_END
-        if _is_gte_qwen2(model_type, config)
-        else None
-    )
+    end, classes = None, config.get("auto_map")
+    name_of_code = str(classes.get("AutoModel")) if isinstance(classes, dict) else ""
+    if model_type == "qwen2" and name_of_code.rpartition("--")[2] == GTE_QWEN2:
+        end = token_text(written.get("eos_token")) or GTE_QWEN2_END
     split = bool(written.flag("split_special_tokens", False))
     template = _template(written, name)
     byte_level = name in BYTE_LEVEL_CLASSES
@@ -142,12 +141,9 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
         for part in _parts(raw.normalizer, Normalizers):
             if isinstance(part, BertNormalizer):
                 changed += _set_bert(part, settings.bert)
-    if settings.lowercase and not any(
-        _lowers(part) for part in _parts(raw.normalizer, Normalizers)
-    ):
-        raw.normalizer = Normalizers(
-            [Lowercase(), *filter(None, _parts(raw.normalizer, Normalizers))]
-        )
+    if settings.lowercase:
+        parts = [*filter(None, _parts(raw.normalizer, Normalizers))]
+        raw.normalizer = Normalizers([Lowercase(), *parts])
     if settings.add_prefix_space is not None:
         changed += _set_prefix_space(raw.pre_tokenizer, settings)
     marked = {token.content for token in raw.get_added_tokens_decoder().values()}
@@ -203,12 +199,6 @@ def _template(written: JsonObject, name: str) -> tuple[str | None, str | None] |
     return first, last
 
 
-def _is_gte_qwen2(model_type: str, config: Mapping[str, Any]) -> bool:
-    classes = config.get("auto_map")
-    name = classes.get("AutoModel") if isinstance(classes, dict) else None
-    return model_type == "qwen2" and str(name).rpartition("--")[2] == GTE_QWEN2
-
-
 def _set_bert(normalizer: BertNormalizer, values: tuple[bool, bool | None, bool]) -> list[str]:
     keys = {
         "do_lower_case": "lowercase",
@@ -221,10 +211,6 @@ def _set_bert(normalizer: BertNormalizer, values: tuple[bool, bool | None, bool]
             setattr(normalizer, attribute, value)
             changed.append(key)
     return changed
-
-
-def _lowers(part: object) -> bool:
-    return isinstance(part, Lowercase) or (isinstance(part, BertNormalizer) and part.lowercase)
 
 
 def _set_prefix_space(whole: object, settings: TokenizerSettings) -> list[str]:
