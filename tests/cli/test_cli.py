@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-from typing import Any
 
 import httpx
 import pytest
@@ -21,7 +20,7 @@ BAD = "one\n2026-01-01T00:00:00.000000Z ERROR forged: line"
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch) -> None:
+def no_settings_from_outside(monkeypatch):
     """No variable of the machine decides here."""
     for name in (
         "HOSTNAME",
@@ -130,7 +129,7 @@ def test_usage_errors_end_with_2_and_name_the_flag(
     assert "secret" not in error
 
 
-def failing(*arguments: str) -> subprocess.CompletedProcess[str]:
+def failing(*arguments):
     environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "hybridtei", *arguments]
     return subprocess.run(
@@ -144,7 +143,7 @@ def failing(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def message(capsys: Any) -> str:
+def message(capsys):
     """Of an error, without the line that says where its cause and cure are."""
     first, second = capsys.readouterr().err.splitlines()
     assert second.startswith("Cause and cure: hybridtei explain ")
@@ -283,7 +282,7 @@ LINE = re.compile(
 )
 
 
-def text_logs_are_well(lines: list[str]) -> None:
+def text_logs_are_well(lines):
     assert all(LINE.fullmatch(line) for line in lines)
     assert " INFO hybridtei: serve.py:" in lines[0]
     assert ": Args { model_id: " in lines[0]

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
@@ -16,7 +15,6 @@ from hybridtei.cli.embed import embed_file, read_texts
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput
-from hybridtei.outputs import Embeddings
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
@@ -25,13 +23,13 @@ ALL = ("dense", "sparse", "multivector")
 TOLERANCE = 1e-6
 
 
-def encoder(**backend) -> Encoder:
+def encoder(**backend):
     model = small.model()
     return Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig())
 
 
 @pytest.fixture(params=["txt", "jsonl", "jsonl of strings"])
-def source(request, tmp_path: Path) -> str:
+def source(request, tmp_path):
     path = tmp_path / f"in.{request.param.split()[0]}"
     if request.param == "txt":
         lines = TEXTS
@@ -44,13 +42,13 @@ def source(request, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=[2, 1024])
-def chunk(request, monkeypatch) -> int:
+def chunk(request, monkeypatch):
     """Several chunks, or one."""
     monkeypatch.setattr(module, "CHUNK", request.param)
     return request.param
 
 
-def expected() -> Embeddings:
+def expected():
     return encoder().encode(TEXTS, ALL)
 
 
@@ -72,7 +70,7 @@ def test_rows(source, chunk, tmp_path, suffix):
         np.testing.assert_allclose(row["sparse"]["values"], values, atol=TOLERANCE)
 
 
-def texts_in(arrays) -> list[str]:
+def texts_in(arrays):
     """Those of a `.npz`, one after the other in UTF-8."""
     ends = arrays["texts_offsets"].tolist()
     return [arrays["texts"][begin:end].tobytes().decode() for begin, end in pairwise(ends)]
@@ -179,7 +177,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, name, line):
     assert list(read_texts(path)) == ["one", "one"]
 
 
-def killed_within(folder: Path) -> None:
+def killed_within(folder):
     """Run in a process of its own, which ends in its second chunk."""
     embedded = encoder()
     plain, module.CHUNK = embedded.encode, 1

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 HANG = 240
 
 
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def command(folder, *words):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": ""}
     line = [sys.executable, "-m", "hybridtei", "ingest", *words]
     return subprocess.run(

@@ -5,10 +5,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import httpx
 import httpx2
@@ -25,7 +22,7 @@ from hybridtei.client import AsyncClient
 from hybridtei.config import ServerConfig
 from hybridtei.errors import UsageError
 from hybridtei.retrieval.agents import MAX_CALLS, CollectionTools, _entry, mcp_server
-from hybridtei.retrieval.store.base import Store, Stored
+from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.run import settings_of
@@ -39,9 +36,7 @@ LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 
 
 @asynccontextmanager
-async def listening(
-    tools: CollectionTools, *, writable: bool = False, key: str | None = None
-) -> AsyncIterator[str]:
+async def listening(tools, *, writable=False, key=None):
     """The URL of a server over HTTP."""
     server = mcp_server(tools, "papers", writable=writable)
     config = ServerConfig(drain_seconds=1)
@@ -58,7 +53,7 @@ async def listening(
             await task
 
 
-def client_of(url: str, key: str | None = None) -> Client:
+def client_of(url, key=None):
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return Client(
         streamable_http_client(
@@ -68,7 +63,7 @@ def client_of(url: str, key: str | None = None) -> Client:
 
 
 @asynccontextmanager
-async def tools_over(folder: Path, **backend: Any) -> AsyncIterator[tuple[CollectionTools, Store]]:
+async def tools_over(folder, **backend):
     """The tools, by a server of a filled store."""
     spec = spec_in(folder)
     store = await filled(encoder_of(spec))

@@ -5,7 +5,6 @@ import inspect
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,31 +16,29 @@ from hybridtei.client import AsyncClient, Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
-from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.conftest import LABELS, TAGS, labelled
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 ALL = ("dense", "sparse", "multivector")
 MANY = [f"{TEXTS[i % len(TEXTS)]} {i}" for i in range(70)]  # of three requests
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
+def server():
     with serving(server={"max_client_batch_size": 25}) as running:
         yield running
 
 
-def encoder_of(spec: ModelSpec) -> Encoder:
+def encoder_of(spec):
     return Encoder(small.model(spec), FakeBackend(spec), 256, EngineConfig())
 
 
-def assert_same(one: Embeddings, other: Embeddings) -> None:
+def assert_same(one, other):
     for name in ("dense", "sparse", "multivector"):
         left, right = getattr(one, name), getattr(other, name)
         assert (left is None) == (right is None)
@@ -190,7 +187,7 @@ def test_what_is_a_url_is_taken(url):
 def test_a_password_of_its_url_is_sent_and_in_no_error(ask):
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
 
-        def answer() -> bytes:
+        def answer():
             connection, _ = listening.accept()
             with connection:
                 head = connection.recv(10_000)

@@ -5,9 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ from tests.server.live import ROOT, commanded, serving
 CLIENTS = ROOT / "conformance" / "clients"
 
 
-def module(path: Path) -> ModuleType:
+def module(path):
     found = importlib.util.spec_from_file_location(f"conformance_{path.stem}", path)
     loaded = importlib.util.module_from_spec(found)
     sys.modules[found.name] = loaded  # dataclasses look for their module there
@@ -38,7 +35,7 @@ environments = sys.modules["environments"]
 SEPARATE = [client for client in runner.CLIENTS if client.group in environments.SEPARATE]
 
 
-def run(*flags: str) -> tuple[int, str, list[dict]]:
+def run(*flags):
     """Status, table, and what the last line tells of each client."""
     command = [sys.executable, str(CLIENTS / "run.py"), "--only", "plain_http", "--no-grpc", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -47,7 +44,7 @@ def run(*flags: str) -> tuple[int, str, list[dict]]:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def fleet(tmp_path_factory):
     """What scripts are told of a server with the four tiny models."""
     folder = tmp_path_factory.mktemp("clients")
     listed, told = folder / "models.toml", folder / "server.json"
@@ -86,7 +83,7 @@ def test_every_call_of_a_client_that_is_installed_here(script, fleet):
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def embedded(tmp_path_factory):
     """What scripts are told of a server with the embedded model."""
     told = tmp_path_factory.mktemp("embedded") / "server.json"
     roles = dict.fromkeys(("embed", "rerank", "classify", "tag"), EMBEDDED_MODEL)

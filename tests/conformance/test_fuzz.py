@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
@@ -29,7 +28,7 @@ from hybridtei.server.http.body import BodyError, decode
 from tests.inference.engine import small
 from tests.sampled import sampled
 from tests.server.conftest import LABELS, TAGS, labelled
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 SEED = "7"
 PLANS = {
@@ -61,7 +60,7 @@ KINDS = [
 ]
 
 
-def server_of(running: Running, name: str) -> Server:
+def server_of(running, name):
     return Server(Plan(name, (name,), 1), "127.0.0.1", running.port, None, None)
 
 
@@ -89,7 +88,7 @@ def test_every_route_is_asked():
     assert of_method["get"] - {*GETS} == set()
 
 
-def read_or_refused(body: bytes, kind: type) -> bool:
+def read_or_refused(body, kind):
     try:
         return isinstance(decode(body, kind), kind)
     except BodyError as error:
@@ -107,10 +106,10 @@ def test_bytes_are_read_or_refused(kind, seed, noise):
 
 
 @contextmanager
-def answering(talk: Callable[[bytes, socket.socket], object]) -> Iterator[Server]:
+def answering(talk):
     """A server of another kind: `talk` is given what it reads."""
 
-    def run() -> None:
+    def run():
         while True:
             try:
                 plug, _ = listening.accept()
@@ -135,7 +134,7 @@ def answering(talk: Callable[[bytes, socket.socket], object]) -> Iterator[Server
     thread.join(60)
 
 
-def said(status: int, body: bytes) -> bytes:
+def said(status, body):
     return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
         status,
         len(body),
@@ -157,7 +156,7 @@ def said(status: int, body: bytes) -> bytes:
     ],
 )
 def test_wrong_answers_are_found(answer, reason):
-    def talk(_: bytes, plug: socket.socket) -> bool:
+    def talk(_, plug):
         plug.sendall(answer)
         return True
 
@@ -170,7 +169,7 @@ def test_wrong_answers_are_found(answer, reason):
 def test_a_valid_request_that_is_answered_otherwise_is_found():
     answers = iter(range(1000))
 
-    def talk(_: bytes, plug: socket.socket) -> None:
+    def talk(_, plug):
         plug.sendall(said(200, json.dumps([next(answers)]).encode()))
 
     found: list[Finding] = []

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 OF_THE_SERVER = ("msgspec", "litestar", "orjson", "uvicorn")
 
 
-def run(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+def run(*arguments, path=""):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"PYTHONPATH": path} if path else {})}
     command = [sys.executable, "-m", "conformance.load.gpu", *arguments]
     return subprocess.run(
@@ -22,7 +21,7 @@ def run(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def smoke(out: Path, *arguments: str, path: str = "") -> tuple[list[dict[str, Any]], str]:
+def smoke(out, *arguments, path=""):
     done = run("--cpu-smoke", "--seconds", "0.02", "--out", str(out), *arguments, path=path)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()], done.stdout

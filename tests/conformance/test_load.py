@@ -13,7 +13,7 @@ HANG = 300
 SERVER = f"{sys.executable} -m hybridtei serve --hostname 127.0.0.1 --port {{port}}"
 
 
-def run(name: str, *flags: str) -> tuple[int, dict]:
+def run(name, *flags):
     """Exit status, and what the last line tells."""
     command = [sys.executable, "-m", "conformance.load", name, *flags]
     done = subprocess.run(

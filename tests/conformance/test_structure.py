@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -39,7 +38,7 @@ def work():
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path):
     for name, text in FILES.items():
         path = tmp_path / "small" / name
         path.parent.mkdir(parents=True, exist_ok=True)

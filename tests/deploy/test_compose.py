@@ -22,12 +22,12 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 SERVERS = ("hybridtei", "hybridtei-cuda")
 
 
-def filled(text: str) -> str:
+def filled(text):
     """`${NAME:-default}` -> default; `${NAME:?…}` and `${NAME}` -> something."""
     return re.sub(r"\$\{\w+(?::-([^}]*)|:\?[^}]*)?\}", lambda found: found[1] or "something", text)
 
 
-def variables(service: str) -> dict[str, str]:
+def variables(service):
     return {name: filled(value) for name, value in SERVICES[service]["environment"].items()}
 
 

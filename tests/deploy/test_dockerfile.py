@@ -31,12 +31,12 @@ COMPILERS = (
 )
 
 
-def last(target: str, keyword: str) -> list[str]:
+def last(target, keyword):
     """The words of a target's last instruction of a kind."""
     return [each for stage in lineage(STAGES, target) for each in stage.all(keyword)][-1].words()
 
 
-def environment(target: str) -> dict[str, str]:
+def environment(target):
     found: dict[str, str] = {}
     for stage in lineage(STAGES, target):
         for instruction in stage.all("ENV"):
@@ -142,10 +142,10 @@ def test_the_health_check_is_content_with_a_healthy_server_and_with_nothing_else
     python, *program = last("cpu", "HEALTHCHECK")
     assert python == "python"
 
-    def broken(_: object) -> None:
+    def broken(_):
         raise BackendError("the device is gone")
 
-    def asked(port: int) -> int:
+    def asked(port):
         variables = {
             "http_proxy": "http://127.0.0.1:9",
             "PATH": os.environ["PATH"],

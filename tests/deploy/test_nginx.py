@@ -6,9 +6,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -38,7 +36,7 @@ http {{
 
 
 @contextmanager
-def nginx(folder: Path, server_port: int) -> Iterator[httpx.Client]:
+def nginx(folder, server_port):
     """A client of nginx on a free port, once nginx passes requests on."""
     command = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     openssl = shutil.which("openssl")
@@ -127,7 +125,7 @@ def test_a_slow_client_keeps_no_connection_of_the_server(tmp_path):
             assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
-def reachable(client: httpx.Client) -> bool:
+def reachable(client):
     try:
         return client.get("/health").status_code == 200
     except httpx.TransportError:

@@ -100,14 +100,14 @@ def test_prometheus_reads_the_dashboards_expressions(tmp_path):
     assert said_well(promtool(), "check", "rules", "--lint=none", str(tmp_path / "rules.yaml"))
 
 
-def promtool() -> str:
+def promtool():
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("promtool, which comes with Prometheus, is not installed")
     return found
 
 
-def said_well(command: str, *words: str) -> bool:
+def said_well(command, *words):
     said = subprocess.run(
         [command, *words], cwd=COMPOSE, capture_output=True, text=True, check=False, timeout=HANG
     )

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import httpx
 import numpy as np
@@ -80,15 +79,13 @@ TEXTS = ["hybrid search", "a wing in a slipstream"]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
     yield {"HYBRIDTEI_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     shutil.rmtree(cache)  # pytest keeps folders of three runs, and this one is large
 
 
-def run(
-    code: str, *arguments: str, environment: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
+def run(code, *arguments, environment):
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         cwd=ROOT,

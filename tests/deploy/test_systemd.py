@@ -17,14 +17,14 @@ UNIT, TEMPLATE = (
 FILE = (DEPLOY / "systemd/hybridtei.env").read_text()
 
 
-def settings(unit: str = UNIT) -> dict[str, list[str]]:
+def settings(unit=UNIT):
     found: dict[str, list[str]] = {}
     for name, value in re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE):
         found.setdefault(name, []).append(value)
     return found
 
 
-def environment() -> dict[str, str]:
+def environment():
     inline = dict(
         pair.partition("=")[::2] for value in settings()["Environment"] for pair in value.split()
     )

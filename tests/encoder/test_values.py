@@ -213,7 +213,7 @@ def test_one_token_has_no_vector_in_m3_and_is_fine_between_others(m3):
 
 
 @pytest.fixture(scope="module")
-def embedded() -> Encoder:
+def embedded():
     if not EMBEDDED_HEADS.exists():
         pytest.skip(
             "hybridtei/models/heads/minilm_hybrid.safetensors is not there: its heads have not been trained"
@@ -222,7 +222,7 @@ def embedded() -> Encoder:
 
 
 @pytest.fixture(scope="module")
-def abstracts() -> list[dict[str, str]]:
+def abstracts():
     if not CRANFIELD.exists():
         pytest.skip("the collection of abstracts lies in ../shared/data, which this checkout lacks")
     return [json.loads(line) for line in CRANFIELD.read_text(encoding="utf-8").splitlines()[:180]]

@@ -1,8 +1,6 @@
 """The same laws on every backend and precision that runs here: one oracle, one tolerance a precision, one set of refusals."""
 
-from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +44,7 @@ BAD: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def graphs(tmp_path_factory):
     """A cache of graphs that other modules' tests do not see, and a guard that random weights pass."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hybridtei.inference.backends.graph.int8.Guard", lambda: LOOSE)
@@ -59,20 +57,20 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["hybrid", "m3"])
-def folder(request: pytest.FixtureRequest, graphs: None) -> Path:
+def folder(request, graphs):
     """A checkpoint with every kind of output."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Embeddings:
+def reference(folder):
     """torch, float32, each text by itself: what test_encoder.py holds against sentence-transformers."""
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
     return Embeddings.concat([encoder.encode([text], EVERYTHING) for text in TEXTS])
 
 
 @pytest.fixture(scope="module", params=COMBINATIONS, ids="-".join)
-def encoder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Encoder]:
+def encoder(request, folder):
     name, dtype = request.param
     assert why_not(name, dtype, read_spec(folder)) is None
     loaded = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name, dtype=dtype))
@@ -81,7 +79,7 @@ def encoder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Encoder]:
     loaded.close()
 
 
-def assert_close(one: Embeddings, other: Embeddings, dtype: str) -> None:
+def assert_close(one, other, dtype):
     assert one.dense is not None
     assert other.dense is not None
     np.testing.assert_allclose(one.dense, other.dense, atol=tolerances.UNIT[dtype], rtol=0)
@@ -110,14 +108,14 @@ def test_a_text_keeps_its_vectors_in_any_company(encoder):
 
 
 @pytest.fixture(scope="module")
-def refusals(folder: Path) -> dict[str, tuple[type[BaseException], str]]:
+def refusals(folder):
     encoder = Encoder.load(
         config=ModelConfig(model_id=str(folder), backend="torch"), engine=EngineConfig()
     )
     return {name: refusal_of(encoder, name) for name in BAD}
 
 
-def refusal_of(encoder: Encoder, name: str) -> tuple[type[BaseException], str]:
+def refusal_of(encoder, name):
     texts, options = BAD[name]
     with pytest.raises(Exception) as caught:  # noqa: PT011 (which one is what is compared)
         encoder.encode(texts, **options)

@@ -1,8 +1,6 @@
 """SPLADE whose queries are looked up in a table, against sentence-transformers' SparseEncoder; and its second logarithm."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +33,7 @@ DOCUMENTS = vocabulary.texts(16, seed=3)
 TOLERANCE = tolerances.WEIGHTS["float32"]
 
 
-def routed(folder: Path, model_type: str = "bert", *, activation: str = "relu") -> Path:
+def routed(folder, model_type="bert", *, activation="relu"):
     """As sentence-transformers 6 saves a table for queries and a model for documents."""
     base = tiny.write_family(folder / "base", model_type, task="ForMaskedLM")
     documents = Transformer(
@@ -52,12 +50,12 @@ def routed(folder: Path, model_type: str = "bert", *, activation: str = "relu") 
     return folder / "saved"
 
 
-def sparse(encoder: Encoder, texts: list[str], kind: Any = None) -> np.ndarray:
+def sparse(encoder, texts, kind=None):
     found = encoder.encode(texts, ("sparse",), input_type=kind).sparse
     return found.to_dense()
 
 
-def close(one: np.ndarray, other: np.ndarray) -> None:
+def close(one, other):
     np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from conformance.families.oracle import difference, states_of, texts_of
-from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference import load
@@ -28,7 +27,7 @@ from tests.tiny import change
 Copied = Callable[[Path], Path]
 
 
-def loaded(folder: Path, **engine: Any) -> load.LoadedModel:
+def loaded(folder, **engine):
     return load_model(ModelConfig(model_id=str(folder), pooling="mean"), EngineConfig(**engine))
 
 
@@ -36,7 +35,7 @@ def test_the_self_test_has_a_short_text_and_a_long_one(bert, monkeypatch):
     lengths: list[list[int]] = []
     forward = OnnxBackend.forward
 
-    def counted(backend: OnnxBackend, batch: PackedBatch, *, use_all_cores: bool = False) -> Any:
+    def counted(backend, batch, *, use_all_cores=False):
         lengths.append(batch.lengths.tolist())
         return forward(backend, batch, use_all_cores=use_all_cores)
 
@@ -89,13 +88,13 @@ def test_a_model_of_very_short_texts_loads(tmp_path, longest):
 
 
 @pytest.fixture
-def cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(cache, tmp_path, monkeypatch):
     """On a machine that has no NVIDIA device."""
     monkeypatch.setattr(backend_choice, "NVIDIA", tmp_path / "no-device")
     return cache
 
 
-def backend_of(folder: Path, **config: Any) -> Any:
+def backend_of(folder, **config):
     return load_model(ModelConfig(model_id=str(folder), **config), EngineConfig()).backend
 
 
@@ -266,7 +265,7 @@ def test_the_embedded_model_runs_without_importing_torch_or_scipy():
 def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert, monkeypatch):
     asked: list[tuple[int, int, float]] = []
 
-    def room(_: object, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+    def room(_, limit, longest, fraction, sharing=1):
         asked.append((limit, longest, fraction))
         return 600
 

@@ -1,8 +1,5 @@
 """Reranking without a second model: BGE-M3's three similarities, weighted, from one pass."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -24,13 +21,13 @@ EVERYTHING = ("dense", "sparse", "multivector")
 
 
 @pytest.fixture(scope="module", params=["m3", "hybrid"])
-def encoder(request: pytest.FixtureRequest) -> Iterator[Encoder]:
+def encoder(request):
     loaded = Encoder.load(str(request.getfixturevalue(request.param)))
     yield loaded
     loaded.close()
 
 
-def expected(encoder: Encoder, query: str, document: str, weights: RankWeights) -> float:
+def expected(encoder, query, document, weights):
     """The formulas, one pair at a time, each text by itself."""
     q, d = (encoder.encode([text], EVERYTHING) for text in (query, document))
     dense = float(q.dense[0] @ d.dense[0])
@@ -74,7 +71,7 @@ def test_the_query_is_read_once_however_many_parts(encoder, monkeypatch):
     read: list[str] = []
     original = TextReader.read
 
-    def spying(self: Any, inputs: Any, **options: Any) -> Any:
+    def spying(self, inputs, **options):
         read.extend(inputs)
         return original(self, inputs, **options)
 

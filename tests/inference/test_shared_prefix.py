@@ -29,7 +29,7 @@ CAUSAL = {
 lengths = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 
 
-def encodings(own: list[int], prefix: int = PREFIX) -> list[Encoding]:
+def encodings(own, prefix=PREFIX):
     """Encodings with these numbers of tokens after a common prefix."""
     return [
         Encoding(
@@ -69,7 +69,7 @@ def test_a_prefix_is_computed_once(own):
     for values in (batch.input_ids, batch.position_ids):
         assert np.array_equal(values[once.computed][once.rows], values)
 
-    def run(feed: dict) -> np.ndarray:
+    def run(feed):
         fed.append(feed)
         return feed["input_ids"][:, None].astype(np.float32)
 

@@ -1,7 +1,6 @@
 """TEI's GELU on request: as if the checkpoint had asked for the tanh form itself."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +14,11 @@ TEXTS = ["the boundary layer on a flat plate", "a query", "wing " * 20]
 BACKENDS = ["ort", "openvino", "torch"]
 
 
-def encoder(folder: Path, **settings: object) -> Encoder:
+def encoder(folder, **settings):
     return Encoder.load(config=ModelConfig(model_id=str(folder), **settings))
 
 
-def twin(folder: Path, key: str) -> Path:
+def twin(folder, key):
     """The same checkpoint, whose configuration asks for the tanh form."""
     other = folder.with_name(f"{folder.name}-tanh")
     shutil.copytree(folder, other)
@@ -28,7 +27,7 @@ def twin(folder: Path, key: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Of a shape whose graph ships."""
     return tiny.write_bert(
         tmp_path_factory.mktemp("gelu") / "small", **tiny.SHIPPED, hidden_act="gelu"
@@ -36,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> np.ndarray:
+def expected(folder):
     return encoder(twin(folder, "hidden_act"), backend="torch").encode(TEXTS, normalize=False).dense
 
 

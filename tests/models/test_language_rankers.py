@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +23,8 @@ from hybridtei.models.checkpoint.rankers import (
     MXBAI,
     OWN_FILE,
     QWEN3,
-    PairTemplate,
 )
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.models.text.reader import TextReader
 from tests import tiny, tolerances, vocabulary
 
 TEMPLATE = {
@@ -45,14 +41,14 @@ QUERY, *DOCUMENTS = dict.fromkeys(
 TOLERANCE = tolerances.LOGITS["float32"]
 
 
-def causal(folder: Path, **settings: Any) -> Path:
+def causal(folder, **settings):
     """A tiny Qwen3 and a template of our own."""
     tiny.write_family(folder, "qwen3", task="ForCausalLM", **settings)
     tiny.write_json(folder / OWN_FILE, TEMPLATE)
     return folder
 
 
-def expected(folder: Path, instruction: str | None = None) -> np.ndarray:
+def expected(folder, instruction=None):
     """As the model card of Qwen3-Reranker does it: the body is cut, prefix and suffix are put around its ids."""
     words, model = (
         AutoTokenizer.from_pretrained(folder),
@@ -74,16 +70,16 @@ def expected(folder: Path, instruction: str | None = None) -> np.ndarray:
     return np.array(scores)
 
 
-def ours(folder: Path, backend: Any = "auto", **options: Any) -> np.ndarray:
+def ours(folder, backend="auto", **options):
     ranked = Encoder.load(str(folder), backend=backend).rerank(QUERY, DOCUMENTS, **options)
     return np.array([one.score for one in sorted(ranked, key=lambda one: one.index)])
 
 
-def close(one: np.ndarray, other: np.ndarray) -> None:
+def close(one, other):
     np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
 
 
-def converted(folder: Path, source: Path, labels: dict[int, str], rows: torch.Tensor) -> Path:
+def converted(folder, source, labels, rows):
     """The same model as a sequence classifier with these rows."""
     tiny.write_classifier(
         folder,
@@ -106,7 +102,7 @@ def converted(folder: Path, source: Path, labels: dict[int, str], rows: torch.Te
     return folder
 
 
-def rows_of(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def rows_of(folder):
     words, table = (
         AutoTokenizer.from_pretrained(folder),
         load_file(folder / "model.safetensors")["lm_head.weight"],
@@ -116,7 +112,7 @@ def rows_of(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory):
     return causal(tmp_path_factory.mktemp("causal"))
 
 
@@ -274,7 +270,7 @@ def test_rankers_whose_parts_are_tokenised_one_by_one(tmp_path, name, model_type
     model, spec = AutoModelForCausalLM.from_pretrained(folder).eval(), read_spec(folder)
     assert spec.template == template
 
-    def ids(text: str) -> list[int]:
+    def ids(text):
         return words(text, add_special_tokens=False)["input_ids"]
 
     scores = []
@@ -309,7 +305,7 @@ def test_parts_are_read_from_a_file(original, tmp_path):
         read_spec(folder)
 
 
-def reader_of(folder: Path) -> tuple[TextReader, PairTemplate]:
+def reader_of(folder):
     spec = read_spec(folder)
     return text_reader(spec, EngineConfig()), spec.template
 

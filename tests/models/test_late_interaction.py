@@ -2,7 +2,6 @@
 
 import json
 import string
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ EXPANSIONS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def with_markers(folder: Path, *markers: str, special: bool = True) -> Path:
+def with_markers(folder, *markers, special=True):
     """The same tokenizer with these as tokens, in place of pieces that the tests do not need."""
     described = json.loads((folder / "tokenizer.json").read_text())
     words = described["model"]["vocab"]
@@ -60,13 +59,13 @@ def with_markers(folder: Path, *markers: str, special: bool = True) -> Path:
 
 
 def saved(
-    folder: Path,
-    model_type: str,
-    expansion: dict[str, Any] | None,
+    folder,
+    model_type,
+    expansion,
     *,
-    pooling: HierarchicalTokenPooling | None = None,
-    **mask: Any,
-) -> Path:
+    pooling=None,
+    **mask,
+):
     """As sentence-transformers 6 saves a late-interaction model."""
     base = with_markers(tiny.write_family(folder / "base", model_type), "[Q] ", "[D] ")
     transformer = Transformer(str(base), document_length=40, query_expansion=expansion)
@@ -92,7 +91,7 @@ def saved(
     return folder / "saved"
 
 
-def pylate(folder: Path, model_type: str = "bert", *, marked: bool = True, **settings: Any) -> Path:
+def pylate(folder, model_type="bert", *, marked=True, **settings):
     """As PyLate up to version 3 saves one."""
     tiny.write_family(folder, model_type)
     if marked:
@@ -123,7 +122,7 @@ def pylate(folder: Path, model_type: str = "bert", *, marked: bool = True, **set
     return folder
 
 
-def stanford(folder: Path, **metadata: Any) -> Path:
+def stanford(folder, **metadata):
     """As Stanford's ColBERT: the projection is among the model's weights."""
     tiny.write_family(folder, "bert")
     with_markers(folder, "[unused0]", "[unused1]", special=False)
@@ -142,7 +141,7 @@ def stanford(folder: Path, **metadata: Any) -> Path:
     return folder
 
 
-def agree(folder: Path) -> None:
+def agree(folder):
     """Same vectors on both sides, same scores, same order."""
     ours, theirs = Encoder.load(str(folder)), MultiVectorEncoder(str(folder), device="cpu")
     assert ours.spec.heads == {"multivector", "tokens"}

@@ -1,8 +1,5 @@
 """Checkpoints whose heads are modules of their own, and tables of token vectors, against sentence-transformers."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -25,7 +22,7 @@ TOLERANCE = 1e-5
 BACKENDS = ["ort", "openvino", "torch"]
 
 
-def shaken(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+def shaken(module, seed=1):
     """The module with no parameter at its usual 0 or 1."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -34,7 +31,7 @@ def shaken(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
     return module
 
 
-def trunk(folder: Path, model_type: str) -> list[torch.nn.Module]:
+def trunk(folder, model_type):
     base = tiny.write_family(folder / "base", model_type)
     if model_type in tiny.TYPED:  # or transformers would feed them zeros
         tiny.edit_json(
@@ -47,7 +44,7 @@ def trunk(folder: Path, model_type: str) -> list[torch.nn.Module]:
     ]
 
 
-def reranker(folder: Path, model_type: str = "modernbert") -> Path:
+def reranker(folder, model_type="modernbert"):
     """As the ettin rerankers are built."""
     steps = [
         Dense(tiny.HIDDEN, 24, bias=False, activation_function=torch.nn.GELU()),
@@ -108,7 +105,7 @@ def test_the_encoder_of_a_t5_embeds_as_theirs(tmp_path, model_type, backend):
     agrees(tmp_path / "saved", backend=backend)
 
 
-def static(folder: Path) -> Path:
+def static(folder):
     words = vocabulary.tokenizer("wordpiece").backend_tokenizer
     table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
     steps = [
@@ -120,12 +117,12 @@ def static(folder: Path) -> Path:
     return folder
 
 
-def home(folder: Path) -> Path:
+def home(folder):
     """Where a saved StaticEmbedding lies."""
     return next(file.parent for file in folder.rglob("tokenizer.json"))
 
 
-def agrees(folder: Path, **options: Any) -> None:
+def agrees(folder, **options):
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     ours = Encoder.load(str(folder), **options).encode(TEXTS, normalize=False).dense
     np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)

@@ -2,8 +2,6 @@
 
 import json
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from tests import tiny, tolerances, vocabulary
 QUERY, *DOCUMENTS = dict.fromkeys([*vocabulary.texts(7, seed=3), "bulo " * 90])
 
 
-def alone(folder: Path) -> list[float]:
+def alone(folder):
     """Each pair by a model that has read nothing before."""
     scores = []
     for document in DOCUMENTS:
@@ -25,7 +23,7 @@ def alone(folder: Path) -> list[float]:
     return scores
 
 
-def check(folder: Path) -> None:
+def check(folder):
     encoder = Encoder.load(str(folder))
     ranked = encoder.rerank(QUERY, DOCUMENTS, raw_scores=True)
     encoder.close()
@@ -33,7 +31,7 @@ def check(folder: Path) -> None:
     np.testing.assert_allclose(scores, alone(folder), atol=tolerances.LOGITS["float32"], rtol=0)
 
 
-def name_tokenizer(folder: Path, **changes: Any) -> None:
+def name_tokenizer(folder, **changes):
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text())
     settings.pop("model_input_names", None)

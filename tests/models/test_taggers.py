@@ -1,8 +1,7 @@
 """Taggers of every kind of tokenizer against transformers' pipeline, with all five strategies, on texts full of Unicode."""
 
 import random
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -69,7 +68,7 @@ ODD += [
 BETWEEN = [" ", " ", " ", " ", "  ", "\n", "\t", "", "\u00a0", "\u3000"]
 
 
-def sentences(count: int) -> list[str]:
+def sentences(count):
     draw = random.Random(7)
     made: list[str] = []
     while len(made) < count:
@@ -87,7 +86,7 @@ def sentences(count: int) -> list[str]:
 SENTENCES = sentences(70)
 
 
-def tagger(folder: Path, model_type: str, **settings: Any) -> Path:
+def tagger(folder, model_type, **settings):
     names = dict(enumerate(LABELS))
     more = {"id2label": names, "label2id": {name: i for i, name in names.items()}, **settings}
     folder = tiny.write_classifier(
@@ -142,12 +141,12 @@ def test_spans_are_those_of_the_pipeline(tmp_path, model_type, count):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tagger(tmp_path_factory.mktemp("tagger"), "bert")
 
 
 @pytest.fixture(scope="module")
-def encoder(folder: Path) -> Encoder:
+def encoder(folder):
     return Encoder.load(str(folder))
 
 

@@ -5,7 +5,6 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ STATE: dict[str, torch.Tensor] = {
 }
 
 
-def saved(path: Path, state: Any, **settings: Any) -> Path:
+def saved(path, state, **settings):
     torch.save(state, path, **settings)
     return path
 
@@ -75,10 +74,10 @@ def test_shards_are_read_together(tmp_path):
 
 
 class _Runs:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, (str(self.path),)
 
 
@@ -103,9 +102,7 @@ def test_a_bare_pickle_is_refused_by_what_it_is(tmp_path):
         Weights.open(tmp_path)
 
 
-def rewritten(
-    path: Path, description: bytes, compress: int = zipfile.ZIP_STORED, member: str = "data.pkl"
-) -> None:
+def rewritten(path, description, compress=zipfile.ZIP_STORED, member="data.pkl"):
     """Replace the description of a saved file, or another member, or compress it."""
     with zipfile.ZipFile(path) as archive:
         contents = {entry.filename: archive.read(entry) for entry in archive.infolist()}
@@ -124,13 +121,11 @@ def test_compressed_storages_are_refused(tmp_path):
         Weights.open(tmp_path)
 
 
-def described(
-    shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, count: int = 60
-) -> bytes:
+def described(shape, strides, offset=0, count=60):
     """A description as torch writes it, with these numbers."""
 
     class Tensor:
-        def __reduce__(self) -> Any:
+        def __reduce__(self):
             return torch._utils._rebuild_tensor_v2, (
                 Storage(),
                 offset,
@@ -144,7 +139,7 @@ def described(
         pass
 
     class Pickler(pickle._Pickler):
-        def persistent_id(self, value: Any) -> Any:
+        def persistent_id(self, value):
             return (
                 ("storage", torch.FloatStorage, "0", "cpu", count)
                 if isinstance(value, Storage)

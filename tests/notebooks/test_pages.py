@@ -28,7 +28,7 @@ PAGES = (
 )
 
 
-def flags(*groups: str) -> set[str]:
+def flags(*groups):
     return {
         f"--{field.name.replace('_', '-')}"
         for kind in SETTINGS

@@ -1,8 +1,5 @@
 """`input_type` and the checkpoint's default prompt: how a text is read, over HTTP as in process."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from litestar.testing import TestClient
@@ -19,9 +16,7 @@ from tests.server.live import create_app
 TEXTS = ["baka bulo", "baka", "mo bulo baka"]
 
 
-def answers(
-    folder: Path, path: str, body: dict[str, Any], engine: EngineConfig | None = None, **server: Any
-) -> Any:
+def answers(folder, path, body, engine=None, **server):
     config, engine = ModelConfig(model_id=str(folder)), engine or EngineConfig()
     loaded = load_model(config, engine)
     service = EngineService(
@@ -68,7 +63,7 @@ OF_OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompted(tmp_path_factory):
     folder = tiny.write_family(tmp_path_factory.mktemp("prompted"), "bert")
     return tiny.write_modules(folder, prompts=PROMPTS, default_prompt_name="s2p")
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ HOSTILE = (
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     """A folder of documents, among them modules that tell if they are run, and one that only breaks others."""
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -34,7 +33,7 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
-def ingest(corpus: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def ingest(corpus, *command):
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -56,7 +55,7 @@ def ingest(corpus: Path, *command: str) -> subprocess.CompletedProcess[str]:
 SCRIPT = "import sys; from hybridtei.cli import main; sys.argv[0] = 'hybridtei'; sys.exit(main())"
 
 
-def was_run(corpus: Path) -> str:
+def was_run(corpus):
     told = corpus.parent / "was-run"
     return told.read_text() if told.exists() else ""
 

@@ -1,6 +1,5 @@
 """The functions that numpy and torch each have for heads, against one another."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,20 +29,18 @@ SIZES = (1, 5, 40, 2, 17)
 EXTREMES = [0.0, -0.0, 1e-8, -1e-8, 20.0, -20.0, 88.0, -88.0, 90.0, -90.0, 1e4, -1e4, 1e30, -1e30]
 
 
-def rows(
-    lengths: Sequence[int], width: int = tiny.HIDDEN, seed: int = 0
-) -> tuple[np.ndarray, Segments]:
+def rows(lengths, width=tiny.HIDDEN, seed=0):
     draw, offsets = np.random.default_rng(seed), offsets_of(list(lengths))
     return draw.normal(size=(sum(lengths), width)).astype(np.float32), Segments(offsets, offsets)
 
 
-def in_torch(value: Any) -> Any:
+def in_torch(value):
     if isinstance(value, Segments):
         return Segments(value.cu_seqlens, torch.from_numpy(value.offsets))
     return to_tensors(value, torch.float32, torch.device("cpu"))
 
 
-def agree(formula: Callable[..., Any], *values: Any) -> np.ndarray:
+def agree(formula, *values):
     """What a formula gives in numpy, and in torch as nearly."""
     ours, theirs = formula(NUMPY, *values), formula(TORCH, *map(in_torch, values))
     assert ours.dtype == np.float32
@@ -51,9 +48,7 @@ def agree(formula: Callable[..., Any], *values: Any) -> np.ndarray:
     return np.asarray(ours)
 
 
-def layer(
-    outputs: int, inputs: int, activation: str = "identity", *, bias: bool = True, seed: int = 0
-) -> LinearLayer:
+def layer(outputs, inputs, activation="identity", *, bias=True, seed=0):
     draw = np.random.default_rng(seed)
     weight = draw.normal(scale=0.3, size=(outputs, inputs)).astype(np.float32)
     return LinearLayer(

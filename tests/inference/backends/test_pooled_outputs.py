@@ -1,7 +1,5 @@
 """Operations of some checkpoints on pooled vectors, besides Dense modules: Perplexity's rounding, Qwen3's own projection."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -12,15 +10,14 @@ from hybridtei.errors import WeightMismatch
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import published, tiny, tolerances
 
 WIDTH = 12
 
 
-def vectors(engine: str, spec: ModelSpec) -> Floats:
+def vectors(engine, spec):
     """Dense vectors of the common texts, in one batch."""
     backend = (
         TorchBackend(spec)
@@ -32,7 +29,7 @@ def vectors(engine: str, spec: ModelSpec) -> Floats:
     return outputs.dense
 
 
-def means(folder: Path, spec: ModelSpec) -> Floats:
+def means(folder, spec):
     texts = texts_of(spec)
     rows = np.split(reference(folder, texts), np.cumsum([len(text) for text in texts])[:-1])
     return np.stack([one.mean(0) for one in rows])

@@ -1,14 +1,12 @@
 """Several models on one device: shared fairly by tokens, and none harmed by another's coming, going or failing."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.batch import Encoding, Head, Positions, pack
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.inference.engine import core as core_module
 from hybridtei.inference.engine import service as engine_module
@@ -25,7 +23,7 @@ DENSE = frozenset({Head.DENSE})
 SPEC = small.model_spec()
 
 
-def encodings(count: int, length: int, first: int = 0) -> list[Encoding]:
+def encodings(count, length, first=0):
     return [
         Encoding(
             np.array([(first + i) % 70, (first + i) // 70, *range(length - 2)], dtype=np.int64)
@@ -34,13 +32,13 @@ def encodings(count: int, length: int, first: int = 0) -> list[Encoding]:
     ]
 
 
-def new_engine(device: Device, **backend: Any) -> Engine:
+def new_engine(device, **backend):
     core = EngineCore(max_tokens=40, positions=Positions())
     return Engine(core, FakeBackend(SPEC, **backend), device, Registry())
 
 
 @asynccontextmanager
-async def on_device(device: Device, *engines: Engine) -> AsyncIterator[None]:
+async def on_device(device, *engines):
     """Engines at work. A test that fails leaves them so: a lane may be held for ever."""
     for one in engines:
         await one.start()
@@ -131,7 +129,7 @@ async def test_a_failing_model_leaves_the_others_healthy():
 async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
     device, held = Device([LaneKind.BULK]), list[bool]()
 
-    def seen(*arguments: Any) -> PackedBatch:
+    def seen(*arguments):
         held.append(device.lock.locked())
         return pack(*arguments)
 
@@ -147,7 +145,7 @@ async def test_the_event_loop_wakes_once_for_all_requests_that_a_pass_completes(
     loop = asyncio.get_running_loop()
     schedule = loop.call_soon_threadsafe
 
-    def noting(callback: Any, *arguments: Any, **settings: Any) -> asyncio.Handle:
+    def noting(callback, *arguments, **settings):
         if callback is engine_module._wake:
             woken.append(len(arguments[0]))
         return schedule(callback, *arguments, **settings)

@@ -30,11 +30,11 @@ class Leaving:
     done: bool = field(default=False)
 
     @property
-    def cancelled(self) -> bool:
+    def cancelled(self):
         return next(self.looks, None) is None
 
 
-def text(*ids: int) -> Encoding:
+def text(*ids):
     return Encoding(np.array(ids, dtype=np.int64))
 
 
@@ -68,7 +68,7 @@ class Staying:
     done: bool = False
 
 
-def turns(queue: FairQueue) -> list[int]:
+def turns(queue):
     """First ids of all that waits, in the order in which they ride."""
     return [int(waiting.encoding.input_ids[0]) for waiting in queue.head(len(queue))]
 
@@ -171,12 +171,12 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
         max_tokens=1024, positions=Positions(), padding=Padding.ATTENTION, lanes=both_lanes(2)
     )
 
-    def add(lengths: list[int]) -> EngineRequest:
+    def add(lengths):
         return core.add(
             [text(next(first), *[1] * (length - 1)) for length in lengths], frozenset({Head.DENSE})
         )
 
-    def bulk() -> EngineRequest:
+    def bulk():
         return add(
             [
                 draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250)
@@ -184,7 +184,7 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
             ]
         )
 
-    def end(batch: EngineBatch) -> None:
+    def end(batch):
         core.give(
             batch,
             batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))),

@@ -6,15 +6,13 @@ import threading
 import numpy as np
 import pytest
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Padding
+from hybridtei.batch import Encoding, Head, Padding
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError
 from hybridtei.inference.engine.core import EngineCore
 from hybridtei.inference.engine.device import Device, run_all
-from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.inference.engine.service import Engine
-from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind, both_lanes
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
@@ -24,9 +22,7 @@ from tests.inference.engine.test_device import on_device
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
-def queued(
-    backend: FakeBackend, count: int, callers: int, max_tokens: int = 64
-) -> tuple[EngineCore, EngineRequest]:
+def queued(backend, count, callers, max_tokens=64):
     core = EngineCore(
         max_tokens=max_tokens,
         positions=backend.spec.positions,
@@ -93,7 +89,7 @@ def test_several_compute_at_once():
     met = threading.Barrier(2, timeout=120)
 
     class Meeting(FakeBackend):
-        def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        def forward(self, batch, *, use_all_cores=False):
             if self.forwards == 0:
                 met.wait()  # for the other one's first pass
             return super().forward(batch)
@@ -106,7 +102,7 @@ def test_several_compute_at_once():
 
 def test_a_failure_ends_all_and_is_raised():
     class Failing(FakeBackend):
-        def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        def forward(self, batch, *, use_all_cores=False):
             if self.forwards > 3:
                 raise BackendError("no memory")
             return super().forward(batch)

@@ -5,13 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.batch import Encoding, Head, Positions, pack
 from hybridtei.errors import BackendError
 from hybridtei.inference.backends.torch.memory import TooLarge, split_on_oom
 from hybridtei.inference.engine.core import EngineCore
 from hybridtei.inference.engine.device import Device
 from hybridtei.inference.engine.service import Engine
-from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend, Held
@@ -25,12 +24,12 @@ SPEC = small.model_spec()
 class Narrow(FakeBackend):
     """Has room for 20 tokens a pass."""
 
-    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+    def forward(self, batch, *, use_all_cores=False):
         if self.gate is not None:
             self.gate(batch)
         return split_on_oom(self._room, batch, lambda: None)
 
-    def _room(self, batch: PackedBatch) -> HeadOutputs:
+    def _room(self, batch):
         if len(batch.input_ids) > 20:
             raise TooLarge("20 tokens is all there is")
         return FakeBackend(SPEC).forward(batch)
@@ -40,11 +39,11 @@ class Ahead(FakeBackend):
     ahead = 1
 
 
-def encoding(length: int, first: int = 0) -> Encoding:
+def encoding(length, first=0):
     return Encoding(np.array([first, *range(length - 1)], dtype=np.int64))
 
 
-def new_engine(device: Device, backend: FakeBackend, max_tokens: int = 1000) -> Engine:
+def new_engine(device, backend, max_tokens=1000):
     return Engine(
         EngineCore(max_tokens=max_tokens, positions=Positions()), backend, device, Registry()
     )
@@ -78,7 +77,7 @@ async def test_only_the_requests_that_do_not_fit_fail():
         assert len((await rides.run([encoding(12, 9)], DENSE, 0)).outputs().dense) == 1
 
 
-def packed(encodings: list[Encoding]) -> PackedBatch:
+def packed(encodings):
     return pack(encodings, DENSE, Positions())
 
 

@@ -4,18 +4,15 @@ import asyncio
 import itertools
 import os
 import threading
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Padding
+from hybridtei.batch import Head, PackedBatch, Padding
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Unhealthy
 from hybridtei.inference.engine.service import EngineService
-from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.outputs import Embeddings
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend, Held
@@ -32,16 +29,16 @@ PAIRS = itertools.cycle(itertools.permutations(small.LETTERS[:36], 2))
 class Switch:
     """Raises what it is told to, or nothing."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
+    def __init__(self, error=None):
         self.error = error
 
-    def __call__(self, _: PackedBatch) -> None:
+    def __call__(self, _):
         if self.error is not None:
             raise self.error
 
 
 @asynccontextmanager
-async def running(service: EngineService) -> AsyncIterator[EngineService]:
+async def running(service):
     await service.start()
     try:
         yield service
@@ -49,22 +46,20 @@ async def running(service: EngineService) -> AsyncIterator[EngineService]:
         await service.stop()
 
 
-def embed(
-    *texts: str | list[int], heads: frozenset[Head] = frozenset({Head.DENSE}), **settings
-) -> Embed:
+def embed(*texts, heads=frozenset({Head.DENSE}), **settings):
     return Embed(list(texts), heads, **settings)
 
 
-def different(count: int) -> list[str]:
+def different(count):
     """Texts of four tokens each, no two alike: identical ones would wait as one."""
     return [f"{first} {second}" for first, second in itertools.islice(PAIRS, count)]
 
 
-async def answer(service: EngineService, task: Embed) -> Embeddings:
+async def answer(service, task):
     return (await service.run(task)).answer
 
 
-def queued(service: EngineService) -> float:
+def queued(service):
     return service.engine.metrics.queued.value()
 
 
@@ -127,7 +122,7 @@ LONG = " ".join(["a"] * 50)
 async def test_bulk_lanes_give_way_and_express_lanes_do_not():
     seen: dict[int, int] = {}
 
-    def note(batch: PackedBatch) -> None:
+    def note(batch):
         seen[len(batch.input_ids)] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -255,7 +250,7 @@ class Slow(Embed):
 
     __slots__ = ("go",)
 
-    def prepare(self, model: Model) -> list[Encoding]:
+    def prepare(self, model):
         assert self.go.wait(HANG)
         return super().prepare(model)
 
@@ -279,7 +274,7 @@ async def test_stop_refuses_what_is_still_being_tokenised():
 class Homeless(FakeBackend):
     """Its lanes cannot even begin."""
 
-    def enter_lane(self, kind: LaneKind) -> None:
+    def enter_lane(self, kind):
         raise OSError("no device")
 
 

@@ -1,8 +1,6 @@
 """A prompt's name chooses the adapter of its inputs: from the checkpoint to the vectors, cached or not."""
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,23 +16,22 @@ from hybridtei.inference.load import text_model
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import jina, tiny
 
 TEXT = "baka bulo"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory):
     return jina.write(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
-def encoder(checkpoint: Path) -> Encoder:
+def encoder(checkpoint):
     return Encoder.load(str(checkpoint), backend="ort", dtype="float32")
 
 
-def dense(encoder: Encoder, prompt_name: str | None = None, **options: object) -> Floats:
+def dense(encoder, prompt_name=None, **options):
     found = encoder.encode([TEXT], prompt_name=prompt_name, **options).dense  # type: ignore[arg-type]
     return found[0]
 
@@ -84,14 +81,14 @@ def test_results_of_several_adapters_are_not_mixed(checkpoint):
     service = EngineService(text_model(spec, config), backend, config, budget_tokens=64)
     names = [None, *jina.ADAPTERS]
 
-    async def ask() -> Sequence[Floats]:
+    async def ask():
         tasks = [Embed([TEXT], frozenset({Head.DENSE}), prompt_name=name) for name in names]
         answers = await asyncio.gather(*(service.run(task) for task in tasks))
         return [
             answered.answer.dense[0] for answered in answers if answered.answer.dense is not None
         ]
 
-    async def both() -> tuple[Sequence[Floats], Sequence[Floats], int]:
+    async def both():
         await service.start()
         try:
             first, passes = await ask(), backend.forwards

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import EMBEDDINGS, Head, pack
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.outputs import Embeddings, HeadOutputs
+from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
@@ -21,7 +21,7 @@ texts = st.lists(
 heads = st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)
 
 
-def answer(task: Embed, *, computed: frozenset[Head] | None = None) -> Embeddings:
+def answer(task, *, computed=None):
     encodings = task.prepare(MODEL)
     outputs: HeadOutputs = FakeBackend(MODEL.spec).forward(
         pack(encodings, computed or task.heads, MODEL.spec.positions)

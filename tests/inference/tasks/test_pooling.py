@@ -14,7 +14,6 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.load import find_model, text_model
 from hybridtei.inference.tasks import pooling
-from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.pooling import (
     MultivectorBudget,
@@ -31,7 +30,7 @@ from hybridtei.models.checkpoint.late import TokenPooling
 from hybridtei.outputs import HeadOutputs, unit
 
 
-def rows_of(count: int, seed: int = 0, width: int = 16) -> np.ndarray:
+def rows_of(count, seed=0, width=16):
     return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
 
 
@@ -127,11 +126,11 @@ def test_a_budget_by_its_fields():
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model():
     return text_model(find_model(ModelConfig()), EngineConfig())
 
 
-def merged_of(model: Model, texts: list[str], rows: Ragged, most: int) -> Ragged:
+def merged_of(model, texts, rows, most):
     """`Embed`'s result for raw multi-vectors, with one row for each token except the first."""
     task = Embed(
         texts, frozenset({Head.MULTIVECTOR}), multivector=MultivectorBudget(max_tokens=most)

@@ -22,7 +22,7 @@ from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 
-def head(*labels: str) -> ClassifierHead:
+def head(*labels):
     return ClassifierHead("cls", (LinearStep("classifier"),), "bert.", labels)
 
 
@@ -82,7 +82,7 @@ def test_who_cannot_classify_says_so_in_teis_words():
             Classify(["one"]).check(spec)
 
 
-def held_bytes(scored: Scored) -> int:
+def held_bytes(scored):
     """The memory that an answer keeps, with arrays that its own are views of."""
     assert scored.query is not None
     arrays = [scored.query.dense, scored.query.multivector.values, scored.query.sparse.values]

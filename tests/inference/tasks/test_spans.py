@@ -47,9 +47,7 @@ def test_dense_is_the_mean_of_transformers_states(tmp_path, model_type):
     assert np.abs(theirs[0] - theirs[1]).max() > 1e-3
 
 
-def task(
-    *inputs: SpanText, heads: frozenset[Head] = frozenset({Head.DENSE}), **options: object
-) -> EmbedSpans:
+def task(*inputs, heads=frozenset({Head.DENSE}), **options):
     return EmbedSpans(inputs, Embed((), heads, **options))
 
 
@@ -72,7 +70,7 @@ def test_a_prompts_tokens_belong_to_no_span():
     ]
 
 
-def encoding_pieces(letters: str) -> list[str]:
+def encoding_pieces(letters):
     return [f"##{letter}" for letter in letters]
 
 

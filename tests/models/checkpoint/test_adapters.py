@@ -20,7 +20,7 @@ COUNT = len(jina.ADAPTERS)
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path):
     return jina.write(tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_factors_of_all_adapters_lie_side_by_side(checkpoint, dtype, suffix):
         assert after.shape[1] == COUNT * jina.RANK
 
 
-def _backwards(tensor: torch.Tensor) -> torch.Tensor:
+def _backwards(tensor):
     """The same values, kept column after column."""
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 

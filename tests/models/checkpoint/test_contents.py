@@ -16,7 +16,7 @@ Copied = Callable[[Path], Path]
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "/elsewhere/base", "r": 8}
 
 
-def refusal(folder: Path, kind: type[LoadError], backend: str) -> str:
+def refusal(folder, kind, backend):
     options: dict[str, Any] = {"backend": backend}
     with pytest.raises(LoadError) as caught:
         Encoder.load(folder, **options)

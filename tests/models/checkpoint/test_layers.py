@@ -11,7 +11,6 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.checkpoint.heads import HEADS_FILE, MultivectorHead, SparseHead, find_heads
 from hybridtei.models.checkpoint.layers import (
     ACTIVATIONS,
-    LinearLayer,
     activation_name,
     dense_layer,
     lexical_layers,
@@ -25,11 +24,11 @@ OWN = SparseHead("mlp", None, ("hidden", "embedding"), "gelu", own=True)
 
 
 def holds(
-    layer: LinearLayer,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str = "identity",
-) -> None:
+    layer,
+    weight,
+    bias,
+    activation="identity",
+):
     np.testing.assert_array_equal(layer.weight, weight.float().numpy())
     assert (layer.bias is None) == (bias is None)
     if bias is not None:

@@ -17,13 +17,13 @@ from tests.sampled import paired
 Copied = Callable[[Path], Path]
 
 
-def with_pooling(tmp_path: Path, settings: dict[str, Any]) -> Path:
+def with_pooling(tmp_path, settings):
     folder = tiny.write_bert(tmp_path, pooling="mean")
     tiny.write_json(folder / "1_Pooling" / "config.json", settings)
     return folder
 
 
-def in_its_own_folder(folder: Path, kind: str = "Transformer") -> Path:
+def in_its_own_folder(folder, kind="Transformer"):
     """The same checkpoint as sentence-transformers wrote it at first: the transformer in `0_Transformer`."""
     (folder / "0_Transformer").mkdir()
     for file in [

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,19 +20,17 @@ TEXTS = vocabulary.texts(12, seed=5)
 MODEL, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
 
 
-def close(
-    ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]
-) -> None:
+def close(ours, theirs, tolerance=tolerances.WEIGHTS["float32"]):
     np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=0)
 
 
-def dense_of(folder: Path, **options: Any) -> np.ndarray:
+def dense_of(folder, **options):
     dense = Encoder.load(str(folder), **options).encode(TEXTS, normalize=False).dense
     assert dense is not None
     return dense
 
 
-def with_settings(folder: Path, **settings: Any) -> Path:
+def with_settings(folder, **settings):
     tiny.write_json(
         folder / TRANSFORMER,
         {"max_seq_length": vocabulary.LONGEST, "do_lower_case": False, **settings},

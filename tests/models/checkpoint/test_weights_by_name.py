@@ -1,8 +1,6 @@
 """Tensors by name, without torch: prefixes, shards, half precision, and files that are not what they should be."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +14,7 @@ from tests import tiny
 INDEX = "model.safetensors.index.json"
 
 
-def write(
-    folder: Path, *names: str, file: str = "model.safetensors", shape: tuple[int, ...] = (2, 3)
-) -> Path:
+def write(folder, *names, file="model.safetensors", shape=(2, 3)):
     """A file of tensors, each filled with its own number."""
     save_file(
         {name: torch.full(shape, float(number)) for number, name in enumerate(names)}, folder / file
@@ -26,7 +22,7 @@ def write(
     return folder
 
 
-def shards(folder: Path) -> Path:
+def shards(folder):
     write(folder, "a.weight", file="model-00001-of-00002.safetensors")
     write(folder, "x", "b.weight", file="model-00002-of-00002.safetensors")
     placed = {
@@ -99,7 +95,7 @@ def test_arrays_outlive_the_weights_and_the_file(tmp_path):
     np.testing.assert_array_equal(found, np.full((2, 3), 1, dtype=np.float32))
 
 
-def raw(folder: Path, header: Any, content: bytes) -> Path:
+def raw(folder, header, content):
     """A file with just this header, of whatever length."""
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,16 +22,14 @@ from conformance.families.oracle import (
 )
 from conformance.families.variants import VARIANTS
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.writer import Graph, contents
+from hybridtei.inference.backends.graph.writer import contents
 from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.sizes import SERVED
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families import FAMILIES
 from hybridtei.models.families.bert import deberta_buckets, distance_buckets
-from hybridtei.outputs import Floats
 from tests import tiny
 from tests.sampled import paired
 
@@ -79,13 +76,13 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def opened(engine: str, spec: ModelSpec) -> Backend:
+def opened(engine, spec):
     if engine == "openvino" and find_spec("openvino") is None:
         pytest.skip("openvino is not installed")
     return open_engine(engine, spec)
 
 
-def equals_transformers(folder: Path, engine: str = "ort", expected: Floats | None = None) -> None:
+def equals_transformers(folder, engine="ort", expected=None):
     """States of the common texts, together and alone; `expected`: instead of those that transformers reads from the folder."""
     spec = read_spec(folder, pooling="mean")
     texts = texts_of(spec)
@@ -135,7 +132,7 @@ def test_it_is_valid_onnx_of_a_few_kilobytes(family, rectangle):
     is_valid(tiny.graph_of(family, rectangle))
 
 
-def is_valid(graph: Graph) -> None:
+def is_valid(graph):
     model = onnx.load_from_string(graph.body)
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name)
@@ -151,7 +148,7 @@ def test_a_rectangle_gives_the_same(tmp_path, family):
     in_a_rectangle(spec, reference(tmp_path, texts_of(spec)))
 
 
-def in_a_rectangle(spec: ModelSpec, expected: Floats) -> None:
+def in_a_rectangle(spec, expected):
     """Texts padded at the end, as other programs' ONNX files take them. The values of padding have no effect."""
     graph = family_graph(spec, rectangle=True)
     session = ort.InferenceSession(

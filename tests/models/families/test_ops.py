@@ -1,22 +1,19 @@
 """Adapters against transformers' native class with merged weights, alone and among neighbours of other adapters."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
 from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, reference, texts_of
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Head, pack
 from hybridtei.errors import UnsupportedArchitecture
-from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.fidelity import Guard
 from hybridtei.inference.backends.graph.int8 import make_int8
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import jina, tiny
 from tests.models.families.test_families import is_valid, opened
 
@@ -24,12 +21,12 @@ NUMBERS = range(len(jina.ADAPTERS) + 1)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory):
     return jina.write(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[Floats]]:
+def expected(checkpoint, tmp_path_factory):
     """States of each text under each adapter."""
     texts = texts_of(read_spec(checkpoint))
     folders = [
@@ -39,12 +36,12 @@ def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     return [[reference(folder, [text]) for text in texts] for folder in folders]
 
 
-def hidden(backend: Backend, texts: list[Encoding]) -> Floats:
+def hidden(backend, texts):
     tokens = backend.forward(pack(texts, frozenset({Head.TOKENS}), backend.spec.positions)).tokens
     return tokens.values
 
 
-def under(spec: ModelSpec, number: int) -> list[Encoding]:
+def under(spec, number):
     return [replace(text, adapter=number) for text in texts_of(spec)]
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,7 @@ NOMIC: list[dict[str, Any]] = [
 ]
 
 
-def written(folder: Path, *, experts: bool) -> Path:
+def written(folder, *, experts):
     return (
         published.write_nomic(folder, **EXPERTS, moe_every_n_layers=2)
         if experts
@@ -71,7 +70,7 @@ def written(folder: Path, *, experts: bool) -> Path:
     )
 
 
-def matches(folder: Path, model: Any, engine: str) -> None:
+def matches(folder, model, engine):
     config, weights = json.loads((folder / "config.json").read_text()), Weights.open(folder)
     texts = texts_of(read_spec(folder, pooling="mean"))
     expected = plain.states(

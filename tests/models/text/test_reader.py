@@ -14,27 +14,27 @@ TABLE = {"query": "baka bake ", "empty": ""}
 
 
 def reader_of(
-    kind: str = "wordpiece",
+    kind="wordpiece",
     *,
-    limit: int = LIMIT,
-    vocab_size: int | None = None,
-    default: str | None = None,
-) -> TextReader:
+    limit=LIMIT,
+    vocab_size=None,
+    default=None,
+):
     tokenizer = Tokenizer(vocabulary.tokenizer(kind)._tokenizer)
     return TextReader(tokenizer, Prompts(TABLE, default), limit, vocab_size or tokenizer.vocab_size)
 
 
-def ids_of(reader: TextReader, inputs: list[Input], **options: object) -> list[list[int]]:
+def ids_of(reader, inputs, **options):
     options = {"truncate": False, **options}
     return [encoding.input_ids.tolist() for encoding in reader.read(inputs, **options)]  # type: ignore[arg-type]
 
 
-def words(reader: TextReader, *names: str) -> list[int]:
+def words(reader, *names):
     found = [reader.tokenizer.encode([name], add_special_tokens=False)[0].ids for name in names]
     return [i for ids in found for i in ids]
 
 
-def refused(reader: TextReader, inputs: list[Input], **options: object) -> HybridTeiError:
+def refused(reader, inputs, **options):
     with pytest.raises(HybridTeiError) as caught:
         ids_of(reader, inputs, **options)
     return caught.value
@@ -169,7 +169,7 @@ class Counting(Tokenizer):
         return super().encode(texts, **settings)
 
 
-def counting(limit: int) -> tuple[TextReader, Counting]:
+def counting(limit):
     tokenizer = Counting(vocabulary.tokenizer("wordpiece")._tokenizer)
     return TextReader(tokenizer, Prompts(TABLE, None), limit, tokenizer.vocab_size), tokenizer
 
@@ -203,7 +203,7 @@ def test_a_text_is_cut_to_so_many_tokens_and_what_no_input_can_hold_is_never_rea
     read: list[int] = []
     encode = Tokenizer.encode
 
-    def counted(self: Tokenizer, texts: list[str], **options: bool) -> object:
+    def counted(self, texts, **options):
         read.extend(map(len, texts))
         return encode(self, texts, **options)
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
 from hybridtei.models.text.tokenizer import Tokenizer, shares
@@ -18,11 +17,11 @@ KINDS = ["wordpiece", "unigram", "roberta", "bytes"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def raw(request: pytest.FixtureRequest) -> RawTokenizer:
+def raw(request):
     return vocabulary.tokenizer(request.param)._tokenizer
 
 
-def ours(raw: RawTokenizer, *, has_token_types: bool = False) -> Tokenizer:
+def ours(raw, *, has_token_types=False):
     return Tokenizer(copy.deepcopy(raw), has_token_types=has_token_types)
 
 
@@ -199,7 +198,7 @@ def test_threads_share_a_tokenizer(raw):
     tokenizer = ours(raw)
     batches = [vocabulary.texts(8, seed=seed) for seed in range(24)]
 
-    def work(texts: list[str]) -> list[list[int]]:
+    def work(texts):
         whole = tokenizer.encode(texts)
         return [tokenizer.cut(encoding, 9, "left").input_ids.tolist() for encoding in whole]
 

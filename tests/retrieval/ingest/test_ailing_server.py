@@ -1,10 +1,8 @@
 """Ingests whose embedding server, or something in front of it, goes wrong: what is stored stays as it is."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -28,11 +26,11 @@ REFUSED = json.dumps(
 class Proxy:
     """In front of a server: passes on what it is asked, or answers `instead(body)` where that gives something."""
 
-    def __init__(self, server_url: str) -> None:
+    def __init__(self, server_url):
         self.server_url, self.url = server_url, ""
         self.instead: Callable[[bytes], Answer | None] = lambda body: None
 
-    def answer(self, method: str, path: str, body: bytes) -> Answer:
+    def answer(self, method, path, body):
         instead = self.instead(body) if body else None
         if instead is not None:
             return instead
@@ -53,17 +51,17 @@ class Proxy:
 
 
 @contextmanager
-def proxied(server_url: str) -> Iterator[Proxy]:
+def proxied(server_url):
     proxy = Proxy(server_url)
     with answering(proxy.answer) as proxy.url:
         yield proxy
 
 
-def texts_of(count: int, word: str) -> dict[str, str]:
+def texts_of(count, word):
     return {f"d{i}": f"text number {i} {word}" for i in range(count)}
 
 
-def stored(records: list[Any]) -> dict[str, str]:
+def stored(records):
     """The texts of the collection, by document, its chunks joined."""
     found: dict[str, list[tuple[int, str]]] = {}
     for record in records:
@@ -73,9 +71,7 @@ def stored(records: list[Any]) -> dict[str, str]:
     return {name: "|".join(text for _, text in sorted(chunks)) for name, chunks in found.items()}
 
 
-async def changed_against(
-    tmp_path: Path, count: int, proxy: Proxy, instead: Callable[[bytes], Answer | None]
-) -> tuple[Any, Ingest]:
+async def changed_against(tmp_path, count, proxy, instead):
     """An ingest, and then one of other texts while the server is ill: (what the second raised, the ingest)."""
     store, ingest, raised = MemoryStore(), Ingest(tmp_path), None
     await ingest.run(

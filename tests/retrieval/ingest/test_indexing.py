@@ -1,7 +1,6 @@
 """An ingest waits until the server has indexed its points."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,17 +8,17 @@ from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
 from hybridtei.retrieval.ingest.write import wait_indexed
 from hybridtei.retrieval.store.server import ServerStore
-from tests.retrieval.store.speaking import Qdrant, speaking
+from tests.retrieval.store.speaking import speaking
 from tests.retrieval.store.stores import plan
 
 
 @pytest.fixture
-def qdrant() -> Iterator[Qdrant]:
+def qdrant():
     with speaking() as running:
         yield running
 
 
-def store_of(qdrant: Qdrant, protocol: str) -> ServerStore:
+def store_of(qdrant, protocol):
     url = (
         f"grpc://127.0.0.1:{qdrant.grpc_port}"
         if protocol == "grpc"

@@ -24,7 +24,7 @@ def test_after_a_kill_a_run_makes_the_collection_equal_to_a_fresh_one(tmp_path, 
 
 
 @pytest.fixture
-def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def texts(monkeypatch):
     monkeypatch.setattr(preparing, "BATCH_CHUNKS", 8)
     return {
         f"d{number}": "\n".join(f"text {number} by words {line}" for line in range(number % 7 + 1))
@@ -32,11 +32,11 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     }
 
 
-async def contents(store: MemoryStore) -> dict:
+async def contents(store):
     return {point.id: point.payload for point in await points(store)}
 
 
-async def fresh(folder: Path, source: Path, chunk_tokens: int) -> dict:
+async def fresh(folder, source, chunk_tokens):
     store = MemoryStore()
     await Ingest(folder, chunk_tokens=chunk_tokens).run(source, store)
     return await contents(store)
@@ -92,7 +92,7 @@ class Deleting(MemoryStore):
 
     robs = False
 
-    async def upsert(self, name, points, schema=None) -> None:
+    async def upsert(self, name, points, schema=None):
         await super().upsert(name, points, schema)
         if self.robs:
             await super().delete(name, [points[0].id])

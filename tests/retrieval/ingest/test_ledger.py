@@ -1,7 +1,6 @@
 """The collection is the ledger: which files are read again, and what points are deleted."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from tests.retrieval.store.memory_store import MemoryStore
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     folder = tmp_path / "docs"
     folder.mkdir()
     for name in ("a", "b", "c"):
@@ -22,16 +21,16 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def later(path: Path) -> None:
+def later(path):
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
-def same_size(path: Path) -> None:
+def same_size(path):
     path.write_text("two a")
 
 
-def replaced(path: Path) -> None:
+def replaced(path):
     """By a file of the same size and time, as an archive restores it."""
     status, other = path.stat(), path.with_suffix(".new")
     other.write_text("six a")
@@ -120,7 +119,7 @@ async def test_of_a_collection_a_file_alone_reads_only_its_own_points(tmp_path, 
     class Counting(MemoryStore):
         read = 0
 
-        async def scroll(self, name: str, **page: Any) -> Any:
+        async def scroll(self, name, **page):
             records, offset = await super().scroll(name, **page)
             self.read += len(records)
             return records, offset

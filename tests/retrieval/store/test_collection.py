@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,7 +36,7 @@ TOKENIZER = b'{"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token"
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> ModelSpec:
+def spec(tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(TOKENIZER)
     return ModelSpec(
         folder=tmp_path,
@@ -70,7 +69,7 @@ def test_every_output_has_its_vector(spec):
 
 
 def test_idf_is_for_heads_that_profit(spec):
-    def modifier(sparse: SparseHead, **settings: Any) -> str | None:
+    def modifier(sparse, **settings):
         return (
             schema_for(dataclasses.replace(spec, sparse=sparse), "m", **settings)
             .sparse["sparse"]

@@ -26,12 +26,12 @@ from tests.retrieval.store.stores import ROW_WIDTH, WIDTH, embeddings, plan
 ZEROS = [0.0] * WIDTH
 
 
-def point(*, identity: Any = 1, payload: Any = None, **vectors: Any) -> Any:
+def point(*, identity=1, payload=None, **vectors):
     """As users of qdrant-client make it."""
     return models.PointStruct.model_construct(id=identity, vector=vectors, payload=payload)
 
 
-def sparse(indices: Any, values: Any) -> models.SparseVector:
+def sparse(indices, values):
     return models.SparseVector.model_construct(indices=indices, values=values)
 
 
@@ -195,7 +195,7 @@ def test_a_payload_passes_exactly_if_it_is_json_of_64_bits(payload):
     assert json.loads(json.dumps(kept.payload, allow_nan=False)) == payload
 
 
-def is_json(payload: dict[str, Any]) -> bool:
+def is_json(payload):
     try:
         json.dumps(payload, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:  # of which UnicodeEncodeError is one
@@ -203,7 +203,7 @@ def is_json(payload: dict[str, Any]) -> bool:
     return all(-(2**63) <= number < 2**63 for number in integers(payload))
 
 
-def integers(value: Any) -> list[int]:
+def integers(value):
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         return [number for item in items for number in integers(item)]

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from hybridtei.retrieval.store.query import (
     Filter,
     filter_from,
 )
-from tests.retrieval.store.stores import KINDS, Asked, asked, embeddings, leg, plan
+from tests.retrieval.store.stores import KINDS, asked, embeddings, leg, plan
 
 
 def test_what_qdrant_takes():
@@ -88,7 +87,7 @@ def test_bytes_are_bounded_before_a_step_for_each_item(large, as_json):
     value = json.dumps(large) if as_json else large
     steps = 0
 
-    def count(*_: Any) -> None:
+    def count(*_):
         nonlocal steps
         steps += 1
 
@@ -101,7 +100,7 @@ def test_bytes_are_bounded_before_a_step_for_each_item(large, as_json):
     assert steps < 2_000
 
 
-def matched(**match: Any) -> dict[str, Any]:
+def matched(**match):
     return {"key": "a", "match": match}
 
 
@@ -205,7 +204,7 @@ TIMES = {"top_left": {"lat": 53, "lon": 13}, "bottom_right": {"lat": 52, "lon": 
 RING = [{"lat": lat, "lon": lon} for lat, lon in ((-1, -1), (-1, 1), (1, 1), (1, -1), (-1, -1))]
 
 
-def without(names: str) -> str:
+def without(names):
     return " ".join(name for name in THERE.split() if name not in names.split())
 
 
@@ -281,9 +280,7 @@ OTHERS.append(({"min_should": LEAST}, "ints"))
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def stored(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Asked]:
+def stored(request, tmp_path_factory):
     with asked(request.param, tmp_path_factory.mktemp("conditions")) as one:
         payloads = [
             {"name": name} | ({} if value is MISSING else {"v": value})

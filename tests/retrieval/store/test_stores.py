@@ -4,7 +4,6 @@ named server.
 `QDRANT_TEST_URL` names a server. Order is compared only where scores differ by more than the tolerance.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.store.base import Stored, VectorParams
+from hybridtei.retrieval.store.base import VectorParams
 from hybridtei.retrieval.store.collection import check_fits
 from hybridtei.retrieval.store.plan import _quantization, plan_of
 from hybridtei.retrieval.store.points import point_id, to_points
@@ -23,7 +22,6 @@ from tests.retrieval.search import fusion
 from tests.retrieval.store.stores import (
     KINDS,
     TOLERANCE,
-    Asked,
     asked,
     embeddings,
     emptied,
@@ -40,32 +38,30 @@ LEGS = ("dense", "sparse", "multivector")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Asked]:
+def shared(request, tmp_path_factory):
     with asked(request.param, tmp_path_factory.mktemp("vectors")) as given:
         yield given
 
 
 @pytest.fixture
-def empty(shared: Asked) -> Iterator[Asked]:
+def empty(shared):
     with emptied(shared) as given:
         yield given
 
 
 @pytest.fixture
-def filled(empty: Asked) -> Asked:
+def filled(empty):
     return fill(empty)
 
 
 @pytest.fixture(scope="module")
-def stored(shared: Asked) -> Iterator[Asked]:
+def stored(shared):
     """Read only."""
     with emptied(shared) as given:
         yield fill(given)
 
 
-def fill(empty: Asked) -> Asked:
+def fill(empty):
     empty.run(empty.store.create(empty.name, plan(model_id="tiny")))
     payloads = [
         {
@@ -80,7 +76,7 @@ def fill(empty: Asked) -> Asked:
     return empty
 
 
-def truth(name: str) -> fusion.Ranking:
+def truth(name):
     """Every point's exact score by one representation, best first, without what a sparse search leaves out."""
     if name == "dense":
         scores = POINTS.dense @ QUERY.dense[0]
@@ -97,16 +93,16 @@ def truth(name: str) -> fusion.Ranking:
     )
 
 
-def shares_an_index(i: int) -> bool:
+def shares_an_index(i):
     return bool(set(POINTS.sparse.row(i)[0].tolist()) & set(QUERY.sparse.row(0)[0].tolist()))
 
 
-def expected(name: str) -> dict[Any, float]:
+def expected(name):
     """id -> score, by numpy."""
     return dict(zip(truth(name).ids, truth(name).scores, strict=True))
 
 
-def check(found: list[Stored], scores: dict[Any, float], limit: int) -> None:
+def check(found, scores, limit):
     """The found scores are the best expected ones, and each belongs to its point; ties may fall either way."""
     best = sorted(scores.values(), reverse=True)[:limit]
     np.testing.assert_allclose([point.score for point in found], best, atol=TOLERANCE)

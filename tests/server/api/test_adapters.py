@@ -1,6 +1,5 @@
 """Adapters over HTTP: `prompt_name`, Jina's `task` and what other dialects say of inputs choose one, each for its request."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,14 +8,14 @@ import pytest
 from hybridtei.models.checkpoint.sizes import Adapters
 from tests.inference.engine import small
 from tests.jina import ADAPTERS
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 PROMPTS = {**dict.fromkeys(ADAPTERS, ""), "retrieval.query": "one: ", "plain": ""}
 TEXT = "hybrid search"
 
 
 @pytest.fixture(scope="module")
-def adapted() -> Iterator[Running]:
+def adapted():
     """The fake backend's states depend on the adapter of a token."""
     adapters = Adapters(ADAPTERS, 4, 0.25, PROMPTS)
     with serving(
@@ -25,11 +24,11 @@ def adapted() -> Iterator[Running]:
         yield running
 
 
-def embed(server: Running, text: str = TEXT, **body: object) -> list[float]:
+def embed(server, text=TEXT, **body):
     return server.post("/embed", {"inputs": [text], **body}).json()[0]
 
 
-def openai(server: Running, **body: object) -> list[float]:
+def openai(server, **body):
     return server.post("/v1/embeddings", {"input": [TEXT], **body}).json()["data"][0]["embedding"]
 
 

@@ -3,9 +3,8 @@
 import functools
 import http.server
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -34,11 +33,11 @@ class Files(http.server.SimpleHTTPRequestHandler):
 
     extensions_map: ClassVar = {".html": "text/html", ".mjs": "text/javascript"}
 
-    def log_message(self, *_: Any) -> None: ...
+    def log_message(self, *_): ...
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def shop(tmp_path_factory):
     """The origin of a page that has the package."""
     home = environments.ready(environments.NODE)
     if home is None:
@@ -56,7 +55,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def opened(browser: Any, url: str) -> Iterator[Any]:
+def opened(browser, url):
     with browser.new_context() as context:
         context.set_default_timeout(MOST_MS)
         page = context.new_page()

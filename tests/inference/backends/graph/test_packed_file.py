@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,7 +32,6 @@ from hybridtei.inference.backends.graph.packed_file import (
 )
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import tiny
 from tests.inference.backends.outputs import random_encodings
 
@@ -43,13 +41,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def packed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def packed(cache, monkeypatch):
     """Tiny models are packed too."""
     monkeypatch.setattr(module, "LEAST_BYTES", 0)
 
 
 @pytest.fixture(scope="module")
-def halved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def halved(tmp_path_factory):
     """A model in bfloat16."""
     folder = tiny.write_family(
         tmp_path_factory.mktemp("halved"), "qwen3", hidden_size=128, intermediate_size=512
@@ -60,34 +58,34 @@ def halved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def widened(halved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def widened(halved, tmp_path_factory):
     """The same numbers in float32, which nothing has to widen."""
     folder = shutil.copytree(halved, tmp_path_factory.mktemp("widened") / "copy")
     return tiny.change(folder, lambda tensors: {name: one.float() for name, one in tensors.items()})
 
 
 @pytest.fixture(scope="module")
-def expected(widened: Path) -> Floats:
+def expected(widened):
     """By sessions that pack for themselves."""
     return states(widened)
 
 
-def backend_of(folder: Path, cache_gb: float = 1) -> OnnxBackend:
+def backend_of(folder, cache_gb=1):
     spec = read_spec(folder, pooling="mean")
     return OnnxBackend(spec, family_graph(spec), Weights.open(folder), cache_gb=cache_gb)
 
 
-def states_by(backend: OnnxBackend) -> Floats:
+def states_by(backend):
     batch = pack(random_encodings(backend.spec), frozenset({Head.TOKENS}), backend.spec.positions)
     found = [backend.forward(batch, use_all_cores=wide).tokens for wide in (False, True)]
     return np.stack([one.values for one in found if one is not None])
 
 
-def states(folder: Path, cache_gb: float = 1) -> Floats:
+def states(folder, cache_gb=1):
     return states_by(backend_of(folder, cache_gb))
 
 
-def kept() -> Path:
+def kept():
     """The one file that is kept."""
     (one,) = packed_files()
     return one.path
@@ -129,16 +127,16 @@ def test_a_file_is_opened_again_and_its_use_noted(widened):
     assert packed_files()[0].used > 1
 
 
-def cut(path: Path) -> None:
+def cut(path):
     os.truncate(path / TENSORS, (path / TENSORS).stat().st_size - 4096)
 
 
-def longer(path: Path) -> None:
+def longer(path):
     with (path / TENSORS).open("ab") as file:
         file.write(b"\0")
 
 
-def other_graph(path: Path) -> None:
+def other_graph(path):
     (path / GRAPH).write_bytes(b"")
 
 
@@ -184,16 +182,16 @@ def test_weights_that_are_not_numbers_are_refused(widened, tmp_path):
     assert not packed_files()
 
 
-def read_only(cache: Path) -> None:
+def read_only(cache):
     cache.write_text("a file where the folder should be")
 
 
-def open_to_others(cache: Path) -> None:
+def open_to_others(cache):
     (cache / "packed").mkdir(parents=True)
     (cache / "packed").chmod(0o777)
 
 
-def elsewhere(cache: Path) -> None:
+def elsewhere(cache):
     (cache / "real").mkdir(parents=True, mode=0o700)
     (cache / "packed").symlink_to(cache / "real")
 
@@ -214,7 +212,7 @@ def test_a_bound_that_is_too_small_is_told_and_kept_to(widened, expected, caplog
 
 
 @pytest.fixture
-def full() -> Iterator[None]:
+def full():
     """No file may be longer than 500 kB, which ends writing as a full disk does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -312,7 +310,7 @@ def test_folders_of_killed_starts_are_removed_and_no_others(widened, tmp_path, m
 
 
 def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes():
-    def made(name: str, size: int, days: float) -> Path:
+    def made(name, size, days):
         path = packed_folder() / name
         path.mkdir()
         (path / TENSORS).write_bytes(b"\0" * size)

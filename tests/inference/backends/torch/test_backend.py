@@ -2,15 +2,12 @@
 Laws of all backends are in tests/inference/backends/test_laws.py."""
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from hybridtei.batch import Encoding
 from hybridtei.inference.backends.torch import backend as backend_module
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
@@ -19,10 +16,10 @@ from tests.inference.backends.outputs import columns_of, run, sixty_four
 
 
 def equal(
-    backend: TorchBackend,
-    encodings: list[Encoding],
-    formulas: Callable[[torch.Tensor, torch.Tensor], Any],
-) -> None:
+    backend,
+    encodings,
+    formulas,
+):
     """`formulas`: what should come out of (ids, the states that transformers computes of each text alone)."""
     model = AutoModel.from_pretrained(backend.spec.folder, attn_implementation="eager").eval()
     outputs = run(backend, encodings)
@@ -46,7 +43,7 @@ def test_m3_heads_equal_the_formulas(tmp_path):
         load_file(tmp_path / f"{name}_linear.safetensors") for name in ("sparse", "colbert")
     )
 
-    def formulas(_: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    def formulas(_, hidden):
         first, many = (
             torch.nn.functional.linear(hidden, head["weight"].float(), head["bias"].float())
             for head in (sparse, colbert)
@@ -69,7 +66,7 @@ def test_our_own_heads_equal_the_formulas(hybrid, tmp_path):
     table = AutoModel.from_pretrained(hybrid).get_input_embeddings()
     functional = torch.nn.functional
 
-    def formulas(ids: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    def formulas(ids, hidden):
         joined = torch.cat([hidden, functional.layer_norm(table(ids), (tiny.HIDDEN,))], 1)
         inner = functional.gelu(
             functional.linear(
@@ -103,8 +100,8 @@ def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid, monkeypatch):
     )
     backend._launching = turn
 
-    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*arguments: Any) -> Any:
+    def noting(name, function):
+        def noted(*arguments):
             seen.append((name, turn.locked()))
             return function(*arguments)
 

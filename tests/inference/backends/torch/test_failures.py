@@ -3,14 +3,12 @@ is real: the backend, the engine, its lanes."""
 
 import gc
 import weakref
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.batch import Encoding, Head, pack
 from hybridtei.config import EngineConfig
 from hybridtei.errors import BackendError, PartlyFailed, Unhealthy
 from hybridtei.inference.backends.torch.backend import TorchBackend
@@ -28,16 +26,16 @@ DENSE = frozenset({Head.DENSE})
 class Failing:
     """A trunk with room for `tokens`; it raises `error` where that was set. Everything else is the real one's."""
 
-    def __init__(self, trunk: Any, tokens: int = 10**9) -> None:
+    def __init__(self, trunk, tokens=10**9):
         self._trunk = trunk
         self.tokens = tokens
         self.error: Exception | None = None
         self.held: list[weakref.ref[torch.Tensor]] = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._trunk, name)
 
-    def __call__(self, batch: PackedBatch, *others: Any) -> torch.Tensor:
+    def __call__(self, batch, *others):
         if self.error is not None:
             raise self.error
         hidden: torch.Tensor = self._trunk(batch, *others)
@@ -50,15 +48,13 @@ class Failing:
 
 
 @pytest.fixture
-def backend(hybrid: Path) -> TorchBackend:
+def backend(hybrid):
     backend = TorchBackend(read_spec(hybrid))
     backend._trunk = Failing(backend._trunk)
     return backend
 
 
-def batch(
-    backend: TorchBackend, lengths: list[int], heads: frozenset[Head] | None = None
-) -> PackedBatch:
+def batch(backend, lengths, heads=None):
     draw = np.random.default_rng(0)
     encodings = [Encoding(draw.integers(5, backend.spec.vocab_size, n)) for n in lengths]
     return pack(encodings, heads or backend.spec.heads, backend.spec.positions)
@@ -125,7 +121,7 @@ def test_which_errors_are_for_want_of_memory(error, short):
     assert is_out_of_memory(error) is short
 
 
-def ids(backend: TorchBackend, length: int, seed: int) -> list[int]:
+def ids(backend, length, seed):
     return np.random.default_rng(seed).integers(5, backend.spec.vocab_size, length).tolist()
 
 

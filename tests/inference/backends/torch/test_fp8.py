@@ -28,7 +28,7 @@ LOOSE = Guard(worst=0.9, mean=0.95)
 RELATIVE = 2**-4  # of a number in e4m3: three bits of fraction, rounded
 
 
-def rows(count: int, width: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+def rows(count, width, seed=0, scale=1.0):
     return scale * torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
 
 
@@ -72,12 +72,12 @@ def test_torchs_own_scaled_product_computes_the_same():
 class Two(nn.Module):
     """A product whose shape allows eight bits, computed twice, and one whose does not."""
 
-    def __init__(self, *, bias: bool) -> None:
+    def __init__(self, *, bias):
         super().__init__()
         self.a, self.b = nn.Parameter(rows(32, 32, 1)), nn.Parameter(rows(30, 32, 2))
         self.bias = nn.Parameter(rows(1, 32, 3)[0]) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         twice = functional.linear(functional.linear(x, self.a, self.bias), self.a, self.bias)
         return functional.linear(twice, self.b)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.batch import Encoding, PackedBatch, pack
+from hybridtei.batch import Encoding, pack
 from hybridtei.errors import BackendError, LoadError, PartlyFailed
 from hybridtei.inference.backends.torch.memory import (
     TooLarge,
@@ -18,7 +18,6 @@ from hybridtei.inference.backends.torch.memory import (
     to_device,
     worst_batches,
 )
-from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
@@ -26,11 +25,11 @@ from tests.inference.engine import small
 class Card:
     """Passes cost `fixed + per_token * tokens` bytes; beyond `room` they fail."""
 
-    def __init__(self, fixed: int, per_token: int, room: int) -> None:
+    def __init__(self, fixed, per_token, room):
         self.fixed, self.per_token, self.room = fixed, per_token, room
         self.tried: list[int] = []
 
-    def peak(self, tokens: int) -> int | None:
+    def peak(self, tokens):
         self.tried.append(tokens)
         cost = self.fixed + self.per_token * tokens
         return cost if cost <= self.room else None
@@ -80,7 +79,7 @@ SPEC = small.model_spec()
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
 
 
-def batch(lengths: list[int]) -> PackedBatch:
+def batch(lengths):
     draw = np.random.default_rng(0)
     return pack([Encoding(draw.integers(0, 50, n)) for n in lengths], SPEC.heads, SPEC.positions)
 
@@ -88,13 +87,13 @@ def batch(lengths: list[int]) -> PackedBatch:
 class Memory:
     """Room for so many tokens a pass; notes what it was asked for, and that room was made after each refusal."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens):
         self.tokens = tokens
         self.asked: list[int] = []
         self.refused = self.made_room = 0
         self._backend = FakeBackend(SPEC)
 
-    def run(self, asked: PackedBatch) -> HeadOutputs:
+    def run(self, asked):
         assert self.made_room == self.refused
         self.asked.append(len(asked.input_ids))
         if len(asked.input_ids) > self.tokens:
@@ -102,7 +101,7 @@ class Memory:
             raise TooLarge("no room")
         return self._backend.forward(asked)
 
-    def make_room(self) -> None:
+    def make_room(self):
         self.made_room += 1
 
 
@@ -143,7 +142,7 @@ def test_only_what_does_not_fit_by_itself_fails(lengths, room):
 def test_another_fault_is_not_tried_again():
     calls = 0
 
-    def broken(_: PackedBatch) -> HeadOutputs:
+    def broken(_):
         nonlocal calls
         calls += 1
         raise RuntimeError("a kernel failed")

@@ -1,6 +1,5 @@
 """SPLADE against sentence-transformers' SparseEncoder, and against the formula on transformers' own logits."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,18 +32,18 @@ KNOWN = [
 ]
 
 
-def weights_of(folder: Path, encodings: list[Encoding]) -> np.ndarray:
+def weights_of(folder, encodings):
     backend = TorchBackend(read_spec(folder, pooling="splade"))
     outputs = backend.forward(pack(encodings, frozenset({Head.SPARSE}), backend.spec.positions))
     return outputs.splade.to_dense()
 
 
-def encodings_below(vocab_size: int) -> list[Encoding]:
+def encodings_below(vocab_size):
     draw = np.random.default_rng(0)
     return [Encoding(draw.integers(0, vocab_size, length)) for length in (5, 1, 120, 2, 33)]
 
 
-def expected_weights(model: Any, encodings: list[Encoding]) -> np.ndarray:
+def expected_weights(model, encodings):
     """The formula, on the logits of each text alone."""
     with torch.inference_mode():
         logits = [
@@ -89,7 +88,7 @@ def test_slices_of_any_size_give_the_same(lengths, slice_tokens):
     whole = torch.stack([part.max(0).values for part in torch.split(hidden, lengths)])
     sizes: list[int] = []
 
-    def product(rows: torch.Tensor) -> torch.Tensor:
+    def product(rows):
         sizes.append(len(rows))
         return rows
 

@@ -3,7 +3,6 @@ length: no text depends on those beside it, before it, or in another thread. Fam
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from tests.inference.backends.outputs import near as close
 from tests.inference.backends.outputs import random_encodings, run
 
 
-def hidden_of(backend: TorchBackend, encodings: list[Encoding]) -> list[np.ndarray]:
+def hidden_of(backend, encodings):
     tokens = run(backend, encodings, frozenset({Head.TOKENS})).tokens
     assert tokens is not None
     return list(tokens)
@@ -111,18 +110,18 @@ MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request, tmp_path_factory):
     model_type, settings = MODELS[request.param]
     return tiny.write_family(tmp_path_factory.mktemp("rope"), model_type, **settings)
 
 
-def around(backend: TorchBackend) -> list[Encoding]:
+def around(backend):
     """Without token types, which transformers takes for zeros."""
     return [Encoding(text.input_ids) for text in random_encodings(backend.spec, LENGTHS_AROUND)]
 
 
 @pytest.fixture
-def backend(folder: Path) -> TorchBackend:
+def backend(folder):
     """Families refuse such embeddings, so transformers' own modules run them."""
     return TorchBackend(read_spec(folder, pooling="mean"))
 

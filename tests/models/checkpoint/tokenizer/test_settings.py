@@ -1,7 +1,6 @@
 """Texts are read as transformers reads them: settings of tokenizer_config.json come before tokenizer.json."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from hybridtei.errors import LoadError
 from hybridtei.inference.load import text_reader
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
-from hybridtei.models.text.reader import TextReader
 from tests import tiny, vocabulary
 from tests.sampled import paired
 
@@ -41,25 +39,25 @@ WORDPIECE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def reader(folder: Path) -> TextReader:
+def reader(folder):
     return text_reader(read_spec(folder, pooling="mean"), EngineConfig())
 
 
-def ids(folder: Path, texts: list[str] = TEXTS) -> list[list[int]]:
+def ids(folder, texts=TEXTS):
     return [
         one.input_ids.tolist()
         for one in reader(folder).read(texts, truncate=True, allow_empty=True)
     ]
 
 
-def theirs(folder: Path) -> list[list[int]]:
+def theirs(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return [
         tokenizer(text, truncation=True, max_length=vocabulary.LONGEST).input_ids for text in TEXTS
     ]
 
 
-def edited(folder: Path, written: dict[str, Any], normalizer: dict[str, Any]) -> Path:
+def edited(folder, written, normalizer):
     tiny.edit_json(folder / "tokenizer_config.json", **written)
     file = folder / "tokenizer.json"
     described = json.loads(file.read_text())
@@ -215,7 +213,7 @@ def test_only_models_that_are_read_otherwise_than_before_have_another_fingerprin
     folder = tiny.write_family(tmp_path, "bert")
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
 
-    def reading() -> str | None:
+    def reading():
         return fingerprint(read_spec(folder, pooling="mean")).get("reading")
 
     assert reading() is None

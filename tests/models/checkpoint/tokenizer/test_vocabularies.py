@@ -82,7 +82,7 @@ FILES: Mapping[str, tuple[str, dict[str, Any], bytes]] = {
 }
 
 
-def write_pieces(folder: Path, name: str) -> Path:
+def write_pieces(folder, name):
     """A folder with the SentencePiece file of `FILES`, and the class's name beside it."""
     file, settings, content = FILES[name]
     folder.mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ def write_pieces(folder: Path, name: str) -> Path:
     return folder
 
 
-def ids(folder: Path) -> list[list[int]]:
+def ids(folder):
     raw = build(folder)
     return [encoding.ids for encoding in raw.encode_batch([*TEXTS, *PAIRS])]
 
@@ -166,7 +166,7 @@ def test_merged_bytes_are_read_as_transformers_reads_them(tmp_path, settings):
     )
 
 
-def assert_same(folder: Path, *texts: str) -> None:
+def assert_same(folder, *texts):
     oracle = AutoTokenizer.from_pretrained(folder)
     for text in texts or TEXTS:
         expected = oracle(text, return_token_type_ids=True, return_offsets_mapping=True)
@@ -188,7 +188,7 @@ def test_files_of_before_tokenizer_config_are_read(tmp_path):
     assert read_vocabulary(tmp_path)["second"] == 16
 
 
-def old_files(folder: Path) -> None:
+def old_files(folder):
     """Replaces `tokenizer.json` of a tiny BERT by `vocab.txt`."""
     words = PreTrainedTokenizerFast.from_pretrained(folder).get_vocab()
     (folder / "vocab.txt").write_text("\n".join(sorted(words, key=words.__getitem__)) + "\n")

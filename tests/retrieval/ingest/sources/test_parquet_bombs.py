@@ -27,7 +27,7 @@ print(json.dumps([[one.location, one.reason] if isinstance(one, Rejection) else 
 """
 
 
-def read(path: Path) -> list[tuple[str, str | None]]:
+def read(path):
     """(location, reason against it) of what a process of little memory reads."""
     command = [sys.executable, "-c", READ, str(path), str(MEMORY)]
     done = subprocess.run(
@@ -36,13 +36,13 @@ def read(path: Path) -> list[tuple[str, str | None]]:
     return [(location, reason) for location, reason in json.loads(done.stdout)]
 
 
-def repeated(text: str, count: int) -> pyarrow.Array:
+def repeated(text, count):
     return pyarrow.DictionaryArray.from_arrays(
         pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([text])
     )
 
 
-def written(path: Path, **columns: pyarrow.Array) -> Path:
+def written(path, **columns):
     pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd")
     assert path.stat().st_size < 40_000
     return path
