@@ -2,7 +2,6 @@
 
 import argparse
 import re
-from typing import Any
 
 import pytest
 import yaml
@@ -65,7 +64,7 @@ def known(tmp_path_factory):
 
 def series_of(metrics):
     """Series -> their labels."""
-    series: dict[str, set[str]] = {}
+    series = {}
     for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", metrics, re.MULTILINE):
         series[name] = set()
         if kind == "histogram":
@@ -91,7 +90,7 @@ def flags_of_commands():
 
 def expressions(text):
     """Of a file of YAML or JSON, which is YAML."""
-    stack: list[Any] = [*yaml.safe_load_all(text)]
+    stack = [*yaml.safe_load_all(text)]
     while stack:
         value = stack.pop()
         if isinstance(value, dict):

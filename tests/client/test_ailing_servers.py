@@ -19,7 +19,7 @@ GOOD = orjson.dumps([{"dense": [1.0, 0.0]}])
 @contextmanager
 def scripted(*answers):
     """A server of these answers to POST, in turn, the last one for ever; and the paths that it was asked."""
-    asked: list[str] = []
+    asked = []
 
     def answer(method, path, _):
         if method == "GET":
@@ -177,7 +177,7 @@ def test_a_server_that_is_restarted_is_found_again(ask):
         NoAnswer, match=f"{port}/collections: no answer within 0.2 s, .*ConnectError"
     ):
         ask(url, "collections", patience_s=0.2)
-    found: list[list[str]] = []
+    found = []
     asking = threading.Thread(target=lambda: found.append(ask(url, "collections", patience_s=HANG)))
     asking.start()
     with Raw(behave, port):

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +95,7 @@ def test_scores_and_labels_are_the_encoders(ask):
         assert ask(server.url, "rerank", "one", TEXTS, weights="m3") == by_m3
     spec = labelled(*LABELS)
     with serving(spec) as server:
-        texts: list[Any] = [*TEXTS, ("one", "two")]
+        texts = [*TEXTS, ("one", "two")]
         assert ask(server.url, "classify", texts) == encoder_of(spec).classify(texts)
         assert ask(server.url, "classify", "one", raw_scores=True) == encoder_of(spec).classify(
             "one", raw_scores=True

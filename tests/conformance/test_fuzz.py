@@ -19,7 +19,7 @@ from conformance.fuzz.mutations import mutated
 from conformance.fuzz.run import flatness
 from conformance.fuzz.servers import Plan, Server
 from conformance.fuzz.shot import Shot
-from conformance.fuzz.storm import Finding, Storm
+from conformance.fuzz.storm import Storm
 from hybridtei.server.api import cohere, ollama, openai, points, predict, rerank, search, tei
 from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
@@ -67,7 +67,7 @@ def server_of(running, name):
 @pytest.mark.parametrize("requests", [200, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sampled(PLANS, ["hybrid", "classifier"]))
 def test_a_storm_leaves_nothing_behind(name, requests):
-    found: list[Finding] = []
+    found = []
     with serving(PLANS[name]()) as running:
         tally = asyncio.run(Storm(server_of(running, name), SEED, requests, found.append).run())
         assert running.service.admission.free == running.service.config.max_concurrent_requests
@@ -80,7 +80,7 @@ def test_a_storm_leaves_nothing_behind(name, requests):
 def test_every_route_is_asked():
     with serving() as running:
         paths = running.get("/api-doc/openapi.json").json()["paths"]
-    of_method: dict[str, set[str]] = {"get": set(), "post": set()}
+    of_method = {"get": set(), "post": set()}
     for path, methods in paths.items():
         for method in methods:
             of_method[method].add(path.replace("{name}", "docs"))
@@ -172,7 +172,7 @@ def test_a_valid_request_that_is_answered_otherwise_is_found():
     def talk(_, plug):
         plug.sendall(said(200, json.dumps([next(answers)]).encode()))
 
-    found: list[Finding] = []
+    found = []
     with answering(talk) as server:
         asyncio.run(Storm(server, SEED, 0, found.append).run())
     assert ["has changed" in finding.reasons[0] for finding in found] == [True]

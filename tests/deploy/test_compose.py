@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +17,7 @@ from tests.server.live import HANG
 FOLDER = DEPLOY / "compose"
 FILE = FOLDER / "compose.yaml"
 COMPOSE = yaml.safe_load(FILE.read_text())
-SERVICES: dict[str, Any] = COMPOSE["services"]
+SERVICES = COMPOSE["services"]
 SERVERS = ("hybridtei", "hybridtei-cuda")
 
 

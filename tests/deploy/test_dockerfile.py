@@ -37,7 +37,7 @@ def last(target, keyword):
 
 
 def environment(target):
-    found: dict[str, str] = {}
+    found = {}
     for stage in lineage(STAGES, target):
         for instruction in stage.all("ENV"):
             found |= {

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +14,7 @@ from tests.deploy.command_line import DEPLOY
 from tests.server.live import HANG
 
 COMPOSE = DEPLOY / "compose"
-DASHBOARD: dict[str, Any] = json.loads((COMPOSE / "grafana/dashboards/hybridtei.json").read_text())
+DASHBOARD = json.loads((COMPOSE / "grafana/dashboards/hybridtei.json").read_text())
 GROUPS = yaml.safe_load((COMPOSE / "alerts.yaml").read_text())["groups"]
 ALERTS = {rule["alert"]: rule["expr"] for group in GROUPS for rule in group["rules"]}
 EXPRESSIONS = [

@@ -18,7 +18,7 @@ FILE = (DEPLOY / "systemd/hybridtei.env").read_text()
 
 
 def settings(unit=UNIT):
-    found: dict[str, list[str]] = {}
+    found = {}
     for name, value in re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE):
         found.setdefault(name, []).append(value)
     return found

@@ -42,7 +42,7 @@ def routed(folder, model_type="bert", *, activation="relu"):
     weights = torch.rand(len(documents.tokenizer), generator=torch.Generator().manual_seed(4))
     weights[7:20] = 0
     queries = SparseStaticEmbedding(tokenizer=documents.tokenizer, weight=weights)
-    pooling = SpladePooling("max", activation_function=activation)  # type: ignore[arg-type]
+    pooling = SpladePooling("max", activation_function=activation)
     router = Router.for_query_document(
         query_modules=[queries], document_modules=[documents, pooling]
     )
@@ -90,7 +90,7 @@ def test_a_splade_without_a_table_and_its_logarithms(tmp_path, activation):
     )
     theirs = SparseEncoder(
         modules=[transformer, SpladePooling("max", activation_function=activation)], device="cpu"
-    )  # type: ignore[arg-type]
+    )
     theirs.save(str(tmp_path / "saved"))
     ours = Encoder.load(str(tmp_path / "saved"))
     for kind in ("query", "document", None):
@@ -123,7 +123,7 @@ def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path):
         assert all(piece.removeprefix("##") in text for piece, _ in spelled)
     both, model = (
         encoder.encode(QUERIES, outputs, query_encoder=kind) for kind in ("table", "model")
-    )  # type: ignore[arg-type]
+    )
     assert np.array_equal(both.sparse.to_dense(), looked_up.to_dense())
     close(both.dense, model.dense)
     with pytest.raises(InvalidInput, match="sparse vectors of queries and nothing else"):

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ def loaded(folder, **engine):
 
 
 def test_the_self_test_has_a_short_text_and_a_long_one(bert, monkeypatch):
-    lengths: list[list[int]] = []
+    lengths = []
     forward = OnnxBackend.forward
 
     def counted(backend, batch, *, use_all_cores=False):
@@ -136,7 +135,7 @@ def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason
     )
     if case == "setting":
         tiny.edit_json(folder / "config.json", chunk_size_feed_forward=1)
-    config: dict[str, Any] = {"dtype": case} if case == "bfloat16" else {}
+    config = {"dtype": case} if case == "bfloat16" else {}
     with pytest.raises(LoadError, match=rf"{folder}: cannot run on ort: .*{why}"):
         backend_of(folder, backend="ort", **config)
     backend = backend_of(folder, **config)
@@ -263,7 +262,7 @@ def test_the_embedded_model_runs_without_importing_torch_or_scipy():
 
 
 def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert, monkeypatch):
-    asked: list[tuple[int, int, float]] = []
+    asked = []
 
     def room(_, limit, longest, fraction, sharing=1):
         asked.append((limit, longest, fraction))

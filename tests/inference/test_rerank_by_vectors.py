@@ -68,7 +68,7 @@ def test_scores_are_the_weighted_mean_of_three_similarities(encoder, weights):
 
 
 def test_the_query_is_read_once_however_many_parts(encoder, monkeypatch):
-    read: list[str] = []
+    read = []
     original = TextReader.read
 
     def spying(self, inputs, **options):

@@ -162,7 +162,7 @@ def test_each_of_several_labels_is_judged_alone_where_the_checkpoint_says_so(
 
 def test_ten_thousand_documents_are_held_in_parts(encoder, monkeypatch):
     documents = vocabulary.texts(10_000, most=6)
-    sizes: list[int] = []
+    sizes = []
     read = TextReader.read_pairs
 
     def spying(self, pairs, **options):

@@ -1,7 +1,6 @@
 """The head of a language model that ranks: what transformers' class does between the last state and the logits of words."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +62,7 @@ def check(folder, backend="torch", no="be"):
     np.testing.assert_allclose(scores, wanted, atol=tolerances.LOGITS["float32"], rtol=1e-5)
 
 
-CAPS: tuple[tuple[str, dict[str, Any]], ...] = (
+CAPS = (
     ("gemma2", {"final_logit_softcapping": 2.0}),
     ("gemma2", {"final_logit_softcapping": None}),
     ("gemma2", {}),

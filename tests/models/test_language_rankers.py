@@ -244,7 +244,7 @@ def test_the_template_of_a_known_family_is_found_by_its_name(tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(described))
     spec = read_spec(folder)
     assert spec.template == QWEN3 == KNOWN[r"qwen3[-_]?reranker", "qwen3"]
-    assert spec.classifier.steps[0].rows == (first, first + 1)  # type: ignore[union-attr]
+    assert spec.classifier.steps[0].rows == (first, first + 1)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_rankers_whose_parts_are_tokenised_one_by_one(tmp_path, name, model_type
 def test_parts_are_read_from_a_file(original, tmp_path):
     folder = shutil.copytree(original, tmp_path / "copy")
     tiny.edit_json(folder / OWN_FILE, body=["<Query>: {query}\n", "<Document>: {document}"])
-    assert read_spec(folder).template.parts == ("<Query>: {query}\n", "<Document>: {document}")  # type: ignore[union-attr]
+    assert read_spec(folder).template.parts == ("<Query>: {query}\n", "<Document>: {document}")
     tiny.edit_json(folder / OWN_FILE, body=["<Query>: {query}\n"])
     with pytest.raises(LoadError, match="no place for document"):
         read_spec(folder)
@@ -328,7 +328,7 @@ def test_prefix_and_suffix_are_whole_however_long_a_text_is(original):
     for direction in ("left", "right"):
         long = reader.ask(
             template, [("baka", "bulo " * 20_000)], truncate=True, direction=direction
-        )[0]  # type: ignore[arg-type]
+        )[0]
         short = reader.ask(template, [("baka", "bulo")], truncate=True)[0]
         assert len(long) == vocabulary.LONGEST
         assert long.input_ids[:3].tolist() == short.input_ids[:3].tolist()

@@ -70,7 +70,7 @@ BETWEEN = [" ", " ", " ", " ", "  ", "\n", "\t", "", "\u00a0", "\u3000"]
 
 def sentences(count):
     draw = random.Random(7)
-    made: list[str] = []
+    made = []
     while len(made) < count:
         words = draw.choices(vocabulary.WORDS, k=draw.randint(0, 9)) + draw.choices(
             ODD, k=draw.randint(0, 5)
@@ -153,14 +153,14 @@ def encoder(folder):
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_offsets_are_into_the_whole_text_however_it_was_cut(encoder, folder, direction):
     text = " ".join(vocabulary.texts(20, most=60))
-    (spans,) = encoder.tag(text, aggregation_strategy="none", truncation_direction=direction)  # type: ignore[arg-type]
+    (spans,) = encoder.tag(text, aggregation_strategy="none", truncation_direction=direction)
     words = AutoTokenizer.from_pretrained(folder, truncation_side=direction)
     expected = words(
         text, truncation=True, max_length=vocabulary.LONGEST, return_offsets_mapping=True
     )["offset_mapping"]
     assert [(one.start, one.end) for one in spans] == expected[1:-1]
     huge = "baka " * 20_000 + "bulo"
-    (spans,) = encoder.tag(huge, aggregation_strategy="none", truncation_direction=direction)  # type: ignore[arg-type]
+    (spans,) = encoder.tag(huge, aggregation_strategy="none", truncation_direction=direction)
     assert {huge[one.start : one.end] for one in spans} <= {"baka", "bulo"}
     assert spans[-1].end == (len(huge) if direction == "left" else 126 * 5 - 1)
 

@@ -5,7 +5,6 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny
 
 BASE = torch.arange(60, dtype=torch.float32).reshape(5, 12) / 7
-STATE: dict[str, torch.Tensor] = {
+STATE = {
     "plain": BASE,
     "view": BASE[1:3],
     "columns": BASE[:, 2:5],
@@ -84,7 +83,7 @@ class _Runs:
 @pytest.mark.parametrize("state", ["runs", "module", "number", "nested"])
 def test_what_is_no_state_dict_is_refused_and_nothing_runs(tmp_path, state):
     made = tmp_path / "made"
-    states: dict[str, Any] = {
+    states = {
         "runs": {"a": _Runs(made)},
         "module": torch.nn.Linear(2, 2),
         "number": {"a": 3},

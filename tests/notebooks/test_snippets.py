@@ -79,7 +79,7 @@ def commands(block):
     text = UNQUOTED_END.sub(lambda match: match[1] or " ; ", block.text.replace("\\\n", " "))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
     lexer.whitespace_split, lexer.commenters = True, ""
-    found: list[list[str]] = [[]]
+    found = [[]]
     for word in lexer:
         if set(word) <= set(";&|"):
             found.append([])

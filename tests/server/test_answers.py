@@ -1,7 +1,6 @@
 """The bytes of every route's answer are of the type that its handler is annotated with, which OpenAPI tells."""
 
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,7 +22,7 @@ ROUTES = {
 
 @pytest.fixture(scope="module")
 def searching(tmp_path_factory):
-    folder: Path = tmp_path_factory.mktemp("searching")
+    folder = tmp_path_factory.mktemp("searching")
     with serving(
         spec_in(folder), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
     ) as running:

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -113,7 +112,7 @@ def test_many_texts_hold_few_permits_and_leave_room_for_others():
         request = threading.Thread(
             target=lambda: answers.append(running.post("/embed", {"inputs": ["one two"] * 10_000}))
         )
-        answers: list[Any] = []
+        answers = []
         request.start()
         assert held.wait(HANG)
         assert running.client.post("/embed", json={"inputs": ["three"] * 32}).status_code == 200
@@ -162,7 +161,7 @@ def test_bounds_are_kept_and_chunks_lose_nothing(inputs, largest, permits):
 
 
 def test_order_and_the_first_failure_by_place():
-    started: list[int] = []
+    started = []
 
     async def work(place):
         started.append(place)

@@ -39,7 +39,7 @@ def hybrid(*outputs, **more):
     return lambda text: {"inputs": text, "outputs": outputs, **more}
 
 
-VECTORS: Mapping[str, tuple[str, Body]] = {
+VECTORS = {
     "dense": ("/embed", inputs()),
     "raw": ("/embed", inputs(normalize=False)),
     "cut": ("/embed", inputs(dimensions=4)),
@@ -61,17 +61,17 @@ VECTORS: Mapping[str, tuple[str, Body]] = {
     ),
     "multivector rerank": ("/rerank", lambda text: {"query": PAIR, "texts": [text]}),
 }
-SCORES: Mapping[str, tuple[str, Body]] = {
+SCORES = {
     "rerank": ("/rerank", lambda text: {"query": PAIR, "texts": [text]}),
     "raw rerank": ("/rerank", lambda text: {"query": PAIR, "texts": [text], "raw_scores": True}),
     "documents": ("/v2/rerank", lambda text: {"query": PAIR, "documents": [text]}),
     "score": ("/score", lambda text: {"text_1": PAIR, "text_2": [text]}),
 }
-LABELLED: Mapping[str, tuple[str, Body]] = {
+LABELLED = {
     "predict": ("/predict", inputs()),
     "raw predict": ("/predict", inputs(raw_scores=True)),
 }
-TAGGED: Mapping[str, tuple[str, Body]] = {"tags": ("/predict_tokens", inputs())}
+TAGGED = {"tags": ("/predict_tokens", inputs())}
 
 
 @pytest.fixture(scope="module")

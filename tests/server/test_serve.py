@@ -18,7 +18,7 @@ CONCURRENT = 512
 
 def mixed(count):
     """Requests of every route, lengths from 1 to 90 words, some of them bad."""
-    requests: list[Request] = []
+    requests = []
     for i in range(count):
         text = " ".join(small.WORDS[(i + j) % len(small.WORDS)] for j in range(1 + i * i % 90))
         forms = (

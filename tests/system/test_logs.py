@@ -8,7 +8,6 @@ import os
 import select
 import sys
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -283,9 +282,9 @@ def test_a_closed_output_ends_nothing(root, output, monkeypatch):
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=3000), max_size=12))
 def test_pieces_are_whole_lines_that_a_pipe_takes_at_once(texts):
-    pieces: list[bytes] = []
+    pieces = []
     lines = [f"{text}\n" for text in texts]
-    waiting: SimpleQueue[Any] = SimpleQueue()
+    waiting = SimpleQueue()
     for line in lines:
         waiting.put(line)
     with pytest.MonkeyPatch.context() as patch:

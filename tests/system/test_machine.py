@@ -78,7 +78,7 @@ def test_as_many_of_each_as_cores():
 
 def test_only_the_calling_thread_gives_way():
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    seen: list[int | bool] = []
+    seen = []
 
     def lane():
         seen.extend(

@@ -5,7 +5,6 @@ import socket
 import threading
 from concurrent import futures
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 import pytest
@@ -21,7 +20,7 @@ TIMES = {"total_time", "tokenization_time", "queue_time", "inference_time"}
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self):
-        self.requests: list[Any] = []
+        self.requests = []
 
     def Export(self, request, context):
         self.requests.append(request)

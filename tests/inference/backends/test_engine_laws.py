@@ -5,10 +5,9 @@ one token, 1,500 tokens, tokens that no other attends to, a shared prefix). Tole
 conformance/families/oracle.py, by precision.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,7 +69,7 @@ def adapters(folder):
 
 
 # Kinds of models: plain, causal, with a window, both, with a bias by distance in a table, by products, and by a slope.
-MODELS: Mapping[str, Callable[[Path], Path]] = {
+MODELS = {
     "plain": family("bert"),
     "rotary": family("nomic_bert"),
     "causal": family("qwen2"),
@@ -97,7 +96,7 @@ class Batch:
     prefix: int = 0
 
 
-BATCHES: Mapping[str, Batch] = {
+BATCHES = {
     "one text": Batch([37]),
     "one token": Batch([1]),
     "ragged": Batch([3, 100, 1, 17, 64, 40]),

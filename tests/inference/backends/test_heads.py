@@ -1,7 +1,6 @@
 """The functions that numpy and torch each have for heads, against one another."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -179,7 +178,7 @@ def test_no_head_writes_into_its_input():
     np.testing.assert_array_equal(hidden, before)
 
 
-CLASSIFIERS: dict[str, dict[str, Any]] = {
+CLASSIFIERS = {
     "bert": {},
     "distilbert": {},
     "deberta-v2": {},

@@ -61,14 +61,14 @@ def test_the_fastest_pass_of_a_size_counts():
 
 
 def test_a_lane_is_measured_and_counts_as_often_as_there_are_lanes_for_long_texts():
-    entered, threads, hardware = list[int](), set[int](), Hardware(1)
+    entered, threads, hardware = [], set(), Hardware(1)
 
     def gate(batch):
         hardware(batch)
         threads.add(threading.get_ident())
 
     backend = FakeBackend(small.model_spec(), gate=gate)
-    backend.enter_lane = lambda kind: entered.append(threading.get_ident())  # type: ignore[method-assign]
+    backend.enter_lane = lambda kind: entered.append(threading.get_ident())
     for backend.lanes, expected in (
         (both_lanes(1), 1000),
         ((LaneKind.BULK,), 1000),

@@ -29,7 +29,7 @@ ENTRY = ENTRY_BYTES + 8 + 16
 )
 def test_it_is_an_lru_within_its_bytes(steps, most):
     cache = ResultCache(most)
-    order: list[int] = []
+    order = []
     for is_look, number in steps:
         if is_look:
             found = cache.find(encoding(number), DENSE)

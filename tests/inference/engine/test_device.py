@@ -50,7 +50,7 @@ async def on_device(device, *engines):
 
 
 async def test_models_share_a_device_by_tokens():
-    order: list[str] = []
+    order = []
     gate = Held()
     device = Device([LaneKind.BULK])
     first = new_engine(device, gate=lambda batch: order.extend(["first"] * len(batch.input_ids)))
@@ -70,10 +70,10 @@ async def test_models_share_a_device_by_tokens():
 
 
 async def test_an_idle_model_saves_nothing_up():
-    order: list[str] = []
+    order = []
     device = Device([LaneKind.BULK])
     busy, late = (
-        new_engine(device, gate=lambda batch, name=name: order.append(name))  # type: ignore[misc]
+        new_engine(device, gate=lambda batch, name=name: order.append(name))
         for name in ("busy", "late")
     )
     async with on_device(device, busy, late):
@@ -127,7 +127,7 @@ async def test_a_failing_model_leaves_the_others_healthy():
 
 
 async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
-    device, held = Device([LaneKind.BULK]), list[bool]()
+    device, held = Device([LaneKind.BULK]), []
 
     def seen(*arguments):
         held.append(device.lock.locked())
@@ -141,7 +141,7 @@ async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
 
 
 async def test_the_event_loop_wakes_once_for_all_requests_that_a_pass_completes(monkeypatch):
-    gate, device, woken = Held(), Device([LaneKind.BULK]), list[int]()
+    gate, device, woken = Held(), Device([LaneKind.BULK]), []
     loop = asyncio.get_running_loop()
     schedule = loop.call_soon_threadsafe
 

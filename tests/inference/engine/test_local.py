@@ -75,7 +75,7 @@ def test_outputs_do_not_depend_on_how_many_compute(callers, count):
     alone, expected = queued(backend, count, 1)
     run_all(alone, backend, 1, lambda done: None)
     core, request = queued(backend, count, callers)
-    done: list[int] = []
+    done = []
     run_all(core, backend, callers, done.append)
     ours, theirs = request.outputs(), expected.outputs()
     assert ours.dense is not None
@@ -118,7 +118,7 @@ def test_a_failure_ends_all_and_is_raised():
 def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two_things():
     met = threading.Barrier(2, timeout=120)
     backend = FakeBackend(small.model_spec(), gate=lambda batch: met.wait())
-    backend.fills_cores, backend.ahead = True, 1  # type: ignore[attr-defined]
+    backend.fills_cores, backend.ahead = True, 1
     encoder = Encoder(small.model(), backend, 8, EngineConfig())
     texts = ["one", "two", "three", "four", "five six", "seven", "one two three"]
     found = encoder.encode(texts).dense

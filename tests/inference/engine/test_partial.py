@@ -102,7 +102,7 @@ async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first):
 
 async def test_all_that_waits_goes_into_one_batch_though_two_may_be_under_way():
     """Lanes share out what waits; what is taken ahead does not halve the batches."""
-    sizes: list[int] = []
+    sizes = []
     device = Device([LaneKind.BULK])
     rides = new_engine(device, Ahead(SPEC, gate=lambda batch: sizes.append(len(batch.input_ids))))
     await rides.start()

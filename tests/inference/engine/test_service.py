@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from hybridtei.batch import Head, PackedBatch, Padding
+from hybridtei.batch import Head, Padding
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Unhealthy
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.embed import Embed
@@ -94,7 +94,7 @@ async def test_one_request_of_many_batches_wakes_every_lane():
 
 @pytest.mark.parametrize(("padding", "lanes"), paired([*Padding], [1, 3]))
 async def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padding):
-    seen: list[PackedBatch] = []
+    seen = []
     registry = Registry()
     async with running(
         small.service(lanes=lanes, padding=padding, gate=seen.append, registry=registry)
@@ -120,7 +120,7 @@ LONG = " ".join(["a"] * 50)
 
 
 async def test_bulk_lanes_give_way_and_express_lanes_do_not():
-    seen: dict[int, int] = {}
+    seen = {}
 
     def note(batch):
         seen[len(batch.input_ids)] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -151,7 +151,7 @@ async def test_a_cache_answers_what_was_asked_before():
 
 
 async def test_no_batch_exceeds_its_budget_or_count():
-    seen: list[PackedBatch] = []
+    seen = []
     service = small.service(budget_tokens=40, config={"max_batch_requests": 4}, gate=seen.append)
     async with running(service):
         await asyncio.gather(*(answer(service, embed(*different(4))) for _ in range(20)))

@@ -27,7 +27,7 @@ class Stuck:
 
 
 def test_what_ends_in_time_is_never_called_and_what_does_not_is_called_once():
-    calls: list[str] = []
+    calls = []
     called = threading.Event()
     clock = Clock()
     watchdog = Watchdog(SOON, clock=clock)

@@ -32,7 +32,7 @@ def encoder(checkpoint):
 
 
 def dense(encoder, prompt_name=None, **options):
-    found = encoder.encode([TEXT], prompt_name=prompt_name, **options).dense  # type: ignore[arg-type]
+    found = encoder.encode([TEXT], prompt_name=prompt_name, **options).dense
     return found[0]
 
 

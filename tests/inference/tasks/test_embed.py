@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import EMBEDDINGS, Head, pack
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
@@ -23,7 +22,7 @@ heads = st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)
 
 def answer(task, *, computed=None):
     encodings = task.prepare(MODEL)
-    outputs: HeadOutputs = FakeBackend(MODEL.spec).forward(
+    outputs = FakeBackend(MODEL.spec).forward(
         pack(encodings, computed or task.heads, MODEL.spec.positions)
     )
     return task.finish(MODEL, encodings, outputs)

@@ -45,7 +45,7 @@ def test_no_more_rows_than_the_budget_and_nothing_is_lost(count, most, seed):
 
 def test_long_documents_are_merged_in_blocks(monkeypatch):
     monkeypatch.setattr(pooling, "MAX_MERGED_AT_ONCE", 16)
-    seen: list[int] = []
+    seen = []
     monkeypatch.setattr(
         pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1]
     )
@@ -103,7 +103,7 @@ def test_declared_pooling_is_that_of_sentence_transformers(count, factor, protec
 def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(
     monkeypatch,
 ):
-    seen: list[int] = []
+    seen = []
     monkeypatch.setattr(
         pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1]
     )

@@ -122,7 +122,7 @@ def test_a_long_text_is_read_by_windows_and_each_span_in_one_of_them(prompt):
     around = [small.PIECES[i] for i in encodings[0].input_ids]
     around.remove("one")
     room = small.LONGEST - len(around)
-    found: dict[int, list[str]] = {}
+    found = {}
     for encoding in encodings[1:]:
         pieces = [small.PIECES[i] for i in encoding.input_ids]
         assert [*pieces[: len(around) - 1], pieces[-1]] == around

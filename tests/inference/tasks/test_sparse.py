@@ -14,7 +14,7 @@ TEXTS = st.lists(st.lists(TOKENS, min_size=1, max_size=12), min_size=1, max_size
 
 
 def by_loop(text, removed):
-    best: dict[int, float] = {}
+    best = {}
     for token, weight in text:
         if token not in removed and weight > 0:
             best[token] = max(best.get(token, 0.0), weight)

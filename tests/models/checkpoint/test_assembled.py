@@ -89,7 +89,7 @@ def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache, 
     written = {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")}
     for known in cache.glob("sha256-*"):
         known.unlink()
-    hashed: list[str] = []
+    hashed = []
     digest = hashlib.file_digest
     monkeypatch.setattr(
         hashlib,

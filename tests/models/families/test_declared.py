@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import transformers
@@ -20,7 +19,7 @@ from tests.sampled import paired
 
 WITHOUT_CLASS = {"jina_bert", "xlm-roberta-flash"}  # in transformers
 # Keys of the hub's checkpoints that no class reads.
-NOTES: dict[str, Any] = {
+NOTES = {
     "_num_labels": 5,
     "adapters": {"adapters": {}, "config_map": {}, "fusion_config_map": {}, "fusions": {}},
     "directionality": "bidi",

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import onnx
@@ -34,7 +33,7 @@ from tests import tiny
 from tests.sampled import paired
 
 # As the configurations of older checkpoints are written; others: `conformance/checkpoints`.
-OLDER: list[tuple[str, dict[str, Any]]] = [
+OLDER = [
     (
         "gemma3_text",
         {
@@ -169,7 +168,7 @@ def in_a_rectangle(spec, expected):
 
 
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+REFUSED = [
     ("bert", {"hidden_act": "mish"}, "`hidden_act` is 'mish'"),
     ("bert", {"is_decoder": True}, "`is_decoder` is True"),
     ("bert", {"auto_map": {"AutoConfig": "a.BertConfig"}, "an_option": 1}, "`an_option` is 1"),

@@ -1,7 +1,5 @@
 """Checkpoints as makers publish them, against transformers' class of the same model, alone and among neighbours."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,7 @@ NTK = {
     "factor": 8 ** (2 / 8),
 }  # of a factor of 8, for heads of 8
 # (family, transformers' settings, the maker's settings)
-PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+PUBLISHED = [
     ("nomic_bert", {}, {}),
     ("nomic_bert", {"hidden_act": "gelu", "type_vocab_size": 1}, {"activation_function": "geglu"}),
     ("nomic_bert", {"layer_norm_eps": 1e-3, "rope_parameters": {"rope_theta": 50.0}}, {}),
@@ -155,7 +153,7 @@ def test_ntk_scales_as_alibabas_code_does(tmp_path):
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+REFUSED = [
     ("nomic_bert", {"prenorm": True}, "`prenorm` is True; supported: False"),
     ("nomic_bert", {"causal": True}, "`causal` is True"),
     ("nomic_bert", {"use_rms_norm": True}, "`use_rms_norm` is True"),

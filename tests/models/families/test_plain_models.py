@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from tests.models.families.test_families import (
     opened,
 )
 
-JINA: list[dict[str, Any]] = [
+JINA = [
     {},
     {"feed_forward_type": "reglu", "hidden_act": "silu", "type_vocab_size": 1},
     {"feed_forward_type": "original", "layer_norm_eps": 1e-3},
@@ -50,7 +49,7 @@ EXPERTS = {
     "num_shared_experts": 0,
     "router_aux_loss_coef": 0.1,
 }
-NOMIC: list[dict[str, Any]] = [
+NOMIC = [
     {},
     BIASES,
     dict.fromkeys(BIASES, ...),  # they are there unless it is said that they are not
@@ -175,7 +174,7 @@ def test_a_jina_reranker_has_berts_head(tmp_path):
     np.testing.assert_allclose(scores, expected, atol=tolerances.LOGITS["float32"])
 
 
-OTHER_EXPERTS: list[tuple[dict[str, Any], str]] = [
+OTHER_EXPERTS = [
     (
         {"moe_normalize_expert_weights": True},
         "`moe_normalize_expert_weights` is True; supported: False",
@@ -186,7 +185,7 @@ OTHER_EXPERTS: list[tuple[dict[str, Any], str]] = [
     ({"moe_top_k": ...}, "`moe_top_k` is None, should be a positive integer"),
     ({"activation_function": "swiglu"}, "`moe_every_n_layers` is 2; supported: 0"),
 ]
-OTHER_JINA: list[tuple[dict[str, Any], str]] = [
+OTHER_JINA = [
     (
         {"feed_forward_type": "swiglu"},
         "`feed_forward_type` is 'swiglu'; supported: 'original', 'geglu', 'reglu'",

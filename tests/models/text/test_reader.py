@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, TokenizerError
-from hybridtei.models.text.reader import CHARACTERS_PER_TOKEN, Input, TextReader
+from hybridtei.models.text.reader import CHARACTERS_PER_TOKEN, TextReader
 from hybridtei.models.text.tokenizer import Prompts, Tokenizer
 from tests import vocabulary
 
@@ -26,7 +26,7 @@ def reader_of(
 
 def ids_of(reader, inputs, **options):
     options = {"truncate": False, **options}
-    return [encoding.input_ids.tolist() for encoding in reader.read(inputs, **options)]  # type: ignore[arg-type]
+    return [encoding.input_ids.tolist() for encoding in reader.read(inputs, **options)]
 
 
 def words(reader, *names):
@@ -176,7 +176,7 @@ def counting(limit):
 
 def test_long_texts_are_tokenised_some_at_a_time_and_come_out_as_alone():
     reader, tokenizer = counting(100)
-    texts: list[Input] = [f"{'baka bulo ' * 2_000}{'dura ' * place}" for place in range(12)]
+    texts = [f"{'baka bulo ' * 2_000}{'dura ' * place}" for place in range(12)]
     together = ids_of(reader, texts, truncate=True, direction="left")
     assert together == [
         ids_of(reader, [text], truncate=True, direction="left")[0] for text in texts
@@ -200,7 +200,7 @@ def test_a_text_is_cut_to_so_many_tokens_and_what_no_input_can_hold_is_never_rea
     monkeypatch,
 ):
     reader = reader_of()
-    read: list[int] = []
+    read = []
     encode = Tokenizer.encode
 
     def counted(self, texts, **options):

@@ -1,7 +1,6 @@
 """Ingests whose embedding server, or something in front of it, goes wrong: what is stored stays as it is."""
 
 import json
-from collections.abc import Callable
 from contextlib import contextmanager
 
 import httpx
@@ -15,7 +14,7 @@ from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import serving
-from tests.stand_in import Answer, answering
+from tests.stand_in import answering
 
 LOGIN = b"<html><title>Sign in</title>your session has ended</html>"
 REFUSED = json.dumps(
@@ -28,7 +27,7 @@ class Proxy:
 
     def __init__(self, server_url):
         self.server_url, self.url = server_url, ""
-        self.instead: Callable[[bytes], Answer | None] = lambda body: None
+        self.instead = lambda body: None
 
     def answer(self, method, path, body):
         instead = self.instead(body) if body else None
@@ -63,7 +62,7 @@ def texts_of(count, word):
 
 def stored(records):
     """The texts of the collection, by document, its chunks joined."""
-    found: dict[str, list[tuple[int, str]]] = {}
+    found = {}
     for record in records:
         found.setdefault(record.payload[DOCUMENT_ID], []).append(
             (record.payload[CHUNK], record.payload[TEXT])

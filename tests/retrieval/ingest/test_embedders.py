@@ -106,7 +106,7 @@ INFO = {
 @contextmanager
 def answering(answers):
     """A server of fixed answers after /info's; the last one stays. And the paths it was asked."""
-    asked: list[str] = []
+    asked = []
 
     def answer(method, path, _):
         asked.append(path)

@@ -270,13 +270,13 @@ async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(t
 def test_a_run_waits_until_the_server_has_indexed(tmp_path, source, nodes, monkeypatch):
     (first, _), (a, _) = nodes
     first.status[:] = ["yellow", "green"]
-    told: list[str] = []
+    told = []
     run(source, a, tmp_path, monkeypatch, tell=told.append)
     assert told[-1] == "indexed   0 vectors, the collection is green"
 
 
 def test_a_collection_on_a_cluster_gets_copies(tmp_path, source, monkeypatch):
-    node, told, plan = Node(peers=3), list[str](), CollectionPlan(shards=6, replicas=1)
+    node, told, plan = Node(peers=3), [], CollectionPlan(shards=6, replicas=1)
     with serving_rest(node) as port:
         run(source, f"http://127.0.0.1:{port}", tmp_path, monkeypatch, plan=plan, tell=told.append)
     assert node.made["c"] == {"shard_number": 6, "replication_factor": 1}
@@ -288,7 +288,7 @@ def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(
     tmp_path, source, monkeypatch
 ):
     for serving, scheme, says in ((serving_rest, "http", False), (serving_grpc, "grpc", True)):
-        node, told = Node(), list[str]()
+        node, told = Node(), []
         with serving(node) as port:
             summary = run(
                 source, f"{scheme}://127.0.0.1:{port}", tmp_path, monkeypatch, tell=told.append

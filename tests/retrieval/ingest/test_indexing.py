@@ -37,7 +37,7 @@ def store_of(qdrant, protocol):
     ids=["green", "red", "stalled"],
 )
 async def test_it_waits_until_the_server_has_indexed(qdrant, statuses, says):
-    store, told, now = store_of(qdrant, "rest"), list[str](), iter(range(0, 10_000, 100))
+    store, told, now = store_of(qdrant, "rest"), [], iter(range(0, 10_000, 100))
     await store.create("c", plan())
     qdrant.status = list(statuses)
     await wait_indexed(
@@ -49,7 +49,7 @@ async def test_it_waits_until_the_server_has_indexed(qdrant, statuses, says):
 
 
 async def test_waiting_ends_when_asked(qdrant):
-    store, told, stop = store_of(qdrant, "grpc"), list[str](), asyncio.Event()
+    store, told, stop = store_of(qdrant, "grpc"), [], asyncio.Event()
     await store.create("c", plan())
     qdrant.status = ["yellow"]
     waiting = asyncio.create_task(wait_indexed(store, "c", stop, told.append))

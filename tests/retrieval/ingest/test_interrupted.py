@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hybridtei.retrieval.ingest import prepare as preparing
-from hybridtei.retrieval.ingest.options import IngestStats
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
 from tests.retrieval.store.memory_store import MemoryStore
 
@@ -56,7 +55,7 @@ async def test_two_at_once_of_other_settings_lose_no_text(tmp_path, texts):
     """They may leave both versions. The next ingest leaves its own."""
     source, store = write(tmp_path / "in.jsonl", texts), MemoryStore()
     await Ingest(tmp_path, chunk_tokens=20).run(source, store)
-    runs: list[IngestStats] = await asyncio.gather(
+    runs = await asyncio.gather(
         *(
             Ingest(tmp_path / str(tokens), chunk_tokens=tokens).run(source, store)
             for tokens in (24, 32)

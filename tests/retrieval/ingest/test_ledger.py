@@ -1,7 +1,6 @@
 """The collection is the ledger: which files are read again, and what points are deleted."""
 
 import os
-from typing import Any
 
 import pytest
 
@@ -136,7 +135,7 @@ async def test_payloads_of_any_kind_are_read(tmp_path, folder):
     store, ingest = MemoryStore(), Ingest(tmp_path)
     await ingest.run(folder, store)
     before = await points(store, with_vectors=True)
-    odd: list[Any] = [None, [5], {"a": 1}, 1.5, True, -7, 2**40, "x"]
+    odd = [None, [5], {"a": 1}, 1.5, True, -7, 2**40, "x"]
     for field in ("digest", "settings", "chunks", "chunk", "file", "document_id"):
         changed = [
             Stored(place, {**before[0].payload, field: value}, before[0].vector)

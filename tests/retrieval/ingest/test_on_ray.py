@@ -119,7 +119,7 @@ def meanwhile(monkeypatch, each):
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, alone):
-    seen: dict = {}
+    seen = {}
     killed = []
 
     def kill(number):

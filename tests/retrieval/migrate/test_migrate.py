@@ -155,7 +155,7 @@ def test_searches_follow_the_switch_and_the_way_back(kind, folders, tmp_path):
         with pytest.raises(InvalidInput, match="--yes accepts this"):
             await step(store, to=str(folders[1]))
         assert await store.collections() == [NAME]  # nothing was begun
-        said: list[str] = []
+        said = []
         await step(store, said, to=str(folders[1]), no_switch=True)
         assert f"{NAME}.1 (40 points of {folders[1]}) is a copy" in said[-1]
         await store.delete(NAME, [7])
@@ -202,12 +202,12 @@ def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, 
                 raise Failure(400, "killed")
             return do(*arguments, **options)
 
-        state.do = dying  # type: ignore[method-assign]
+        state.do = dying
         is_killed = False
         try:
             await step(store, to=str(folders[1]), yes=True)
         except HybridTeiError:
-            state.do, is_killed = do, True  # type: ignore[method-assign]
+            state.do, is_killed = do, True
             await step(store, to=str(folders[1]), yes=True)
         assert (await store.aliases())[NAME] == f"{NAME}.1"
         assert await store.collections() == [f"{NAME}.0", f"{NAME}.1"]
@@ -318,7 +318,7 @@ def test_an_ingest_after_a_migration_embeds_nothing_again(notes, folders):
 
 
 def test_vectors_that_the_new_model_lacks_are_named(notes, folders, hybrid):
-    said: list[str] = []
+    said = []
     ingested(notes, hybrid)
     try:
         migrated(notes, said, to=str(folders[0]), no_switch=True)

@@ -45,7 +45,7 @@ def packed(dtype):
     assert full.multivector is not None
     return Embeddings(
         full.dense, full.sparse, budgeted(full.multivector, MultivectorBudget(dtype=dtype))
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_candidates_stand_in_the_order_of_maxsim(filled, mode):
 def test_of_a_few_candidates_the_best_above_a_threshold(filled):
     truth = filled[1]
     first = sorted((one.id for one in best(filled, 10, mode="dense")), key=lambda one: -truth[one])
-    rescored: dict[str, Any] = {"mode": "dense", "rescore": True, "prefetch_limit": 10}
+    rescored = {"mode": "dense", "rescore": True, "prefetch_limit": 10}
     assert [one.id for one in best(filled, 10, **rescored)] == first
     above = best(filled, 10, **rescored, score_threshold=truth[first[3]] - 1e-4)
     assert [one.id for one in above] == first[: len(above)]
@@ -161,7 +161,7 @@ def test_weighted_takes_the_mean_over_the_querys_rows(filled):
 
 def test_bytes_are_read_a_few_points_at_a_time(filled, monkeypatch):
     given, truth, packed_as = filled
-    read: list[int] = []
+    read = []
     retrieve = type(given.store).retrieve
 
     async def counted(store, *arguments, **selected):
@@ -190,7 +190,7 @@ def test_a_payload_is_given_without_them(filled):
 
 def test_many_searches_at_once_take_few_threads(filled, monkeypatch):
     given, _, packed_as = filled
-    names: set[str] = set()
+    names = set()
     scores = module._maxsims
     monkeypatch.setattr(
         module,

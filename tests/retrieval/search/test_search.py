@@ -396,7 +396,7 @@ class CountedStore(MemoryStore):
 
     def __init__(self):
         super().__init__()
-        self.calls: list[str] = []
+        self.calls = []
 
     async def query(self, *arguments, **options):
         self.calls.append("query")

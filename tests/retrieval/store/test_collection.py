@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-from typing import Any
 
 import msgspec
 import pytest
@@ -102,7 +101,7 @@ def test_a_lone_multivector_is_indexed(spec):
 
 
 def test_an_unknown_quantisation_is_named(spec):
-    unknown: Any = "int3"
+    unknown = "int3"
     with pytest.raises(InvalidInput, match="`quantization` is 'int3'"):
         schema_for(spec, "m", quantization=unknown)
 
@@ -195,7 +194,7 @@ def test_a_name_that_all_take(kind, tmp_path):
 
 
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
-PLANS: list[dict[str, Any]] = [
+PLANS = [
     {},
     {"multivector_tokens": 32, "multivector_dtype": "int8", "multivector_dim": 16},
     {"multivector_tokens": 0, "multivector_dtype": "float", "datatype": "float16", "dense_dim": 8},

@@ -7,7 +7,6 @@ import itertools
 import socket
 import threading
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import Any
 
 import pytest
 from grpc.aio import AioRpcError
@@ -28,11 +27,11 @@ class Server:
 
     def __init__(self):
         self.calls, self.checks = 0, 0
-        self.failure: Exception | None = None
+        self.failure = None
         self.held, self.deaf = asyncio.Event(), asyncio.Event()
         self.held.set()
         self.deaf.set()
-        client: Any = self
+        client = self
         self.nodes = Nodes({"here": client}, lambda _: self.check(), 0.01, 0.01)
 
     async def answer(self, _):
@@ -134,7 +133,7 @@ async def test_a_server_that_hangs_is_away_and_the_call_is_cancelled():
 
 
 PROTOCOLS = ("grpc", "rest")
-SERVING: dict[str, Any] = {"grpc": serving_grpc, "rest": serving_rest}
+SERVING = {"grpc": serving_grpc, "rest": serving_rest}
 
 
 class Node(Qdrant):

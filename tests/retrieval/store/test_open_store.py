@@ -27,7 +27,7 @@ def test_a_string_is_no_settings(tmp_path):
     with pytest.raises(
         StoreError, match=rf"the store is '{tmp_path}': should be `StoreConfig\(qdrant_path="
     ):
-        open_store(str(tmp_path))  # type: ignore[arg-type]
+        open_store(str(tmp_path))
 
 
 def test_what_is_no_folder_is_refused_at_once(tmp_path):

@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from itertools import groupby
-from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -39,7 +38,7 @@ def copied():
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def stored(request, tmp_path_factory):  # type: ignore[no-untyped-def]
+def stored(request, tmp_path_factory):
     """Read only."""
     with asked(request.param, tmp_path_factory.mktemp("store")) as one:
         one.run(one.store.create(one.name, plan()))
@@ -84,7 +83,7 @@ def test_a_tie_that_is_wider_than_the_first_spare_is_settled(tmp_path):
         ]
 
 
-WAYS: list[dict[str, Any]] = [
+WAYS = [
     *({"mode": mode} for mode in (*LEGS, "rrf", "zscore")),
     {"mode": "weighted", "weights": "m3"},
     {"mode": "rrf", "k": 61, "weights": {"dense": 3.0, "sparse": 1.0}},
@@ -95,7 +94,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory):  # type: ignore[no-untyped-def]
+def large(tmp_path_factory):
     """The same 230 points in the embedded engine, and behind a server's protocol."""
     with ExitStack() as stack:
         stores = [

@@ -3,7 +3,6 @@ import json
 import math
 import uuid
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +67,7 @@ def test_counts_must_agree():
         to_points(embeddings(3), [1, 2])
 
 
-BAD: list[tuple[Any, str]] = [
+BAD = [
     (point(identity=-1), "point -1: `id` should be between 0 and"),
     (point(identity=2**64), "`id` should be between"),
     (point(identity=True), "`id` is bool"),
@@ -125,7 +124,7 @@ def test_a_bad_point_is_named_with_its_field_and_limit(bad, message):
 
 
 def test_a_payload_has_a_deepest_level():
-    payload: dict[str, Any] = {}
+    payload = {}
     for _ in range(200):
         payload = {"a": payload}
     with pytest.raises(InvalidPoint, match="deeper than 100"):

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from typing import Any
 
 import pytest
 from qdrant_client import models
@@ -172,7 +171,7 @@ def test_a_typo_is_named_where_it_stands(condition, typo, meant):
 
 MISSING = object()
 BERLIN, ORIGIN = {"lat": 52.5, "lon": 13.4}, {"lat": 0, "lon": 0}
-VALUES: dict[str, Any] = {
+VALUES = {
     "true": True,
     "false": False,
     "1": 1,
@@ -209,7 +208,7 @@ def without(names):
 
 
 # What a condition of the key `v` finds.
-OF_A_KEY: list[tuple[dict[str, Any], str]] = [
+OF_A_KEY = [
     ({"match": {"value": True}}, "true truths"),  # true is not 1
     ({"match": {"value": False}}, "false"),
     ({"match": {"value": 1}}, "1 ints"),
@@ -245,7 +244,7 @@ OF_A_KEY: list[tuple[dict[str, Any], str]] = [
     ({"is_empty": False}, THERE),
     ({"is_null": True}, "null"),
 ]
-OTHERS: list[tuple[dict[str, Any], str]] = [
+OTHERS = [
     ({"is_empty": {"key": "v"}}, "null nothing empty"),
     ({"is_null": {"key": "v"}}, "null"),
     ({"has_id": [NAMES.index("1"), 999]}, "1"),

@@ -4,8 +4,6 @@ named server.
 `QDRANT_TEST_URL` names a server. Order is compared only where scores differ by more than the tolerance.
 """
 
-from typing import Any
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -33,7 +31,7 @@ COUNT = 40
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 POINTS = embeddings(COUNT)
 QUERY = embeddings(1, seed=7)
-FLAGS: list[Any] = [True, False, 1, [0, True]]  # true and false are not 1 and 0
+FLAGS = [True, False, 1, [0, True]]  # true and false are not 1 and 0
 LEGS = ("dense", "sparse", "multivector")
 
 
@@ -129,7 +127,7 @@ def test_exact_scores_of_given_points(stored, name):
 
 
 def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored):
-    seen: list[Any] = []
+    seen = []
     offset = None
     while True:
         records, offset = stored.run(
@@ -151,7 +149,7 @@ def test_vectors_and_payload_come_back_as_they_went(stored):
         "nested": {"text": "ä 4"},
         "flag": FLAGS[0],
     }
-    vectors: Any = records[0].vector
+    vectors = records[0].vector
     np.testing.assert_allclose(vectors["dense"], POINTS.dense[4], atol=1e-6)
     np.testing.assert_allclose(vectors["multivector"], POINTS.multivector.row(4), atol=1e-6)
     indices, values = POINTS.sparse.row(4)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from tests.retrieval.store.stores import asked, embeddings, emptied, plan
 COUNT = 150  # three pages
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 KINDS = ("memory", "embedded", "grpc", "rest")
-PAYLOADS: list[dict[str, Any]] = [
+PAYLOADS = [
     {
         "text": f"ä\n\u2028 {i}",
         "whole": i,
@@ -139,7 +138,7 @@ def test_an_export_goes_on_behind_the_last_whole_line(filled, tmp_path):
     cuts += [len(b"".join(lines[:n])) + more for n in (2, 64, 65, 66, 150) for more in (0, 7)]
     for cut in cuts:
         path.write_bytes(whole[:cut])
-        told: list[int] = []
+        told = []
         assert (
             filled.run(transfer.export_to(schemas, filled.name, path, told.append))
             == COUNT
@@ -180,7 +179,7 @@ def test_an_import_that_was_stopped_writes_what_is_missing(filled, empty):
         match=r'line 102: should be ."points":100. as the last one: the export was cut off',
     ):
         taken(empty, b"".join(lines[:101]))
-    told: list[int] = []
+    told = []
     assert taken(empty, content, advance=told.append) == transfer.Imported(
         empty.name, False, COUNT, 50
     )
@@ -202,7 +201,7 @@ HEADER = {"hybridtei": "0", "collection": "docs", "schema": {"vectors": {}, "spa
 
 
 def changed(**vectors):
-    return {**GOOD, "vectors": {**GOOD["vectors"], **vectors}}  # type: ignore[dict-item]
+    return {**GOOD, "vectors": {**GOOD["vectors"], **vectors}}
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ async def test_a_server_may_load_nothing():
 
 
 async def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later():
-    loaded: list[NamedModel] = []
+    loaded = []
 
     async def opener(config):
         loaded.append(config)

@@ -159,7 +159,7 @@ def test_what_a_failed_request_held_is_let_go_with_its_answer(error):
         kept.append(weakref.ref(held))
         raise error
 
-    kept: list[weakref.ref] = []
+    kept = []
     with pytest.raises(type(error)) as caught:
         handle()
     HANDLERS[BodyError if isinstance(error, SchemaError) else errors.HybridTeiError](

@@ -14,7 +14,7 @@ class Scene:
 
     def __init__(self):
         self.read = self.left = self.inside = self.most_inside = 0
-        self.sent: list[bytes] = []
+        self.sent = []
         self.reads, self.answers = (
             asyncio.Event(),
             asyncio.Event(),

@@ -228,7 +228,7 @@ def test_an_offer_to_upgrade_is_declined_and_the_body_read(server):
 def test_a_head_waits_for_its_body_and_nothing_else_waits():
     class Written:
         def __init__(self):
-            self.parts: list[bytes] = []
+            self.parts = []
             self.write = self.parts.append
             self.writelines = lambda parts: self.parts.append(b"".join(parts))
 

@@ -175,7 +175,7 @@ class Turns:
 
     def __init__(self, limit, wait_seconds=60):
         self.limit, self.unsent = limit, Unsent(limit, wait_seconds)
-        self.came: list[int] = []
+        self.came = []
 
     async def ask(self, name, size):
         reserved = await self.unsent.room(size)

@@ -71,7 +71,7 @@ def test_an_allowed_page_embeds_with_a_key(browser, shop, is_listed):
         commanded("--offline", "--api-key", KEY, *flags) as url,
         opened(browser, shop) as page,
     ):
-        requests: list[dict[str, str]] = []
+        requests = []
         page.on("request", lambda request: requests.append(request.headers))
         answer = page.evaluate(EMBED, [url, KEY, TEXTS])
         refused = page.evaluate(EMBED, [url, "another-key", TEXTS])

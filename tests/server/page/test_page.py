@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_live_view_is_of_metrics_and_rests_while_nobody_looks(server, visit):
-    asked: list[str] = []
+    asked = []
     with visit(server.url, clock=True) as page:
         page.on(
             "request",

@@ -6,13 +6,11 @@ import os
 import signal
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import httpx
 import numpy as np
@@ -148,7 +146,7 @@ def test_a_model_that_does_not_load_is_told_as_ever(tmp_path):
     running.close()
 
 
-FORMS: tuple[Callable[[list[str]], tuple[str, Any]], ...] = (
+FORMS = (
     lambda given: ("/embed", {"inputs": given[0]}),
     lambda given: (
         "/embed_hybrid",
@@ -214,7 +212,7 @@ def test_no_runtime_is_loaded_beside_http(server):
 def test_killed_under_load_it_costs_one_error_and_no_descriptor(server, times):
     running, url = server
     parent, done = psutil.Process(running.process.pid), Event()
-    seen: Counter[tuple[int, str]] = Counter()
+    seen = Counter()
 
     def ask(number):
         with httpx.Client(timeout=HANG, trust_env=False) as client:

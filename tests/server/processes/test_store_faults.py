@@ -5,7 +5,6 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
 
 import httpx
 import psutil
@@ -79,7 +78,7 @@ def owner_of(folder):
 
 def taken(path):
     """The folder's lock, once its killed owner has let go of it."""
-    found: list[Any] = []
+    found = []
 
     def free():
         with suppress(StoreError):

@@ -4,9 +4,6 @@ Where the processor has bfloat16, `test_engine_laws` holds OpenVINO's own to tra
 `rounded`, which runs everywhere.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -24,7 +21,7 @@ from tests.inference.backends.graph.rounded import round_all
 from tests.inference.backends.test_engine_laws import MODELS, POSITIONS, family
 
 LONG = 600
-FAMILIES: dict[str, Callable[[Path], Path]] = {
+FAMILIES = {
     **MODELS,
     **{
         name: family(name)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import Encoding, Head, Padding, Positions, pack
 from hybridtei.inference.backends.graph.host import (
-    Feed,
     end_to_end,
     in_rectangle,
     padding_of,
@@ -57,7 +56,7 @@ def test_a_token_sees_its_own_text_without_what_is_unseen(grown, lengths, unseen
 
 @given(lengths=lengths_of)
 def test_every_row_of_a_grown_rectangle_sees_something(lengths):
-    feeds: list[Feed] = []
+    feeds = []
     end_to_end(
         batch_of(lengths), INPUTS, lambda feed: (feeds.append(feed), attended(feed))[1], larger
     )

@@ -104,7 +104,7 @@ def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert):
 
 
 def test_a_graph_is_made_once_for_the_weights_it_is_made_of(bert, copied, cache, monkeypatch):
-    made = list[Guard]()
+    made = []
     make = int8.make_int8
 
     def counted(spec, weights, guard):

@@ -228,7 +228,7 @@ def exported(
 
 @pytest.mark.parametrize("name", ["hybrid", "m3"])
 def test_a_folder_gives_what_its_checkpoint_gives(request, tmp_path, name):
-    folder: Path = request.getfixturevalue(name)
+    folder = request.getfixturevalue(name)
     backend, theirs = exported(folder, tmp_path / "out"), TorchBackend(read_spec(folder))
     assert backend.spec.heads == theirs.spec.heads
     texts = random_encodings(theirs.spec)

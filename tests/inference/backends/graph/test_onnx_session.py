@@ -68,7 +68,7 @@ def test_threads_of_a_session_over_all_cores_have_a_processor_each():
     len(own_processors()) < 2, reason="this process has one processor, or a part of several"
 )
 def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run():
-    everywhere, during = os.sched_getaffinity(0), list[set[int]]()
+    everywhere, during = os.sched_getaffinity(0), []
 
     class Watched(dict[str, Floats]):
         def values(self):

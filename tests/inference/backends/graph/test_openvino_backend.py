@@ -141,7 +141,7 @@ def test_each_kind_of_lane_computes_at_its_own_priority(hybrid, kind):
         openvino(read_spec(hybrid), bulk_niceness=other).close()
     backend = openvino(read_spec(hybrid), bulk_niceness=lower)
     texts = sixty_four(backend.spec.vocab_size)
-    own: set[int] = set()
+    own = set()
 
     def lane():
         own.add(threading.get_native_id())
@@ -234,7 +234,7 @@ def test_a_graph_that_openvino_does_not_take_is_a_load_error(bert, content):
 
 
 def test_bfloat16_is_refused_where_the_processor_lacks_it(bert, monkeypatch):
-    class Older(ov.Core):  # type: ignore[misc]
+    class Older(ov.Core):
         def get_property(self, *_):
             return ["FP32", "INT8"]
 
@@ -248,7 +248,7 @@ def test_bfloat16_is_refused_where_the_processor_lacks_it(bert, monkeypatch):
 
 @ABLE_ONLY
 def test_another_precision_than_the_one_asked_for_is_a_load_error(bert, monkeypatch):
-    class Stubborn(ov.Core):  # type: ignore[misc]
+    class Stubborn(ov.Core):
         def compile_model(self, model, device, settings):
             return super().compile_model(
                 model, device, {**settings, "INFERENCE_PRECISION_HINT": "f32"}

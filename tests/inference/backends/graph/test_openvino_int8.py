@@ -4,7 +4,6 @@ import logging
 import re
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,7 +239,7 @@ def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert):
 
 
 def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache, monkeypatch):
-    asked = list[Path]()
+    asked = []
 
     def judge(spec, *_):
         asked.append(spec.folder)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -94,7 +93,7 @@ def kept():
 @pytest.mark.parametrize("cache_gb", [0, 1])
 @pytest.mark.parametrize("name", ["halved", "widened"])
 def test_states_are_those_of_sessions_that_pack_for_themselves(request, expected, name, cache_gb):
-    folder: Path = request.getfixturevalue(name)
+    folder = request.getfixturevalue(name)
     for _ in range(2):
         np.testing.assert_array_equal(states(folder, cache_gb), expected)
     assert len(packed_files()) == cache_gb

@@ -96,7 +96,7 @@ def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid, monkeypatch):
     backend, turn, seen = (
         TorchBackend(read_spec(hybrid)),
         threading.Lock(),
-        list[tuple[str, bool]](),
+        [],
     )
     backend._launching = turn
 

@@ -29,8 +29,8 @@ class Failing:
     def __init__(self, trunk, tokens=10**9):
         self._trunk = trunk
         self.tokens = tokens
-        self.error: Exception | None = None
-        self.held: list[weakref.ref[torch.Tensor]] = []
+        self.error = None
+        self.held = []
 
     def __getattr__(self, name):
         return getattr(self._trunk, name)
@@ -38,7 +38,7 @@ class Failing:
     def __call__(self, batch, *others):
         if self.error is not None:
             raise self.error
-        hidden: torch.Tensor = self._trunk(batch, *others)
+        hidden = self._trunk(batch, *others)
         if len(batch.input_ids) > self.tokens:
             self.held.append(weakref.ref(hidden))
             raise torch.OutOfMemoryError(
@@ -73,10 +73,10 @@ def test_short_memory_costs_passes_and_no_answer(backend):
 
 def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend):
     backend._trunk.tokens = 40
-    alive: list[int] = []
+    alive = []
     backend.make_room = lambda: alive.append(
         sum(held() is not None for held in backend._trunk.held)
-    )  # type: ignore[method-assign]
+    )
     gc.disable()  # nothing may wait for the collector
     try:
         backend.forward(batch(backend, [30, 30, 30]))

@@ -27,7 +27,7 @@ class Card:
 
     def __init__(self, fixed, per_token, room):
         self.fixed, self.per_token, self.room = fixed, per_token, room
-        self.tried: list[int] = []
+        self.tried = []
 
     def peak(self, tokens):
         self.tried.append(tokens)
@@ -89,7 +89,7 @@ class Memory:
 
     def __init__(self, tokens):
         self.tokens = tokens
-        self.asked: list[int] = []
+        self.asked = []
         self.refused = self.made_room = 0
         self._backend = FakeBackend(SPEC)
 

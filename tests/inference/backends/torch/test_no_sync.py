@@ -8,11 +8,10 @@ is "meta" with them, which our code treats alike, since what it asks of a device
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ from hybridtei.inference.backends.torch import backend as backend_module
 from hybridtei.inference.backends.torch import kernels, memory
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fp8 import to_eight_bits
-from hybridtei.inference.backends.torch.kernels import Kernel, padded_groups, torch_varlen
+from hybridtei.inference.backends.torch.kernels import padded_groups, torch_varlen
 from hybridtei.inference.backends.torch.ops import TORCH, entries_of
 from hybridtei.models.checkpoint.classifiers import CodeLayers
 from hybridtei.models.checkpoint.spec import read_spec
@@ -42,7 +41,7 @@ from tests.sampled import paired
 
 DEVICE = torch.device("cuda" if torch.backends.cuda.is_built() else "meta")
 FEW, MANY = (7, 1, 60), (3, 17, 5, 1, 9, 2, 30) * 10  # collapsed one by one, and at once
-KERNELS: Mapping[str, Callable[[], Kernel]] = {
+KERNELS = {
     "varlen": torch_varlen,
     "padded groups": lambda: padded_groups,
 }
@@ -128,7 +127,7 @@ def launched(
     """The result of a pass on the fake device."""
     kept, _ = kept_rows(batch, backend.spec)
     with device_of_fakes(monkeypatch) as mode:
-        trunk: Any = backend.trunk
+        trunk = backend.trunk
         backend.device = trunk._device = DEVICE
         trunk.model, backend._heads = there(trunk.model, mode), there(backend._heads, mode)
         if kernel is not None and not any(has_bias for _, has_bias in trunk.forms):
@@ -167,7 +166,7 @@ def write_poolings(folder):
 
 
 Case = tuple[Callable[[Path], Path], str | None]
-CASES: dict[str, Case] = {
+CASES = {
     **{name: (partial(tiny.write_family, model_type=name), "mean") for name in tiny.FAMILIES},
     "jina_bert": (published.write_jina, "mean"),
     "jina_bert, code": (partial(published.write_jina, code=True), "mean"),

@@ -1,7 +1,5 @@
 """SPLADE against sentence-transformers' SparseEncoder, and against the formula on transformers' own logits."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -53,7 +51,7 @@ def expected_weights(model, encodings):
     return torch.stack([torch.log1p(torch.relu(part)).max(0).values for part in logits]).numpy()
 
 
-SETTINGS: list[tuple[str, dict[str, Any]]] = [
+SETTINGS = [
     ("bert", {"hidden_act": "relu", "layer_norm_eps": 0.1}),
     ("bert", {"tie_word_embeddings": False}),
     ("modernbert", {"classifier_bias": True, "norm_bias": True}),
@@ -86,7 +84,7 @@ def test_slices_of_any_size_give_the_same(lengths, slice_tokens):
         offsets_of(lengths),
     )
     whole = torch.stack([part.max(0).values for part in torch.split(hidden, lengths)])
-    sizes: list[int] = []
+    sizes = []
 
     def product(rows):
         sizes.append(len(rows))

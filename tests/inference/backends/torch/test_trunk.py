@@ -1,9 +1,7 @@
 """Trunks of torch: padding ids that count as no position, weights that are left over, and rotary embeddings that follow the
 length: no text depends on those beside it, before it, or in another thread. Families: tests/models/families."""
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -92,7 +90,7 @@ LONG = {
 }
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
-MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
+MODELS = {
     "longrope": ("qwen2", {"rope_parameters": LONG, "max_position_embeddings": 256}),
     "dynamic": ("qwen2", {"rope_parameters": DYNAMIC, "max_position_embeddings": ORIGINAL}),
     "longrope of one kind of layer": (

@@ -1,7 +1,6 @@
 """Texts are read as transformers reads them: settings of tokenizer_config.json come before tokenizer.json."""
 
 import json
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
@@ -25,7 +24,7 @@ TEXTS = [
     " ".join(["baka"] * 60 + ["dura"] * 90),
 ]
 # Changes of (tokenizer_config.json, tokenizer.json) of a WordPiece model.
-WORDPIECE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+WORDPIECE = {
     "cased files, class that lowers": ({}, {"lowercase": False}),
     "told not to lower": ({"do_lower_case": False}, {"lowercase": True}),
     "accents stay": ({"strip_accents": False}, {}),
@@ -110,7 +109,7 @@ def test_truncation_of_tokenizer_json_on_the_left_is_followed(tmp_path):
 
 # Ids of "baka", of the pair ("baka", "bake") and of "" by transformers 4.57.6, of any template in tokenizer.json. Version 5
 # drops the two keys, and with them the end that e5-mistral's vectors are pooled from.
-RECORDED: list[tuple[dict[str, bool], list[list[int]]]] = [
+RECORDED = [
     ({"add_eos_token": True}, [[0, 277, 2], [0, 277, 2, 0, 278, 2], [0, 2]]),
     ({"add_bos_token": False}, [[277], [277, 278], []]),
     ({"add_bos_token": False, "add_eos_token": True}, [[277, 2], [277, 2, 278, 2], [2]]),

@@ -3,9 +3,8 @@
 import json
 import zlib
 from base64 import b85decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +54,7 @@ DEBERTA, LLAMA, GEMMA = (
     ("<unk>", "<s>", "</s>"),
     ("<pad>", "<eos>", "<bos>", "<unk>"),
 )
-FILES: Mapping[str, tuple[str, dict[str, Any], bytes]] = {
+FILES = {
     "XLMRoberta": ("sentencepiece.bpe.model", {}, sentencepiece(FAIRSEQ, charsmap=CHARSMAP)),
     "Camembert": ("sentencepiece.bpe.model", {}, sentencepiece(FAIRSEQ, charsmap=CHARSMAP)),
     "T5": ("spiece.model", {"extra_ids": 3}, sentencepiece(T5, charsmap=CHARSMAP)),

@@ -217,7 +217,7 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path):
     os.kill(pid, signal.SIGCONT)
     assert await slow == ["c"]  # their mean is 10 s now
     os.kill(pid, signal.SIGSTOP)
-    waiting: list[asyncio.Task[object]] = []
+    waiting = []
     for _ in range(7):  # 0, 10, …, 60 s of work wait before each
         waiting.append(asyncio.create_task(store.collections()))
         await asyncio.sleep(0)

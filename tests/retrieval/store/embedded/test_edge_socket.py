@@ -69,7 +69,7 @@ def asked(client, call, *arguments):
 
 def received(client):
     (length,) = HEADER.unpack(client.recv(HEADER.size, socket.MSG_WAITALL))
-    message: list[object] = unframe(client.recv(length, socket.MSG_WAITALL))
+    message = unframe(client.recv(length, socket.MSG_WAITALL))
     return message
 
 
