@@ -12,6 +12,7 @@ import pytest
 
 from hybridtei import __version__, errors
 from hybridtei.cli import main, router, without_values
+from tests.ran import ran
 from tests.sampled import sampled
 from tests.server.live import HANG, ROOT, process
 
@@ -46,27 +47,13 @@ def test_version(capsys):
 def test_python_m_works_without_torch_in_the_way():
     code = "import sys, runpy; sys.argv = ['hybridtei', '--version']\ntry: runpy.run_module('hybridtei', run_name='__main__')\n"
     code += "except SystemExit: print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=True,
-    )
+    done = ran([sys.executable, "-c", code], check=True)
     assert done.stdout.splitlines() == [f"hybridtei {__version__}", "False"]
 
 
 def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
     code = "import sys, hybridtei.cli.serve, hybridtei.server.start; print({'litestar', 'uvicorn'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=True,
-    )
+    done = ran([sys.executable, "-c", code], check=True)
     assert done.stdout == "set()\n"
 
 
@@ -132,15 +119,7 @@ def test_usage_errors_end_with_2_and_name_the_flag(
 def failing(*arguments):
     environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "hybridtei", *arguments]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
+    return ran(command, env=environment)
 
 
 def message(capsys):

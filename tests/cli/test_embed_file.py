@@ -17,6 +17,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import near, same
 
 TEXTS = ["a hybrid search", "é 🙂 one", "two two", "one " * 90, " ", "seven"]
 ALL = ("dense", "sparse", "multivector")
@@ -63,11 +64,11 @@ def test_rows(source, chunk, tmp_path, suffix):
     wanted = expected()
     assert [row["text"] for row in rows] == TEXTS
     for i, row in enumerate(rows):
-        np.testing.assert_allclose(row["dense"], wanted.dense[i], atol=TOLERANCE)
-        np.testing.assert_allclose(row["multivector"], wanted.multivector.row(i), atol=TOLERANCE)
+        near(row["dense"], wanted.dense[i], TOLERANCE)
+        near(row["multivector"], wanted.multivector.row(i), TOLERANCE)
         indices, values = wanted.sparse.row(i)
         assert row["sparse"]["indices"] == indices.tolist()
-        np.testing.assert_allclose(row["sparse"]["values"], values, atol=TOLERANCE)
+        near(row["sparse"]["values"], values, TOLERANCE)
 
 
 def texts_in(arrays):
@@ -82,12 +83,12 @@ def test_npz(source, chunk, tmp_path):
     wanted = expected()
     with np.load(target) as arrays:
         assert texts_in(arrays) == TEXTS
-        np.testing.assert_allclose(arrays["dense"], wanted.dense, atol=TOLERANCE)
-        np.testing.assert_array_equal(arrays["sparse_indices"], wanted.sparse.indices)
-        np.testing.assert_array_equal(arrays["sparse_indptr"], wanted.sparse.indptr)
-        np.testing.assert_allclose(arrays["sparse_values"], wanted.sparse.values, atol=TOLERANCE)
-        np.testing.assert_allclose(arrays["multivector"], wanted.multivector.values, atol=TOLERANCE)
-        np.testing.assert_array_equal(arrays["multivector_offsets"], wanted.multivector.offsets)
+        near(arrays["dense"], wanted.dense, TOLERANCE)
+        same(arrays["sparse_indices"], wanted.sparse.indices)
+        same(arrays["sparse_indptr"], wanted.sparse.indptr)
+        near(arrays["sparse_values"], wanted.sparse.values, TOLERANCE)
+        near(arrays["multivector"], wanted.multivector.values, TOLERANCE)
+        same(arrays["multivector_offsets"], wanted.multivector.offsets)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "npz", "parquet"])

@@ -3,7 +3,6 @@
 import base64
 import inspect
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +17,8 @@ from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import same
+from tests.ran import ran
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.conftest import LABELS, TAGS, labelled
@@ -43,7 +44,7 @@ def assert_same(one, other):
         assert (left is None) == (right is None)
         for part in () if left is None else ("",) if name == "dense" else left.__dataclass_fields__:
             mine, its = (getattr(side, part) if part else side for side in (left, right))
-            np.testing.assert_array_equal(mine, its, strict=isinstance(mine, np.ndarray))
+            same(mine, its, strict=isinstance(mine, np.ndarray))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_both_have_the_same_verbs_and_signatures():
 
 def test_a_client_imports_neither_numpy_nor_a_runtime():
     code = "import sys, hybridtei; hybridtei.Client('http://x'); hybridtei.AsyncClient('http://x'); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = ran([sys.executable, "-c", code], check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "httpx" in loaded
     heavy = {

@@ -3,14 +3,14 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from hybridtei import Encoder
 from hybridtei.config import EMBEDDED_MODEL
+from tests.near import near
+from tests.ran import ran
 from tests.server.live import ROOT, commanded, serving
 
 CLIENTS = ROOT / "conformance" / "clients"
@@ -38,7 +38,7 @@ SEPARATE = [client for client in runner.CLIENTS if client.group in environments.
 def run(*flags):
     """Status, table, and what the last line tells of each client."""
     command = [sys.executable, str(CLIENTS / "run.py"), "--only", "plain_http", "--no-grpc", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = ran(command)
     assert done.stdout, done.stderr
     return done.returncode, done.stdout, json.loads(done.stdout.splitlines()[-1])["clients"]
 
@@ -72,9 +72,7 @@ def fleet(tmp_path_factory):
 def test_every_call_of_a_client_that_is_installed_here(script, fleet):
     command = [sys.executable, "-W", "ignore", str(CLIENTS / "calls" / f"{script}.py"), str(fleet)]
     environment = {**os.environ, "PYTHONPATH": str(CLIENTS)}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = ran(command, env=environment)
     if "ModuleNotFoundError" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     told = json.loads(done.stdout.splitlines()[-1])
@@ -108,7 +106,7 @@ def test_every_call_of_a_client_with_an_environment_of_its_own(client, request):
     if is_node:
         encoder = Encoder.load()
         vectors = encoder.encode(harness.TEXTS).dense
-        np.testing.assert_allclose(outcome["vectors"], vectors, atol=1e-5)
+        near(outcome["vectors"], vectors, 1e-5)
         encoder.close()
 
 

@@ -2,12 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[2]
 OF_THE_SERVER = ("msgspec", "litestar", "orjson", "uvicorn")
@@ -16,9 +17,7 @@ OF_THE_SERVER = ("msgspec", "litestar", "orjson", "uvicorn")
 def run(*arguments, path=""):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"PYTHONPATH": path} if path else {})}
     command = [sys.executable, "-m", "conformance.load.gpu", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=900, env=environment, cwd=ROOT, check=False
-    )
+    return ran(command, timeout=900, env=environment)
 
 
 def smoke(out, *arguments, path=""):

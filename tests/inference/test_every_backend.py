@@ -12,6 +12,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.outputs import Embeddings
 from tests import tolerances, vocabulary
 from tests.inference.backends.graph.test_int8 import LOOSE
+from tests.near import near
 from tests.precisions import runs_here
 
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
@@ -81,16 +82,10 @@ def encoder(request, folder):
 def assert_close(one, other, dtype):
     assert one.dense is not None
     assert other.dense is not None
-    np.testing.assert_allclose(one.dense, other.dense, atol=tolerances.UNIT[dtype], rtol=0)
-    np.testing.assert_allclose(
-        one.multivector.values, other.multivector.values, atol=tolerances.MULTIVECTOR[dtype], rtol=0
-    )
-    np.testing.assert_allclose(
-        one.tokens.values, other.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0
-    )
-    np.testing.assert_allclose(
-        one.sparse.to_dense(), other.sparse.to_dense(), atol=tolerances.WEIGHTS[dtype], rtol=0
-    )
+    near(one.dense, other.dense, tolerances.UNIT[dtype])
+    near(one.multivector.values, other.multivector.values, tolerances.MULTIVECTOR[dtype])
+    near(one.tokens.values, other.tokens.values, tolerances.HIDDEN[dtype])
+    near(one.sparse.to_dense(), other.sparse.to_dense(), tolerances.WEIGHTS[dtype])
 
 
 def test_every_output_is_the_references(encoder, reference):

@@ -21,6 +21,7 @@ from hybridtei.errors import (
 from hybridtei.models.checkpoint.layers import query_table
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
+from tests.near import near
 
 QUERIES = [
     "baka",
@@ -56,7 +57,7 @@ def sparse(encoder, texts, kind=None):
 
 
 def close(one, other):
-    np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+    near(one, other, TOLERANCE)
 
 
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])

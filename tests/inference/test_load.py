@@ -1,7 +1,6 @@
 """The checks after a model is loaded."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.load import load_model
 from tests import published, tiny, vocabulary
 from tests.inference.backends.torch.test_trunk import LONG
+from tests.ran import ran
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
@@ -251,13 +251,7 @@ print(sorted({"torch", "transformers", "scipy"} & set(sys.modules)))
 )
 def test_the_embedded_model_runs_without_importing_torch_or_scipy():
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITHOUT_TORCH],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-W", "error", "-c", WITHOUT_TORCH], env=environment)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 

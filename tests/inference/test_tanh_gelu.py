@@ -9,6 +9,7 @@ from hybridtei import Encoder
 from hybridtei.config import ModelConfig
 from hybridtei.inference.load import find_model
 from tests import tiny, tolerances
+from tests.near import near
 
 TEXTS = ["the boundary layer on a flat plate", "a query", "wing " * 20]
 BACKENDS = ["ort", "openvino", "torch"]
@@ -46,7 +47,7 @@ def test_every_backend_computes_what_a_checkpoint_of_that_form_gives(folder, exp
         for gelu in ("checkpoint", "tanh")
     )
     assert np.abs(exact - expected).max() > 1e-4  # ten tolerances: or this would show nothing
-    np.testing.assert_allclose(ours, expected, atol=tolerances.HIDDEN["float32"], rtol=0)
+    near(ours, expected, tolerances.HIDDEN["float32"])
 
 
 def test_the_head_of_a_splade_model_follows(tmp_path):
@@ -61,9 +62,7 @@ def test_the_head_of_a_splade_model_follows(tmp_path):
         .encode(TEXTS, ["sparse"])
         .sparse
     )
-    np.testing.assert_allclose(
-        ours.to_dense(), expected.to_dense(), atol=tolerances.WEIGHTS["float32"], rtol=0
-    )
+    near(ours.to_dense(), expected.to_dense(), tolerances.WEIGHTS["float32"])
 
 
 def test_the_head_of_a_classifier_follows(tmp_path):
@@ -72,9 +71,7 @@ def test_the_head_of_a_classifier_follows(tmp_path):
     tiny.edit_json(other / "config.json", classifier_activation="gelu_pytorch_tanh")
     expected = encoder(other, backend="torch").rerank("a query", TEXTS, raw_scores=True)
     ours = encoder(folder, backend="torch", gelu="tanh").rerank("a query", TEXTS, raw_scores=True)
-    np.testing.assert_allclose(
-        [r.score for r in ours], [r.score for r in expected], atol=1e-5, rtol=0
-    )
+    near([r.score for r in ours], [r.score for r in expected], 1e-5)
 
 
 def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
@@ -98,4 +95,4 @@ def test_an_export_can_follow(tmp_path):
         )
         ours = encoder(tmp_path / gelu, backend="ort").encode(TEXTS).dense
         expected = encoder(folder, backend="torch", gelu=gelu).encode(TEXTS).dense
-        np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)
+        near(ours, expected, 1e-5)

@@ -19,6 +19,7 @@ from hybridtei.errors import (
 from hybridtei.models.checkpoint.classifiers import DECODERS, PADDING
 from hybridtei.models.text.reader import TextReader
 from tests import tiny, tolerances, vocabulary
+from tests.near import near
 from tests.sampled import crossed, sampled
 
 FAMILIES = [
@@ -94,7 +95,7 @@ def ours(encoder, inputs, **options):
 
 
 def close(one, other, tolerance=TOLERANCE):
-    np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+    near(one, other, tolerance)
 
 
 @pytest.mark.parametrize(

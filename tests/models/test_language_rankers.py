@@ -26,6 +26,7 @@ from hybridtei.models.checkpoint.rankers import (
 )
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
+from tests.near import near
 
 TEMPLATE = {
     "prefix": "<|endoftext|>baka\n",
@@ -76,7 +77,7 @@ def ours(folder, backend="auto", **options):
 
 
 def close(one, other):
-    np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+    near(one, other, TOLERANCE)
 
 
 def converted(folder, source, labels, rows):

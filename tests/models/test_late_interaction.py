@@ -18,6 +18,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, UnsupportedHead
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
+from tests.near import near, same
 from tests.sampled import crossed
 
 DIM = 12
@@ -151,15 +152,14 @@ def agree(folder):
         assert found is not None
         for text, one, other in zip(texts, found, expected, strict=True):
             assert one.shape == tuple(other.shape), text
-            np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+            near(one, other, TOLERANCE)
     for place, query in enumerate(QUERIES):
         wanted = theirs.similarity([asked[place]], given)[0].numpy()
         ranked = ours.rerank(query, DOCUMENTS)
-        np.testing.assert_allclose(
+        near(
             [one.score for one in ranked],
             wanted[[one.index for one in ranked]],
-            atol=32 * TOLERANCE,
-            rtol=0,
+            32 * TOLERANCE,
         )
         in_order = wanted[[one.index for one in ranked]]
         assert (np.diff(in_order) <= 32 * TOLERANCE).all()
@@ -263,7 +263,7 @@ def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(
         encoder.encode(["baka, bulo"], ("multivector",), input_type=kind).multivector
         for kind in (None, "document")
     )
-    np.testing.assert_array_equal(plain.values, document.values)
+    same(plain.values, document.values)
     assert len(encoder.rerank("baka", ["", "baka"])) == 2
     with pytest.raises(UnsupportedHead, match="no `dense` output"):
         encoder.encode("baka")

@@ -16,6 +16,7 @@ from hybridtei.inference.backends.graph.onnx_export import export_model
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, vocabulary
 from tests.models.refused import raised
+from tests.near import near
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]
 TOLERANCE = 1e-5
@@ -66,7 +67,7 @@ def test_a_cross_encoder_in_modules_scores_as_theirs(tmp_path, model_type, backe
     )
     ranked = Encoder.load(str(folder), backend=backend).rerank(TEXTS[0], TEXTS, raw_scores=True)
     ours = [one.score for one in sorted(ranked, key=lambda one: one.index)]
-    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+    near(ours, theirs, TOLERANCE)
     assert np.ptp(theirs) > 100 * TOLERANCE
 
 
@@ -81,7 +82,7 @@ def test_a_code_is_theirs(tmp_path, backend, normalize):
     encoder = Encoder.load(str(tmp_path / "saved"), backend=backend)
     assert encoder.spec.heads == {Head.DENSE, Head.SPARSE, Head.TOKENS}
     ours = encoder.encode(TEXTS, ("sparse",)).sparse
-    np.testing.assert_allclose(ours.to_dense(), theirs, atol=TOLERANCE, rtol=0)
+    near(ours.to_dense(), theirs, TOLERANCE)
     with pytest.raises(UnsupportedHead, match="no token"):
         encoder.tokens(ours)
     with pytest.raises(UnsupportedArchitecture, match="SparseAutoEncoder"):
@@ -125,7 +126,7 @@ def home(folder):
 def agrees(folder, **options):
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     ours = Encoder.load(str(folder), **options).encode(TEXTS, normalize=False).dense
-    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+    near(ours, theirs, TOLERANCE)
 
 
 def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path):
@@ -146,7 +147,7 @@ def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path):
     encoder = Encoder.load(str(folder))
     assert encoder.backend_name == "static"
     both = encoder.encode(TEXTS, ("dense", "tokens"))  # by another way than the dense vectors alone
-    np.testing.assert_allclose(both.dense, encoder.encode(TEXTS).dense, atol=1e-6, rtol=0)
+    near(both.dense, encoder.encode(TEXTS).dense, 1e-6)
     tokens = encoder.encode(["baka bulo"], ("tokens",)).tokens
     assert len(tokens.values) < len(
         vocabulary.tokenizer("wordpiece")("baka bulo")["input_ids"]

@@ -14,6 +14,7 @@ from hybridtei.inference.load import text_reader
 from hybridtei.models.checkpoint.rankers import NVIDIA, OWN_FILE, template_source
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
+from tests.near import near
 
 QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(7, seed=9))
 BY_ROLE = (
@@ -34,7 +35,7 @@ def scores(folder):
 
 def close(ours, theirs):
     assert np.ptp(theirs) > 0.01
-    np.testing.assert_allclose(ours, theirs, atol=tolerances.LOGITS["float32"], rtol=0)
+    near(ours, theirs, tolerances.LOGITS["float32"])
 
 
 def source(spec):

@@ -21,6 +21,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, vocabulary
 from tests.inference.backends.outputs import run
+from tests.near import near
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]
 TOLERANCE = 1e-5
@@ -67,7 +68,7 @@ def dense(encoder, texts, **options):
 
 
 def close(one, other):
-    np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+    near(one, other, TOLERANCE)
 
 
 @pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])

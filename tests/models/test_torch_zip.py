@@ -6,7 +6,6 @@ import zipfile
 from collections import OrderedDict
 from contextlib import suppress
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from hybridtei.errors import LoadError
 from hybridtei.models import torch_zip
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny
+from tests.near import same
 
 BASE = torch.arange(60, dtype=torch.float32).reshape(5, 12) / 7
 STATE = {
@@ -43,15 +43,15 @@ def test_every_tensor_is_torchs(tmp_path, kind, protocol):
     for name, tensor in STATE.items():
         expected = tensor.detach().float().numpy()
         assert weights.shape(name) == expected.shape
-        np.testing.assert_array_equal(weights.float32(name), expected)
-        np.testing.assert_array_equal(Weights.of_file(path).float32(name), expected)
+        same(weights.float32(name), expected)
+        same(Weights.of_file(path).float32(name), expected)
 
 
 def test_a_models_state_dict_with_its_versions_and_integers(tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     saved(tmp_path / "pytorch_model.bin", module.state_dict())
     weights = Weights.open(tmp_path)
-    np.testing.assert_array_equal(weights.float32("0.weight"), module[0].weight.detach().numpy())
+    same(weights.float32("0.weight"), module[0].weight.detach().numpy())
     assert "1.num_batches_tracked" in weights.names()
     with pytest.raises(LoadError, match=r"`1\.num_batches_tracked` is I64"):
         weights.float32("1.num_batches_tracked")
@@ -69,7 +69,7 @@ def test_shards_are_read_together(tmp_path):
     tiny.write_json(tmp_path / "pytorch_model.bin.index.json", {"weight_map": names})
     weights = Weights.open(tmp_path)
     for number, name in enumerate(names):
-        np.testing.assert_array_equal(weights.float32(name), BASE.numpy() + number)
+        same(weights.float32(name), BASE.numpy() + number)
 
 
 class _Runs:
@@ -169,7 +169,7 @@ def described(shape, strides, offset=0, count=60):
 def test_a_tensor_beyond_its_storage_is_refused(tmp_path, shape, strides, offset, count):
     path = saved(tmp_path / "pytorch_model.bin", {"a": BASE})
     rewritten(path, described((5, 12), (12, 1)))
-    np.testing.assert_array_equal(Weights.open(tmp_path).float32("a"), BASE.numpy())
+    same(Weights.open(tmp_path).float32("a"), BASE.numpy())
     rewritten(path, described(shape, strides, offset, count))
     with pytest.raises(LoadError, match=str(path)):
         Weights.open(tmp_path)

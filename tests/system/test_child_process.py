@@ -1,14 +1,13 @@
 """Files in the working folder are documents: no process of ours runs them, whatever they are called."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
+from tests.ran import ran
 from tests.server.live import ROOT
 
-HANG = 240
 HOSTILE = (
     "msgspec",
     "numpy",
@@ -41,15 +40,7 @@ def ingest(corpus, *command):
         "HF_HUB_OFFLINE": "1",
     }
     words = [*command, "ingest", "note.txt", "--collection", "notes", "--quiet"]
-    return subprocess.run(
-        words,
-        cwd=corpus,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
+    return ran(words, cwd=corpus, env=environment)
 
 
 SCRIPT = "import sys; from hybridtei.cli import main; sys.argv[0] = 'hybridtei'; sys.exit(main())"

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.server.live import HANG, ROOT, process
+from tests.ran import ran
+from tests.server.live import ROOT, process
 
 NAMES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED")
 REPORTS_ONLY_ELSEWHERE = (
@@ -35,9 +35,7 @@ def bare(home, **more):
 
 def run(code, environment, *flags):
     command = [sys.executable, *flags, "-c", code]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=HANG, check=False
-    )
+    return ran(command, env=environment)
 
 
 def device_ids(home):

@@ -18,6 +18,7 @@ from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.inference.engine.test_device import on_device
+from tests.near import same
 
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
@@ -63,9 +64,9 @@ async def test_many_requests_at_once_are_answered_as_by_the_plain_loop(
         for name in ("dense", "token_weights", "multivector"):
             mine, theirs = getattr(ours.outputs(), name), getattr(expected.outputs(), name)
             if name != "dense":
-                np.testing.assert_array_equal(mine.offsets, theirs.offsets)
+                same(mine.offsets, theirs.offsets)
                 mine, theirs = mine.values, theirs.values
-            np.testing.assert_array_equal(mine, theirs)
+            same(mine, theirs)
 
 
 @pytest.mark.parametrize("callers", [1, 2, 5])
@@ -80,7 +81,7 @@ def test_outputs_do_not_depend_on_how_many_compute(callers, count):
     ours, theirs = request.outputs(), expected.outputs()
     assert ours.dense is not None
     assert theirs.dense is not None
-    np.testing.assert_array_equal(ours.dense, theirs.dense)
+    same(ours.dense, theirs.dense)
     assert len(core) == core.running == 0
     assert 0 < sum(done) <= count  # equal ones are computed once
 
@@ -128,4 +129,4 @@ def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two
         .encode(texts)
         .dense
     )
-    np.testing.assert_array_equal(found, expected)
+    same(found, expected)

@@ -17,6 +17,7 @@ from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend, Held
 from tests.inference.engine import small
+from tests.near import near, same
 from tests.sampled import paired
 
 HANG = 120  # seconds after which a test that should end at once has hung
@@ -110,9 +111,9 @@ async def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, p
         assert len(seen) < 100
         for text, one in zip(texts, answers, strict=True):
             alone = await answer(service, embed(text, heads=ALL))
-            np.testing.assert_allclose(one.dense, alone.dense, atol=1e-6)
-            np.testing.assert_array_equal(one.sparse.to_dense(), alone.sparse.to_dense())
-            np.testing.assert_allclose(one.multivector.values, alone.multivector.values, atol=1e-6)
+            near(one.dense, alone.dense, 1e-6)
+            same(one.sparse.to_dense(), alone.sparse.to_dense())
+            near(one.multivector.values, alone.multivector.values, 1e-6)
 
 
 BOTH = (LaneKind.EXPRESS, LaneKind.BULK)

@@ -18,6 +18,7 @@ from hybridtei.models.checkpoint.layers import (
 )
 from hybridtei.models.checkpoint.modules import DenseModule
 from tests import tiny
+from tests.near import same
 from tests.sampled import paired
 
 OWN = SparseHead("mlp", None, ("hidden", "embedding"), "gelu", own=True)
@@ -29,10 +30,10 @@ def holds(
     bias,
     activation="identity",
 ):
-    np.testing.assert_array_equal(layer.weight, weight.float().numpy())
+    same(layer.weight, weight.float().numpy())
     assert (layer.bias is None) == (bias is None)
     if bias is not None:
-        np.testing.assert_array_equal(layer.bias, bias.float().numpy())
+        same(layer.bias, bias.float().numpy())
     assert layer.activation == activation
 
 

@@ -14,6 +14,7 @@ from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, tolerances, vocabulary
 from tests.inference.test_inference_free import routed
 from tests.models.refused import raised
+from tests.near import near
 
 Copied = Callable[[Path], Path]
 TEXTS = vocabulary.texts(12, seed=5)
@@ -21,7 +22,7 @@ MODEL, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.
 
 
 def close(ours, theirs, tolerance=tolerances.WEIGHTS["float32"]):
-    np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=0)
+    near(ours, theirs, tolerance)
 
 
 def dense_of(folder, **options):

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny
+from tests.near import same
 
 INDEX = "model.safetensors.index.json"
 
@@ -64,7 +65,7 @@ def test_tensors_are_widened_to_single_precision(tmp_path, stored):
     found = Weights.open(tmp_path).float32("a")
     assert found.dtype == np.float32
     assert found.flags.c_contiguous
-    np.testing.assert_array_equal(found, values.float().numpy())
+    same(found, values.float().numpy())
 
 
 # --- views of the file -------------------------------------------------------------------------------------------------
@@ -84,15 +85,15 @@ def test_what_was_given_back_is_read_again(tmp_path):
     before, half = weights.float32("a"), weights.float32("half")
     for _ in range(2):
         weights.release()
-        np.testing.assert_array_equal(before, values.numpy())
-        np.testing.assert_array_equal(half, values.half().float().numpy())
-        np.testing.assert_array_equal(weights.float32("a"), values.numpy())
+        same(before, values.numpy())
+        same(half, values.half().float().numpy())
+        same(weights.float32("a"), values.numpy())
 
 
 def test_arrays_outlive_the_weights_and_the_file(tmp_path):
     found = Weights.open(write(tmp_path, "a", "b")).float32("b")
     (tmp_path / "model.safetensors").unlink()
-    np.testing.assert_array_equal(found, np.full((2, 3), 1, dtype=np.float32))
+    same(found, np.full((2, 3), 1, dtype=np.float32))
 
 
 def raw(folder, header, content):
@@ -109,7 +110,7 @@ def test_a_header_of_any_length_will_do(tmp_path, padding):
     header = {"__metadata__": {"pad": "x" * padding}, "a": entry}
     found = Weights.open(raw(tmp_path, header, values.tobytes())).float32("a")
     assert found.flags.aligned
-    np.testing.assert_array_equal(found, values.reshape(2, 3))
+    same(found, values.reshape(2, 3))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])

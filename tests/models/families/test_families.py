@@ -30,6 +30,7 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families import FAMILIES
 from hybridtei.models.families.bert import deberta_buckets, distance_buckets
 from tests import tiny
+from tests.near import near, same
 from tests.sampled import paired
 
 # As the configurations of older checkpoints are written; others: `conformance/checkpoints`.
@@ -162,9 +163,7 @@ def in_a_rectangle(spec, expected):
         "token_type_ids": np.zeros_like(ids),
     }
     (states,) = session.run(None, {node.name: feed[node.name] for node in session.get_inputs()})
-    np.testing.assert_allclose(
-        states[mask], expected, rtol=0, atol=HIDDEN_TOLERANCE * np.abs(expected).max()
-    )
+    near(states[mask], expected, HIDDEN_TOLERANCE * np.abs(expected).max())
 
 
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
@@ -270,7 +269,7 @@ def test_debertas_buckets_are_transformers(number, furthest):
     ].numpy()
     ours = deberta_buckets(number, furthest, span, 600)
     distance = np.arange(600)[:, None] - np.arange(600)
-    np.testing.assert_array_equal(ours[distance + 600], np.clip(expected + span, 0, 2 * span - 1))
+    same(ours[distance + 600], np.clip(expected + span, 0, 2 * span - 1))
 
 
 @pytest.mark.parametrize(("number", "furthest"), [(32, 128), (8, 20), (64, 128), (32, 64)])
@@ -282,6 +281,4 @@ def test_buckets_of_distances_are_transformers(number, furthest):
     ours = distance_buckets(number, furthest)[distance.clamp(-furthest, furthest) + furthest]
     bucket_of = (MPNetEncoder.relative_position_bucket, T5Attention._relative_position_bucket)
     for one in bucket_of:
-        np.testing.assert_array_equal(
-            ours, one(distance, num_buckets=number, max_distance=furthest).numpy()
-        )
+        same(ours, one(distance, num_buckets=number, max_distance=furthest).numpy())

@@ -16,6 +16,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import jina, tiny
 from tests.models.families.test_families import is_valid, opened
+from tests.near import near
 
 NUMBERS = range(len(jina.ADAPTERS) + 1)
 
@@ -53,11 +54,11 @@ def test_each_text_has_its_adapter_alone_and_among_others(checkpoint, expected, 
     for number in NUMBERS:
         alone = [hidden(backend, [text]) for text in under(spec, number)]
         for ours, theirs in zip(alone, expected[number], strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=limit)
+            near(ours, theirs, limit)
     mixed = [(number, place) for place in range(len(expected[0])) for number in reversed(NUMBERS)]
     together = hidden(backend, [under(spec, number)[place] for number, place in mixed])
     theirs = np.concatenate([expected[number][place] for number, place in mixed])
-    np.testing.assert_allclose(together, theirs, rtol=0, atol=limit)
+    near(together, theirs, limit)
 
 
 def test_adapters_differ(expected):

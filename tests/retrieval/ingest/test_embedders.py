@@ -3,7 +3,6 @@
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 import orjson
 import pytest
 
@@ -18,6 +17,7 @@ from hybridtei.retrieval.ingest.run import vector_heads
 from tests import stand_in
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import near, same
 from tests.server.live import serving
 
 TEXTS = [f"text {i} " + "words " * (i % 5) for i in range(50)]
@@ -38,12 +38,12 @@ def documents_by(embedder, heads):
 
 
 def assert_equal(one, other):
-    np.testing.assert_allclose(one.dense, other.dense, atol=1e-6)
-    np.testing.assert_allclose(one.multivector.values, other.multivector.values, atol=1e-6)
-    np.testing.assert_array_equal(one.multivector.offsets, other.multivector.offsets)
-    np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
-    np.testing.assert_array_equal(one.sparse.indptr, other.sparse.indptr)
-    np.testing.assert_allclose(one.sparse.values, other.sparse.values, atol=1e-6)
+    near(one.dense, other.dense, 1e-6)
+    near(one.multivector.values, other.multivector.values, 1e-6)
+    same(one.multivector.offsets, other.multivector.offsets)
+    same(one.sparse.indices, other.sparse.indices)
+    same(one.sparse.indptr, other.sparse.indptr)
+    near(one.sparse.values, other.sparse.values, 1e-6)
 
 
 def test_a_servers_spans_are_the_engines():

@@ -1,24 +1,22 @@
 """Ingests that are killed at any moment, and two at once: a later run makes the collection equal to a fresh one."""
 
 import asyncio
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from hybridtei.retrieval.ingest import prepare as preparing
+from tests.ran import ran
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
 from tests.retrieval.store.memory_store import MemoryStore
 
-ROOT = Path(__file__).parents[3]
 MODULE = "tests.retrieval.ingest.killed"
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_after_a_kill_a_run_makes_the_collection_equal_to_a_fresh_one(tmp_path, kills):
     command = [sys.executable, "-m", MODULE, str(tmp_path), str(kills), "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ran(command)
     assert done.returncode == 0, done.stderr
 
 

@@ -20,6 +20,7 @@ from hybridtei.retrieval.store.points import (
     size_of,
     to_points,
 )
+from tests.near import same
 from tests.retrieval.store.stores import ROW_WIDTH, WIDTH, embeddings, plan
 
 ZEROS = [0.0] * WIDTH
@@ -44,13 +45,9 @@ def test_each_column_becomes_a_named_vector():
     points = to_points(given_embeddings, [1, 2, 3], [{"text": str(i)} for i in range(3)])
     assert [made.payload for made in points] == [{"text": "0"}, {"text": "1"}, {"text": "2"}]
     for i, made in enumerate(points):
-        np.testing.assert_array_equal(made.vector["dense"], given_embeddings.dense[i])
-        np.testing.assert_array_equal(
-            made.vector["multivector"], given_embeddings.multivector.row(i)
-        )
-        np.testing.assert_array_equal(
-            made.vector["sparse"]["indices"], given_embeddings.sparse.row(i)[0]
-        )
+        same(made.vector["dense"], given_embeddings.dense[i])
+        same(made.vector["multivector"], given_embeddings.multivector.row(i))
+        same(made.vector["sparse"]["indices"], given_embeddings.sparse.row(i)[0])
     assert len(check_points(points, plan())) == 3
 
 

@@ -16,6 +16,7 @@ from hybridtei.retrieval.store.collection import check_fits
 from hybridtei.retrieval.store.plan import _quantization, plan_of
 from hybridtei.retrieval.store.points import point_id, to_points
 from hybridtei.retrieval.store.query import of_ids
+from tests.near import near
 from tests.retrieval.search import fusion
 from tests.retrieval.store.stores import (
     KINDS,
@@ -103,10 +104,8 @@ def expected(name):
 def check(found, scores, limit):
     """The found scores are the best expected ones, and each belongs to its point; ties may fall either way."""
     best = sorted(scores.values(), reverse=True)[:limit]
-    np.testing.assert_allclose([point.score for point in found], best, atol=TOLERANCE)
-    np.testing.assert_allclose(
-        [point.score for point in found], [scores[point.id] for point in found], atol=TOLERANCE
-    )
+    near([point.score for point in found], best, TOLERANCE)
+    near([point.score for point in found], [scores[point.id] for point in found], TOLERANCE)
 
 
 @pytest.mark.parametrize("name", LEGS)
@@ -121,9 +120,7 @@ def test_exact_scores_of_given_points(stored, name):
     )
     scores = expected(name)
     assert {point.id for point in answer} == set(IDS[:12]) & set(scores)
-    np.testing.assert_allclose(
-        [p.score for p in answer], [scores[p.id] for p in answer], atol=TOLERANCE
-    )
+    near([p.score for p in answer], [scores[p.id] for p in answer], TOLERANCE)
 
 
 def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored):
@@ -150,8 +147,8 @@ def test_vectors_and_payload_come_back_as_they_went(stored):
         "flag": FLAGS[0],
     }
     vectors = records[0].vector
-    np.testing.assert_allclose(vectors["dense"], POINTS.dense[4], atol=1e-6)
-    np.testing.assert_allclose(vectors["multivector"], POINTS.multivector.row(4), atol=1e-6)
+    near(vectors["dense"], POINTS.dense[4], 1e-6)
+    near(vectors["multivector"], POINTS.multivector.row(4), 1e-6)
     indices, values = POINTS.sparse.row(4)
     assert dict(
         zip(vectors["sparse"]["indices"], vectors["sparse"]["values"], strict=True)

@@ -6,11 +6,11 @@ import threading
 from contextlib import contextmanager
 from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from hybridtei import Encoder
 from tests.conformance.test_clients import environments
+from tests.near import near
 from tests.server.live import commanded
 from tests.server.page.conftest import MOST_MS
 
@@ -79,7 +79,7 @@ def test_an_allowed_page_embeds_with_a_key(browser, shop, is_listed):
     sent = {name for headers in requests for name in headers}
     assert {"authorization", "x-stainless-lang", "x-stainless-retry-count"} <= sent
     encoder = Encoder.load()
-    np.testing.assert_allclose(answer["vectors"], encoder.encode(TEXTS).dense, atol=1e-5)
+    near(answer["vectors"], encoder.encode(TEXTS).dense, 1e-5)
     encoder.close()
     assert refused["error"] == "AuthenticationError"
     assert "`input[1]` cannot be empty" in empty["message"]

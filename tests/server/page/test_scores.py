@@ -6,6 +6,7 @@ import pytest
 
 from tests import tiny
 from tests.inference.engine import small
+from tests.near import near
 from tests.server.live import process, serving
 from tests.server.page.browser import (
     DOCUMENTS,
@@ -108,7 +109,7 @@ def check_heat_map(page, server, expected):
     cells = [
         float(cell.get_attribute("data-value")) for cell in page.locator("#heat-map td.heat").all()
     ]
-    np.testing.assert_allclose(np.reshape(cells, expected.shape), expected, atol=1e-6)
+    near(np.reshape(cells, expected.shape), expected, 1e-6)
     rows = page.locator("#heat-map tbody tr").all()
     best = [
         [("best" in cell.get_attribute("class")) for cell in row.locator("td.heat").all()].index(

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny, tolerances
 from tests.inference.backends.outputs import random_encodings
+from tests.near import near
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
@@ -45,7 +45,7 @@ def rows(backend, *, use_all_cores=False):
 def agree(folder):
     found, expected = rows(onnx(folder)), rows(TorchBackend(spec_of(folder)))
     assert 0.05 < (expected > 0).mean() < 0.95
-    np.testing.assert_allclose(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    near(found, expected, tolerances.WEIGHTS["float32"])
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,7 @@ def test_families_agree_with_torch(tmp_path, model_type, settings):
 
 def test_a_pass_over_all_cores_changes_nothing(splade):
     backend = onnx(splade)
-    np.testing.assert_allclose(
-        rows(backend, use_all_cores=True), rows(backend), atol=tolerances.WEIGHTS["float32"], rtol=0
-    )
+    near(rows(backend, use_all_cores=True), rows(backend), tolerances.WEIGHTS["float32"])
 
 
 def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(splade, copied):

@@ -2,7 +2,6 @@
 backends: tests/inference/backends/test_laws.py."""
 
 import os
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from hybridtei.system.machine import LaneKind
 from tests import tiny
 from tests.inference.backends.outputs import random_encodings, run, same, sixty_four
 from tests.precisions import openvino_has_bfloat16
+from tests.ran import ran
 from tests.sampled import sampled
 
 ABLE = openvino_has_bfloat16()
@@ -183,9 +183,7 @@ def test_importing_it_does_not_bring_telemetry(tmp_path):
         "XDG_CONFIG_HOME": str(tmp_path),
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
+    done = ran([sys.executable, "-c", program], env=environment, check=True)
     assert done.stdout.strip() == "None"
     assert not [
         path

@@ -33,6 +33,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny
 from tests.inference.backends.outputs import random_encodings
+from tests.near import same
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="files are kept where folders can be locked"
@@ -95,7 +96,7 @@ def kept():
 def test_states_are_those_of_sessions_that_pack_for_themselves(request, expected, name, cache_gb):
     folder = request.getfixturevalue(name)
     for _ in range(2):
-        np.testing.assert_array_equal(states(folder, cache_gb), expected)
+        same(states(folder, cache_gb), expected)
     assert len(packed_files()) == cache_gb
     assert not [*packed_folder().rglob(module.WIDENED)]
 
@@ -107,12 +108,12 @@ def test_matrices_behind_a_table_of_odd_size_are_aligned(family, tmp_path, monke
     mapped = states(folder)
     assert kept().is_dir()
     monkeypatch.setattr(module, "LEAST_BYTES", 10**9)
-    np.testing.assert_array_equal(mapped, states(folder))
+    same(mapped, states(folder))
 
 
 def test_small_models_are_kept_nowhere(widened, expected, cache, monkeypatch):
     monkeypatch.setattr(module, "LEAST_BYTES", 10**9)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
     assert not cache.exists()
 
 
@@ -145,8 +146,8 @@ def other_graph(path):
 def test_a_file_that_is_not_whole_is_written_again(widened, expected, spoil):
     states(widened)
     spoil(kept())
-    np.testing.assert_array_equal(states(widened), expected)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
+    same(states(widened), expected)
     assert module._is_whole(kept())
 
 
@@ -169,7 +170,7 @@ def test_another_release_or_processor_has_another_file(
 ):
     states(widened)
     monkeypatch.setattr(owner, name, value)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
     assert len(packed_files()) == 2
 
 
@@ -198,14 +199,14 @@ def elsewhere(cache):
 @pytest.mark.parametrize("spoil", [read_only, open_to_others, elsewhere])
 def test_a_folder_that_is_not_ours_is_not_used(widened, expected, cache, caplog, spoil):
     spoil(cache)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "packed weights cannot be stored" in line
     assert not [*cache.rglob(TENSORS)]
 
 
 def test_a_bound_that_is_too_small_is_told_and_kept_to(widened, expected, caplog):
-    np.testing.assert_array_equal(states(widened, 1e-6), expected)
+    same(states(widened, 1e-6), expected)
     assert "--packed-cache-gb" in caplog.text
     assert not packed_files()
 
@@ -224,7 +225,7 @@ def full():
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("name", ["halved", "widened"])
 def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(request, expected, name, caplog):
-    np.testing.assert_array_equal(states(request.getfixturevalue(name)), expected)
+    same(states(request.getfixturevalue(name)), expected)
     assert not packed_files()
     assert (
         len([record for record in caplog.records if "packed weights" in record.getMessage()]) == 2
@@ -234,8 +235,8 @@ def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(request, expec
 def test_a_cache_folder_that_is_deleted_while_it_is_served(widened, expected, cache):
     backend = backend_of(widened)
     shutil.rmtree(cache)
-    np.testing.assert_array_equal(states_by(backend), expected)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states_by(backend), expected)
+    same(states(widened), expected)
     assert module._is_whole(kept())
 
 
@@ -244,7 +245,7 @@ def test_several_that_start_at_once_write_one_file(widened, expected, monkeypatc
     monkeypatch.setattr(module, "_written", lambda *given: times.append(1) or write(*given))
     with ThreadPoolExecutor(4) as threads:
         for found in threads.map(states, [widened] * 4):
-            np.testing.assert_array_equal(found, expected)
+            same(found, expected)
     assert len(times) == len(packed_files()) == 1
 
 
@@ -270,7 +271,7 @@ def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(halved, exp
             time.sleep(number * 0.005)
             process.kill()
         if number % 10 == 9:
-            np.testing.assert_array_equal(states(halved), expected)
+            same(states(halved), expected)
             assert [each.path.suffix for each in packed_files()] == [""]
             shutil.rmtree(kept())
 
@@ -288,7 +289,7 @@ def test_one_damaged_bit_discards_the_file(widened, expected, caplog, at):
         file.write(bytes([byte ^ 0x40]))
     assert module.discard_damaged(path)
     assert "is damaged" in caplog.text
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
 
 
 def test_folders_of_killed_starts_are_removed_and_no_others(widened, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.system.machine import LaneKind
 from tests import tolerances
 from tests.inference.engine import small
+from tests.near import near
 
 DENSE = frozenset({Head.DENSE})
 
@@ -68,7 +69,7 @@ def test_short_memory_costs_passes_and_no_answer(backend):
     for column in ("dense", "token_weights", "multivector", "tokens"):
         ours, theirs = getattr(found, column), getattr(expected, column)
         ours, theirs = (x if isinstance(x, np.ndarray) else x.values for x in (ours, theirs))
-        np.testing.assert_allclose(ours, theirs, atol=tolerances.WEIGHTS["float32"], rtol=0)
+        near(ours, theirs, tolerances.WEIGHTS["float32"])
 
 
 def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend):
@@ -168,9 +169,7 @@ def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid):
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert backend.forwards > before + 1
     assert found.dense is not None
-    np.testing.assert_allclose(
-        found.dense, expected.dense, atol=tolerances.WEIGHTS["float16"], rtol=0
-    )
+    near(found.dense, expected.dense, tolerances.WEIGHTS["float16"])
 
 
 @pytest.mark.gpu
@@ -182,7 +181,5 @@ def test_a_gpu_computes_what_the_cpu_does(hybrid, dtype):
     asked = batch(exact, [9, 30, 4, 17, 22, 6] * 3)
     ours, theirs = there.forward(asked), exact.forward(asked)
     assert ours.dense is not None
-    np.testing.assert_allclose(ours.dense, theirs.dense, atol=tolerances.WEIGHTS[dtype], rtol=0)
-    np.testing.assert_allclose(
-        ours.tokens.values, theirs.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0
-    )
+    near(ours.dense, theirs.dense, tolerances.WEIGHTS[dtype])
+    near(ours.tokens.values, theirs.tokens.values, tolerances.HIDDEN[dtype])

@@ -15,6 +15,7 @@ from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances
+from tests.near import near
 
 # roberta's and camembert's heads are that of xlm-roberta
 KNOWN = [
@@ -66,9 +67,7 @@ def test_weights_equal_the_formula_on_the_logits_of_each_text_alone(tmp_path, mo
     encodings = encodings_below(model.config.vocab_size)
     expected = expected_weights(model, encodings)
     assert 0.05 < (expected > 0).mean() < 0.95
-    np.testing.assert_allclose(
-        weights_of(folder, encodings), expected, atol=tolerances.WEIGHTS["float32"], rtol=0
-    )
+    near(weights_of(folder, encodings), expected, tolerances.WEIGHTS["float32"])
 
 
 def test_a_head_that_nobody_described_is_refused(tmp_path):

@@ -1,14 +1,13 @@
 """Parquet files of some kilobytes that stand for gigabytes: refused with the place and the limit, and without the memory."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 
-ROOT = Path(__file__).parents[4]
+from tests.ran import ran
+
 MEMORY = 1_500_000_000  # address space of the reading process; what it needs without a bomb is a third of it
 READ = """
 import resource, sys, json
@@ -30,9 +29,7 @@ print(json.dumps([[one.location, one.reason] if isinstance(one, Rejection) else 
 def read(path):
     """(location, reason against it) of what a process of little memory reads."""
     command = [sys.executable, "-c", READ, str(path), str(MEMORY)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    )
+    done = ran(command, check=True)
     return [(location, reason) for location, reason in json.loads(done.stdout)]
 
 
