@@ -12,7 +12,6 @@ from hybridtei.batch import (
     Encoding,
     Head,
     LocatedEncoding,
-    PackedBatch,
     Positions,
     Ragged,
     offsets_of,
@@ -28,7 +27,7 @@ HEADS = frozenset({Head.DENSE})
 PADDING = 1
 
 
-def encodings(sequences: list[list[int]]) -> list[Encoding]:
+def encodings(sequences):
     return [Encoding(np.array(sequence)) for sequence in sequences]
 
 
@@ -148,11 +147,11 @@ def test_what_a_model_computes_alike_has_one_key_and_nothing_else_has_it():
 ROWS = st.lists(st.lists(st.floats(width=32, allow_nan=False), max_size=6), min_size=1, max_size=8)
 
 
-def ragged(rows: list[list[float]]) -> Ragged:
+def ragged(rows):
     return Ragged.from_rows([np.array(row, dtype=np.float32) for row in rows])
 
 
-def lists(value: Ragged) -> list[list[float]]:
+def lists(value):
     return [row.tolist() for row in value]
 
 
@@ -198,7 +197,7 @@ def test_offsets_begin_with_zero_and_are_one_more():
 DENSE = frozenset({Head.DENSE})
 
 
-def counted(lengths: list[int]) -> list[Encoding]:
+def counted(lengths):
     ids = np.arange(10, 10 + sum(lengths), dtype=np.int64)
     pieces = np.split(ids, np.cumsum(lengths)[:-1])
     return [
@@ -206,7 +205,7 @@ def counted(lengths: list[int]) -> list[Encoding]:
     ]
 
 
-def same(one: PackedBatch, other: PackedBatch) -> bool:
+def same(one, other):
     none = np.zeros(len(one), dtype=np.int64)
     return (
         np.array_equal(one.input_ids, other.input_ids)

@@ -2,9 +2,6 @@
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -32,7 +29,7 @@ PACKAGES = {"tei.v1", "grpc.health.v1", "grpc.reflection.v1"}
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Names:
+def known(tmp_path_factory):
     """Of a server that had an answer, a refusal, a cache, a search and a key."""
     with serving(
         spec_in(tmp_path_factory.mktemp("model")),
@@ -65,9 +62,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Names:
     )
 
 
-def series_of(metrics: str) -> dict[str, set[str]]:
+def series_of(metrics):
     """Series -> their labels."""
-    series: dict[str, set[str]] = {}
+    series = {}
     for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", metrics, re.MULTILINE):
         series[name] = set()
         if kind == "histogram":
@@ -78,7 +75,7 @@ def series_of(metrics: str) -> dict[str, set[str]]:
     return series
 
 
-def flags_of_commands() -> set[str]:
+def flags_of_commands():
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers()
     for name in COMMANDS:
@@ -91,9 +88,9 @@ def flags_of_commands() -> set[str]:
     }
 
 
-def expressions(text: str) -> Iterator[str]:
+def expressions(text):
     """Of a file of YAML or JSON, which is YAML."""
-    stack: list[Any] = [*yaml.safe_load_all(text)]
+    stack = [*yaml.safe_load_all(text)]
     while stack:
         value = stack.pop()
         if isinstance(value, dict):
@@ -110,19 +107,19 @@ def expressions(text: str) -> Iterator[str]:
             stack += value
 
 
-def lacking_in_expressions(text: str, known: Names) -> set[str]:
+def lacking_in_expressions(text, known):
     return set().union(*(names.lacking_in_expression(each, known) for each in expressions(text)))
 
 
-def lacking_in_deployment(text: str, known: Names) -> set[str]:
+def lacking_in_deployment(text, known):
     return names.lacking_in_settings(text, known) | lacking_in_expressions(text, known)
 
 
-def lacking_in_conf(text: str, known: Names) -> set[str]:
+def lacking_in_conf(text, known):
     return names.lacking_in_settings(text, known) | names.lacking_in_nginx(text, known)
 
 
-def reader_of(path: Path) -> Callable[[str, Names], set[str]]:
+def reader_of(path):
     """What checks a file."""
     if path.name == "search.js":
         return names.lacking_in_search

@@ -45,7 +45,7 @@ def test_take_and_concat_equal_the_same_on_dense_rows(rows, data):
     assert np.array_equal(joined.to_dense(), np.concatenate([rows, rows[picked]]))
 
 
-def outputs(n: int, *, start: int = 0) -> HeadOutputs:
+def outputs(n, *, start=0):
     """Sequence i has i in its dense row, i + 1 token weights, and weight i at index i."""
     numbers = range(start, start + n)
     return HeadOutputs(
@@ -57,7 +57,7 @@ def outputs(n: int, *, start: int = 0) -> HeadOutputs:
     )
 
 
-def numbers_of(value: HeadOutputs) -> list[int]:
+def numbers_of(value):
     numbers = [int(row[0]) for row in value.dense]
     assert [row.tolist() for row in value.token_weights] == [[i] * (i + 1) for i in numbers]
     assert [value.splade.row(k)[0].tolist() for k in range(len(numbers))] == [[i] for i in numbers]

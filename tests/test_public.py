@@ -1,7 +1,6 @@
 """What users import is in `hybridtei` itself, and documents import nothing else."""
 
 import ast
-import subprocess
 import sys
 
 import nbformat
@@ -11,6 +10,7 @@ import hybridtei
 from hybridtei import errors
 from notebooks.execute import notebooks
 from tests.notebooks.test_snippets import PYTHON
+from tests.ran import ran
 
 CELLS = [
     (path.name, cell.source)
@@ -36,7 +36,7 @@ def test_every_error_is_among_them():
 
 def test_importing_it_imports_no_library():
     code = "import sys, hybridtei; print(*{'torch', 'onnxruntime', 'numpy', 'msgspec', 'litestar'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = ran([sys.executable, "-c", code], check=True)
     assert done.stdout.split() == []
 
 

@@ -6,13 +6,13 @@ import re
 import socket
 import subprocess
 import sys
-from typing import Any
 
 import httpx
 import pytest
 
 from hybridtei import __version__, errors
 from hybridtei.cli import main, router, without_values
+from tests.ran import ran
 from tests.sampled import sampled
 from tests.server.live import HANG, ROOT, process
 
@@ -21,7 +21,7 @@ BAD = "one\n2026-01-01T00:00:00.000000Z ERROR forged: line"
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch) -> None:
+def no_settings_from_outside(monkeypatch):
     """No variable of the machine decides here."""
     for name in (
         "HOSTNAME",
@@ -47,27 +47,13 @@ def test_version(capsys):
 def test_python_m_works_without_torch_in_the_way():
     code = "import sys, runpy; sys.argv = ['hybridtei', '--version']\ntry: runpy.run_module('hybridtei', run_name='__main__')\n"
     code += "except SystemExit: print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=True,
-    )
+    done = ran([sys.executable, "-c", code], check=True)
     assert done.stdout.splitlines() == [f"hybridtei {__version__}", "False"]
 
 
 def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
     code = "import sys, hybridtei.cli.serve, hybridtei.server.start; print({'litestar', 'uvicorn'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=True,
-    )
+    done = ran([sys.executable, "-c", code], check=True)
     assert done.stdout == "set()\n"
 
 
@@ -130,21 +116,13 @@ def test_usage_errors_end_with_2_and_name_the_flag(
     assert "secret" not in error
 
 
-def failing(*arguments: str) -> subprocess.CompletedProcess[str]:
+def failing(*arguments):
     environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "hybridtei", *arguments]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
+    return ran(command, env=environment)
 
 
-def message(capsys: Any) -> str:
+def message(capsys):
     """Of an error, without the line that says where its cause and cure are."""
     first, second = capsys.readouterr().err.splitlines()
     assert second.startswith("Cause and cure: hybridtei explain ")
@@ -283,7 +261,7 @@ LINE = re.compile(
 )
 
 
-def text_logs_are_well(lines: list[str]) -> None:
+def text_logs_are_well(lines):
     assert all(LINE.fullmatch(line) for line in lines)
     assert " INFO hybridtei: serve.py:" in lines[0]
     assert ": Args { model_id: " in lines[0]

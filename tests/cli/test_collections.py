@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,11 @@ COUNT = 5
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """`docs`, an alias of `docs.1`, and `notes`, in the default store of the working folder."""
     monkeypatch.chdir(tmp_path)
 
-    async def fill() -> None:
+    async def fill():
         store = EmbeddedStore("qdrant")
         for name in ("docs.1", "notes"):
             await store.create(name, plan(model_id="tiny"))
@@ -37,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def ran(capsys, *words):
     status = cli.main(["collections", *words])
     return status, *capsys.readouterr()
 

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
@@ -16,22 +15,22 @@ from hybridtei.cli.embed import embed_file, read_texts
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput
-from hybridtei.outputs import Embeddings
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import near, same
 
 TEXTS = ["a hybrid search", "é 🙂 one", "two two", "one " * 90, " ", "seven"]
 ALL = ("dense", "sparse", "multivector")
 TOLERANCE = 1e-6
 
 
-def encoder(**backend) -> Encoder:
+def encoder(**backend):
     model = small.model()
     return Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig())
 
 
 @pytest.fixture(params=["txt", "jsonl", "jsonl of strings"])
-def source(request, tmp_path: Path) -> str:
+def source(request, tmp_path):
     path = tmp_path / f"in.{request.param.split()[0]}"
     if request.param == "txt":
         lines = TEXTS
@@ -44,13 +43,13 @@ def source(request, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=[2, 1024])
-def chunk(request, monkeypatch) -> int:
+def chunk(request, monkeypatch):
     """Several chunks, or one."""
     monkeypatch.setattr(module, "CHUNK", request.param)
     return request.param
 
 
-def expected() -> Embeddings:
+def expected():
     return encoder().encode(TEXTS, ALL)
 
 
@@ -65,14 +64,14 @@ def test_rows(source, chunk, tmp_path, suffix):
     wanted = expected()
     assert [row["text"] for row in rows] == TEXTS
     for i, row in enumerate(rows):
-        np.testing.assert_allclose(row["dense"], wanted.dense[i], atol=TOLERANCE)
-        np.testing.assert_allclose(row["multivector"], wanted.multivector.row(i), atol=TOLERANCE)
+        near(row["dense"], wanted.dense[i], TOLERANCE)
+        near(row["multivector"], wanted.multivector.row(i), TOLERANCE)
         indices, values = wanted.sparse.row(i)
         assert row["sparse"]["indices"] == indices.tolist()
-        np.testing.assert_allclose(row["sparse"]["values"], values, atol=TOLERANCE)
+        near(row["sparse"]["values"], values, TOLERANCE)
 
 
-def texts_in(arrays) -> list[str]:
+def texts_in(arrays):
     """Those of a `.npz`, one after the other in UTF-8."""
     ends = arrays["texts_offsets"].tolist()
     return [arrays["texts"][begin:end].tobytes().decode() for begin, end in pairwise(ends)]
@@ -84,12 +83,12 @@ def test_npz(source, chunk, tmp_path):
     wanted = expected()
     with np.load(target) as arrays:
         assert texts_in(arrays) == TEXTS
-        np.testing.assert_allclose(arrays["dense"], wanted.dense, atol=TOLERANCE)
-        np.testing.assert_array_equal(arrays["sparse_indices"], wanted.sparse.indices)
-        np.testing.assert_array_equal(arrays["sparse_indptr"], wanted.sparse.indptr)
-        np.testing.assert_allclose(arrays["sparse_values"], wanted.sparse.values, atol=TOLERANCE)
-        np.testing.assert_allclose(arrays["multivector"], wanted.multivector.values, atol=TOLERANCE)
-        np.testing.assert_array_equal(arrays["multivector_offsets"], wanted.multivector.offsets)
+        near(arrays["dense"], wanted.dense, TOLERANCE)
+        same(arrays["sparse_indices"], wanted.sparse.indices)
+        same(arrays["sparse_indptr"], wanted.sparse.indptr)
+        near(arrays["sparse_values"], wanted.sparse.values, TOLERANCE)
+        near(arrays["multivector"], wanted.multivector.values, TOLERANCE)
+        same(arrays["multivector_offsets"], wanted.multivector.offsets)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "npz", "parquet"])
@@ -179,7 +178,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, name, line):
     assert list(read_texts(path)) == ["one", "one"]
 
 
-def killed_within(folder: Path) -> None:
+def killed_within(folder):
     """Run in a process of its own, which ends in its second chunk."""
     embedded = encoder()
     plain, module.CHUNK = embedded.encode, 1

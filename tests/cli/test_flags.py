@@ -3,7 +3,7 @@
 import argparse
 import re
 import socket
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import msgspec
 import pytest
@@ -27,13 +27,13 @@ from hybridtei.errors import UsageError
 KINDS = (ModelConfig, EngineConfig, ServerConfig)
 
 
-def parsed(*arguments: str) -> dict[str, Any]:
+def parsed(*arguments):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser, KINDS)
     return vars(parser.parse_args(arguments))
 
 
-def settings(kind, *arguments: str, **environment: str):
+def settings(kind, *arguments, **environment):
     return from_flags(kind, parsed(*arguments), environment)
 
 

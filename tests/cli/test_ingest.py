@@ -14,20 +14,18 @@ from hybridtei.config import StoreConfig
 from hybridtei.retrieval.store import DEFAULT_PATH, with_default
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import PACKED
+from tests.ran import ran
 from tests.retrieval.ingest.small_ingest import points
 from tests.retrieval.store.speaking import speaking
 from tests.server.live import serving
 
 ROOT = Path(__file__).parents[2]
-HANG = 240
 
 
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def command(folder, *words):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": ""}
     line = [sys.executable, "-m", "hybridtei", "ingest", *words]
-    return subprocess.run(
-        line, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG, check=False
-    )
+    return ran(line, cwd=folder, env=environment)
 
 
 def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
@@ -180,7 +178,7 @@ def test_a_full_disk_is_named(tmp_path):
     words = ["ingest", str(source), "--collection", "notes", "--quiet"]
     words += ["--qdrant-path", str(disk / "q"), "--qdrant-patience", "0"]
     command = [*alone, f'{mounted} && exec "$0" "$@"', sys.executable, "-m", "hybridtei", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = ran(command)
     assert done.returncode == 1
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert "disk is full" in error or "No space left" in error

@@ -6,10 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import anyio
 import httpx
@@ -24,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 from hybridtei.cli import main
 from hybridtei.client import AsyncClient
 from hybridtei.retrieval.agents import MAX_CALLS, _entry
-from hybridtei.retrieval.store.base import Store, Stored
+from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, spec_in
 from tests.server.live import HANG, ROOT, serving
@@ -38,7 +35,7 @@ HEADERS = {"accept": "application/json, text/event-stream", "content-type": "app
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 
 
-def client_of(url: str, key: str | None = None) -> Client:
+def client_of(url, key=None):
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return Client(
         streamable_http_client(
@@ -48,9 +45,7 @@ def client_of(url: str, key: str | None = None) -> Client:
 
 
 @asynccontextmanager
-async def agents_of(
-    folder: Path, *, server: Mapping[str, Any] | None = None, **backend: Any
-) -> AsyncIterator[tuple[str, Store]]:
+async def agents_of(folder, *, server=None, **backend):
     """Where a server of a filled store answers agents, and the store."""
     folder.mkdir(exist_ok=True)
     spec = spec_in(folder)
@@ -157,7 +152,7 @@ async def test_what_is_refused_before_it_is_read(tmp_path):
         httpx.AsyncClient(trust_env=False) as client,
     ):
 
-        async def status(body: Any = LIST, **headers: str) -> int:
+        async def status(body=LIST, **headers):
             sent = {**HEADERS, **headers}
             return (await client.post(url, json=body, headers=sent)).status_code
 
@@ -276,7 +271,7 @@ print(status, peak.split()[1], *heavy, file=sys.stderr)
 """
 
 
-def relay_of(url: str, key: str, *flags: str) -> StdioServerParameters:
+def relay_of(url, key, *flags):
     server = url.partition("/collections")[0]
     words = ["mcp", "papers", "--url", server, "--url-api-key", key, *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +16,11 @@ from tests.retrieval.ingest.small_ingest import points
 class Corpus:
     """A folder, the collection made of it, and what the command said last."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder, capsys):
         self.source, self._folder, self._capsys = folder / "corpus", folder, capsys
         self.source.mkdir()
 
-    def in_words(self, *words: str, source: str = "corpus") -> tuple[int, str, str]:
+    def in_words(self, *words, source="corpus"):
         """Its status, what it says, and what it says on the side."""
         self._capsys.readouterr()
         status = cli.main(
@@ -30,16 +28,16 @@ class Corpus:
         )
         return status, *self._capsys.readouterr()
 
-    def ingest(self, *words: str, source: str = "corpus") -> tuple[int, dict]:
+    def ingest(self, *words, source="corpus"):
         status, told, _ = self.in_words("--json", *words, source=source)
         return status, json.loads(told) if told else {}
 
-    def write(self, name: str, texts: dict[str, str]) -> None:
+    def write(self, name, texts):
         lines = [json.dumps({"id": key, "text": text}) for key, text in texts.items()]
         (self.source / name).write_text("\n".join(lines) + "\n")
 
-    def stored(self) -> set[str]:
-        async def read() -> set[str]:
+    def stored(self):
+        async def read():
             store = EmbeddedStore(str(self._folder / "qdrant"))
             try:
                 return {record.payload["document_id"] for record in await points(store, "c")}
@@ -50,7 +48,7 @@ class Corpus:
 
 
 @pytest.fixture(scope="module")
-def embedder() -> Iterator[Encoder]:
+def embedder():
     """The model that the command would load for each ingest anew."""
     encoder = Encoder.load()
     yield encoder
@@ -58,7 +56,7 @@ def embedder() -> Iterator[Encoder]:
 
 
 @pytest.fixture
-def corpus(tmp_path, monkeypatch, capsys, embedder) -> Corpus:
+def corpus(tmp_path, monkeypatch, capsys, embedder):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(embedder, "close", lambda: None)
     monkeypatch.setattr(ingest_run, "_embedder", lambda *settings: embedder)

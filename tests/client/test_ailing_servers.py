@@ -3,27 +3,25 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import orjson
 import pytest
 
 from hybridtei.errors import InvalidInput, NoAnswer
 from tests.server.live import HANG
-from tests.stand_in import Answer, answering
+from tests.stand_in import answering
 
 INFO = {"hybridtei": {"role": "embedding", "dimensions": {"dense": 2}}, "max_client_batch_size": 32}
 GOOD = orjson.dumps([{"dense": [1.0, 0.0]}])
 
 
 @contextmanager
-def scripted(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
+def scripted(*answers):
     """A server of these answers to POST, in turn, the last one for ever; and the paths that it was asked."""
-    asked: list[str] = []
+    asked = []
 
-    def answer(method: str, path: str, _: bytes) -> Answer:
+    def answer(method, path, _):
         if method == "GET":
             return 200, {}, orjson.dumps(INFO)
         asked.append(path)
@@ -84,16 +82,16 @@ class Raw:
 
     def __init__(
         self,
-        behave: Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], Any],
-        port: int = 0,
-    ) -> None:
+        behave,
+        port=0,
+    ):
         self._behave, self._port, self.connections = behave, port, 0
         self._loop, self._ready = asyncio.new_event_loop(), threading.Event()
         self._thread = threading.Thread(
             target=self._loop.run_until_complete, args=[self._serve()], daemon=True
         )
 
-    async def _serve(self) -> None:
+    async def _serve(self):
         self._end = asyncio.Event()
         server = await asyncio.start_server(self._connected, "127.0.0.1", self._port)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -101,7 +99,7 @@ class Raw:
         await self._end.wait()
         server.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connected(self, reader, writer):
         self.connections += 1
         try:
             await self._behave(self.connections, reader, writer)
@@ -115,7 +113,7 @@ class Raw:
         assert self._ready.wait(HANG)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(HANG)
         assert not self._thread.is_alive()
@@ -134,9 +132,7 @@ HEAD = (
     ids=["nothing", "head", "no body", "half a body"],
 )
 def test_a_connection_that_is_cut_is_made_anew(ask, sent):
-    async def behave(
-        number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def behave(number, reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(sent if number < 3 else HEAD + WHOLE)
         await writer.drain()
@@ -150,7 +146,7 @@ def test_a_connection_that_is_cut_is_made_anew(ask, sent):
 def test_a_slow_server_ends_in_an_error(ask, is_dripping):
     """One that says nothing, and one that never comes to an end of saying something."""
 
-    async def behave(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def behave(_, reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(
             HEAD.replace(b"content-length: %d" % len(WHOLE), b"content-length: 1000000")
@@ -169,7 +165,7 @@ def test_a_slow_server_ends_in_an_error(ask, is_dripping):
 def test_a_server_that_is_restarted_is_found_again(ask):
     """The next one listens while the client already tries: at a port where nothing answers at first."""
 
-    async def behave(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def behave(_, reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD + WHOLE)
         await writer.drain()
@@ -181,7 +177,7 @@ def test_a_server_that_is_restarted_is_found_again(ask):
         NoAnswer, match=f"{port}/collections: no answer within 0.2 s, .*ConnectError"
     ):
         ask(url, "collections", patience_s=0.2)
-    found: list[list[str]] = []
+    found = []
     asking = threading.Thread(target=lambda: found.append(ask(url, "collections", patience_s=HANG)))
     asking.start()
     with Raw(behave, port):

@@ -3,11 +3,8 @@
 import base64
 import inspect
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,37 +14,37 @@ from hybridtei.client import AsyncClient, Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
-from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import same
+from tests.ran import ran
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.conftest import LABELS, TAGS, labelled
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 ALL = ("dense", "sparse", "multivector")
 MANY = [f"{TEXTS[i % len(TEXTS)]} {i}" for i in range(70)]  # of three requests
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
+def server():
     with serving(server={"max_client_batch_size": 25}) as running:
         yield running
 
 
-def encoder_of(spec: ModelSpec) -> Encoder:
+def encoder_of(spec):
     return Encoder(small.model(spec), FakeBackend(spec), 256, EngineConfig())
 
 
-def assert_same(one: Embeddings, other: Embeddings) -> None:
+def assert_same(one, other):
     for name in ("dense", "sparse", "multivector"):
         left, right = getattr(one, name), getattr(other, name)
         assert (left is None) == (right is None)
         for part in () if left is None else ("",) if name == "dense" else left.__dataclass_fields__:
             mine, its = (getattr(side, part) if part else side for side in (left, right))
-            np.testing.assert_array_equal(mine, its, strict=isinstance(mine, np.ndarray))
+            same(mine, its, strict=isinstance(mine, np.ndarray))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,7 @@ def test_scores_and_labels_are_the_encoders(ask):
         assert ask(server.url, "rerank", "one", TEXTS, weights="m3") == by_m3
     spec = labelled(*LABELS)
     with serving(spec) as server:
-        texts: list[Any] = [*TEXTS, ("one", "two")]
+        texts = [*TEXTS, ("one", "two")]
         assert ask(server.url, "classify", texts) == encoder_of(spec).classify(texts)
         assert ask(server.url, "classify", "one", raw_scores=True) == encoder_of(spec).classify(
             "one", raw_scores=True
@@ -190,7 +187,7 @@ def test_what_is_a_url_is_taken(url):
 def test_a_password_of_its_url_is_sent_and_in_no_error(ask):
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
 
-        def answer() -> bytes:
+        def answer():
             connection, _ = listening.accept()
             with connection:
                 head = connection.recv(10_000)
@@ -228,7 +225,7 @@ def test_both_have_the_same_verbs_and_signatures():
 
 def test_a_client_imports_neither_numpy_nor_a_runtime():
     code = "import sys, hybridtei; hybridtei.Client('http://x'); hybridtei.AsyncClient('http://x'); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = ran([sys.executable, "-c", code], check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "httpx" in loaded
     heavy = {

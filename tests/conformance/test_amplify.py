@@ -1,14 +1,13 @@
 """`conformance/amplify`: what it measures is what was taken, and its search finds the routes that take too much."""
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from conformance.amplify.request import Request, route_of
 from conformance.amplify.search import search
 from conformance.amplify.shapes import Shapes
-from conformance.amplify.target import Target, running
+from conformance.amplify.target import running
 from conformance.fuzz.bodies import Draw
 from conformance.processes import free_port
 
@@ -23,7 +22,7 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def costly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def costly(tmp_path_factory):
     port = free_port()
     command = [sys.executable, "-m", "tests.conformance.costly_app", "{probe}", str(port)]
     with running(command, port=port, log=tmp_path_factory.mktemp("costly") / "log") as target:

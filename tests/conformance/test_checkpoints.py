@@ -1,7 +1,6 @@
 """The suite of checkpoints: what it judges right, wrong and clear, on cases of its own."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from conformance.checkpoints import judge
 from conformance.checkpoints.__main__ import CASES, faults_of, run
@@ -9,7 +8,7 @@ from conformance.checkpoints.build import config, edit
 from conformance.checkpoints.sample import COMPILED, KNOWN, SAMPLE
 
 
-def verdicts(name: str, scratch: Path, **changes: object) -> list[str]:
+def verdicts(name, scratch, **changes):
     return [row["verdict"] for row in run(name, replace(CASES[name], **changes), scratch, ["ort"])]
 
 
@@ -33,7 +32,7 @@ def test_what_cannot_be_built_or_judged_is_told(tmp_path):
 
 
 def test_the_list_of_known_faults_only_shrinks():
-    def row(case: str, verdict: str) -> dict[str, str]:
+    def row(case, verdict):
         return {"case": case, "backend": "ort", "verdict": verdict, "deviation": "1", "message": ""}
 
     known = {("listed", "ort"): "a reason"}

@@ -3,23 +3,20 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
-import numpy as np
 import pytest
 
 from hybridtei import Encoder
 from hybridtei.config import EMBEDDED_MODEL
+from tests.near import near
+from tests.ran import ran
 from tests.server.live import ROOT, commanded, serving
 
 CLIENTS = ROOT / "conformance" / "clients"
 
 
-def module(path: Path) -> ModuleType:
+def module(path):
     found = importlib.util.spec_from_file_location(f"conformance_{path.stem}", path)
     loaded = importlib.util.module_from_spec(found)
     sys.modules[found.name] = loaded  # dataclasses look for their module there
@@ -38,16 +35,16 @@ environments = sys.modules["environments"]
 SEPARATE = [client for client in runner.CLIENTS if client.group in environments.SEPARATE]
 
 
-def run(*flags: str) -> tuple[int, str, list[dict]]:
+def run(*flags):
     """Status, table, and what the last line tells of each client."""
     command = [sys.executable, str(CLIENTS / "run.py"), "--only", "plain_http", "--no-grpc", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = ran(command)
     assert done.stdout, done.stderr
     return done.returncode, done.stdout, json.loads(done.stdout.splitlines()[-1])["clients"]
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def fleet(tmp_path_factory):
     """What scripts are told of a server with the four tiny models."""
     folder = tmp_path_factory.mktemp("clients")
     listed, told = folder / "models.toml", folder / "server.json"
@@ -75,9 +72,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_every_call_of_a_client_that_is_installed_here(script, fleet):
     command = [sys.executable, "-W", "ignore", str(CLIENTS / "calls" / f"{script}.py"), str(fleet)]
     environment = {**os.environ, "PYTHONPATH": str(CLIENTS)}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = ran(command, env=environment)
     if "ModuleNotFoundError" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     told = json.loads(done.stdout.splitlines()[-1])
@@ -86,7 +81,7 @@ def test_every_call_of_a_client_that_is_installed_here(script, fleet):
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def embedded(tmp_path_factory):
     """What scripts are told of a server with the embedded model."""
     told = tmp_path_factory.mktemp("embedded") / "server.json"
     roles = dict.fromkeys(("embed", "rerank", "classify", "tag"), EMBEDDED_MODEL)
@@ -111,7 +106,7 @@ def test_every_call_of_a_client_with_an_environment_of_its_own(client, request):
     if is_node:
         encoder = Encoder.load()
         vectors = encoder.encode(harness.TEXTS).dense
-        np.testing.assert_allclose(outcome["vectors"], vectors, atol=1e-5)
+        near(outcome["vectors"], vectors, 1e-5)
         encoder.close()
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
@@ -20,7 +19,7 @@ from conformance.fuzz.mutations import mutated
 from conformance.fuzz.run import flatness
 from conformance.fuzz.servers import Plan, Server
 from conformance.fuzz.shot import Shot
-from conformance.fuzz.storm import Finding, Storm
+from conformance.fuzz.storm import Storm
 from hybridtei.server.api import cohere, ollama, openai, points, predict, rerank, search, tei
 from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
@@ -29,7 +28,7 @@ from hybridtei.server.http.body import BodyError, decode
 from tests.inference.engine import small
 from tests.sampled import sampled
 from tests.server.conftest import LABELS, TAGS, labelled
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 SEED = "7"
 PLANS = {
@@ -61,14 +60,14 @@ KINDS = [
 ]
 
 
-def server_of(running: Running, name: str) -> Server:
+def server_of(running, name):
     return Server(Plan(name, (name,), 1), "127.0.0.1", running.port, None, None)
 
 
 @pytest.mark.parametrize("requests", [200, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sampled(PLANS, ["hybrid", "classifier"]))
 def test_a_storm_leaves_nothing_behind(name, requests):
-    found: list[Finding] = []
+    found = []
     with serving(PLANS[name]()) as running:
         tally = asyncio.run(Storm(server_of(running, name), SEED, requests, found.append).run())
         assert running.service.admission.free == running.service.config.max_concurrent_requests
@@ -81,7 +80,7 @@ def test_a_storm_leaves_nothing_behind(name, requests):
 def test_every_route_is_asked():
     with serving() as running:
         paths = running.get("/api-doc/openapi.json").json()["paths"]
-    of_method: dict[str, set[str]] = {"get": set(), "post": set()}
+    of_method = {"get": set(), "post": set()}
     for path, methods in paths.items():
         for method in methods:
             of_method[method].add(path.replace("{name}", "docs"))
@@ -89,7 +88,7 @@ def test_every_route_is_asked():
     assert of_method["get"] - {*GETS} == set()
 
 
-def read_or_refused(body: bytes, kind: type) -> bool:
+def read_or_refused(body, kind):
     try:
         return isinstance(decode(body, kind), kind)
     except BodyError as error:
@@ -107,10 +106,10 @@ def test_bytes_are_read_or_refused(kind, seed, noise):
 
 
 @contextmanager
-def answering(talk: Callable[[bytes, socket.socket], object]) -> Iterator[Server]:
+def answering(talk):
     """A server of another kind: `talk` is given what it reads."""
 
-    def run() -> None:
+    def run():
         while True:
             try:
                 plug, _ = listening.accept()
@@ -135,7 +134,7 @@ def answering(talk: Callable[[bytes, socket.socket], object]) -> Iterator[Server
     thread.join(60)
 
 
-def said(status: int, body: bytes) -> bytes:
+def said(status, body):
     return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
         status,
         len(body),
@@ -157,7 +156,7 @@ def said(status: int, body: bytes) -> bytes:
     ],
 )
 def test_wrong_answers_are_found(answer, reason):
-    def talk(_: bytes, plug: socket.socket) -> bool:
+    def talk(_, plug):
         plug.sendall(answer)
         return True
 
@@ -170,10 +169,10 @@ def test_wrong_answers_are_found(answer, reason):
 def test_a_valid_request_that_is_answered_otherwise_is_found():
     answers = iter(range(1000))
 
-    def talk(_: bytes, plug: socket.socket) -> None:
+    def talk(_, plug):
         plug.sendall(said(200, json.dumps([next(answers)]).encode()))
 
-    found: list[Finding] = []
+    found = []
     with answering(talk) as server:
         asyncio.run(Storm(server, SEED, 0, found.append).run())
     assert ["has changed" in finding.reasons[0] for finding in found] == [True]

@@ -2,27 +2,25 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[2]
 OF_THE_SERVER = ("msgspec", "litestar", "orjson", "uvicorn")
 
 
-def run(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+def run(*arguments, path=""):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"PYTHONPATH": path} if path else {})}
     command = [sys.executable, "-m", "conformance.load.gpu", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=900, env=environment, cwd=ROOT, check=False
-    )
+    return ran(command, timeout=900, env=environment)
 
 
-def smoke(out: Path, *arguments: str, path: str = "") -> tuple[list[dict[str, Any]], str]:
+def smoke(out, *arguments, path=""):
     done = run("--cpu-smoke", "--seconds", "0.02", "--out", str(out), *arguments, path=path)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()], done.stdout

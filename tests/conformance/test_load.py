@@ -1,36 +1,28 @@
 """`python -m conformance.load`: every scenario, small, of the real command. Counts, no times."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from conformance.load.__main__ import SCENARIOS
+from tests.ran import ran
 from tests.server.live import ROOT
 
-HANG = 300
 SERVER = f"{sys.executable} -m hybridtei serve --hostname 127.0.0.1 --port {{port}}"
 
 
-def run(name: str, *flags: str) -> tuple[int, dict]:
+def run(name, *flags):
     """Exit status, and what the last line tells."""
     command = [sys.executable, "-m", "conformance.load", name, *flags]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=HANG, check=False, cwd=ROOT
-    )
+    done = ran(command)
     assert done.stdout, done.stderr
     assert "cores" in done.stdout.splitlines()[0]
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 
 def test_each_scenario_tells_its_flags():
-    listed = subprocess.run(
-        [sys.executable, "-m", "conformance.load", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    listed = ran([sys.executable, "-m", "conformance.load", "--help"], check=True)
     assert set(listed.stdout.split()) >= set(SCENARIOS)
     pages = [
         *ROOT.glob("*.md"),
@@ -97,9 +89,7 @@ def test_what_a_collection_takes(tmp_path):
     (tmp_path / "texts" / "one.txt").write_text("a hybrid search over a swept wing")
     flags = [str(tmp_path / "texts"), "--folder", str(tmp_path / "there")]
     command = [sys.executable, "-m", "conformance.load", "stored_size", *flags]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=HANG, check=True, cwd=ROOT
-    )
+    done = ran(command, check=True)
     assert "1 documents" in done.stdout
     assert "dense vectors" in done.stdout
 

@@ -14,7 +14,7 @@ from tests.server.live import HANG, ROOT
 WORK, CACHE = Path("/tmp/w"), Path("/home/u/.cache/hybridtei")
 
 
-def found(*lines: str) -> list[Finding]:
+def found(*lines):
     return list(findings([f"{line}\n" for line in lines], [WORK, CACHE], WORK))
 
 
@@ -77,7 +77,7 @@ def test_files_that_the_readme_names():
     )
 
 
-def traced(code: str, folder: Path) -> list[Finding]:
+def traced(code, folder):
     """Of a process that loads ONNX Runtime and stays until its reports would be under way."""
     home, trace = folder / "home", folder / "trace"
     home.mkdir()

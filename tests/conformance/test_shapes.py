@@ -1,7 +1,6 @@
 """`conformance/families/shapes`: what it writes can be served, and what it measures is there."""
 
 import os
-import subprocess
 import sys
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 from conformance.families.shapes.__main__ import measure
 from conformance.families.shapes.checkpoint import read_checkpoints, write_checkpoint
 from conformance.families.shapes.serving import ABSENT
+from tests.ran import ran
 
 CHECKPOINTS = read_checkpoints()
 
@@ -17,9 +17,7 @@ CHECKPOINTS = read_checkpoints()
 def test_a_process_without_torch():
     code = "import importlib.util as u; print([bool(u.find_spec(n)) for n in ('torch', 'onnx', 'numpy')]); import torch"
     environment = {**os.environ, "PYTHONPATH": str(ABSENT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
-    )
+    done = ran([sys.executable, "-c", code], env=environment)
     assert done.stdout == "[False, False, True]\n"
     assert "ModuleNotFoundError: No module named 'torch'" in done.stderr
 

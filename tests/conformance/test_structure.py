@@ -1,9 +1,7 @@
 """Packages import downwards only, as pyproject.toml says; and the figures of a source tree small enough to count by hand."""
 
-import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,7 @@ from conformance.structure.source import (
     read_imports,
     read_modules,
 )
-from tests.server.live import ROOT
+from tests.ran import ran
 
 CONTRACTS = (
     "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
@@ -39,7 +37,7 @@ def work():
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path):
     for name, text in FILES.items():
         path = tmp_path / "small" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,33 +59,19 @@ def test_circles_are_found(package):
 
 def test_the_package_has_no_circle():
     """In a process of its own, since Python 3.11's `ast.parse` can fail while another thread of the process parses too."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "conformance.structure"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = ran([sys.executable, "-m", "conformance.structure"])
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.skipif(find_spec("importlinter") is None, reason="import-linter is not installed")
 def test_packages_import_downwards_only():
-    done = subprocess.run(
-        [sys.executable, "-c", CONTRACTS], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = ran([sys.executable, "-c", CONTRACTS])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_a_warm_request_runs_in_no_more_files_calls_and_coroutines():
     """In a process of its own, since the profile function stays in every thread."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "conformance.structure", "--requests"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = ran([sys.executable, "-m", "conformance.structure", "--requests"])
     assert ended.returncode == 0, ended.stderr
     assert "calls of /embed " in ended.stdout

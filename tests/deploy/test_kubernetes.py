@@ -1,8 +1,5 @@
 """The overlays, rendered: valid by Kubernetes' schemas, and of one mind with the image and the command."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import yaml
 
@@ -16,16 +13,16 @@ KINDS = {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudge
 VERSIONS = ("1.30", "1.33", "1.37")
 
 
-def rendered(folder: Path) -> dict[str, Any]:
+def rendered(folder):
     return {manifest["kind"]: manifest for manifest in render(folder)}
 
 
-def container(manifests: dict[str, Any]) -> Any:
+def container(manifests):
     [only] = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
     return only
 
 
-def variables(manifests: dict[str, Any]) -> dict[str, str]:
+def variables(manifests):
     return {each["name"]: each.get("value", "a-secret") for each in container(manifests)["env"]}
 
 

@@ -6,15 +6,14 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
 
 from hybridtei.config import ServerConfig
 from tests.deploy.command_line import DEPLOY
+from tests.ran import ran
 from tests.server.live import HANG, VALID, serving, valid_answer
 
 TEXT = (DEPLOY / "nginx/hybridtei.conf").read_text()
@@ -38,7 +37,7 @@ http {{
 
 
 @contextmanager
-def nginx(folder: Path, server_port: int) -> Iterator[httpx.Client]:
+def nginx(folder, server_port):
     """A client of nginx on a free port, once nginx passes requests on."""
     command = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     openssl = shutil.which("openssl")
@@ -74,7 +73,7 @@ def nginx(folder: Path, server_port: int) -> Iterator[httpx.Client]:
         "-e",
         str(folder / "error.log"),
     ]
-    tested = subprocess.run([*run, "-t"], capture_output=True, text=True, check=False, timeout=HANG)
+    tested = ran([*run, "-t"])
     assert tested.returncode == 0, tested.stderr
     process = subprocess.Popen(run)
     try:
@@ -127,7 +126,7 @@ def test_a_slow_client_keeps_no_connection_of_the_server(tmp_path):
             assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
-def reachable(client: httpx.Client) -> bool:
+def reachable(client):
     try:
         return client.get("/health").status_code == 200
     except httpx.TransportError:

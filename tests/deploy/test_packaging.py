@@ -73,7 +73,7 @@ def test_hooks_are_commands_of_the_development_environment():
         ], hook["id"]
 
 
-def tracked() -> list[str]:
+def tracked():
     folders = [ROOT / "hybridtei", ROOT / "deploy"]
     return [
         "Dockerfile",

@@ -5,12 +5,9 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
 
 import httpx
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,7 +15,9 @@ from safetensors.torch import load_file
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from tests import tiny, tolerances
-from tests.server.live import HANG, ROOT, process
+from tests.near import near
+from tests.ran import ran
+from tests.server.live import HANG, process
 
 ABSENT = (
     "torch",
@@ -80,23 +79,15 @@ TEXTS = ["hybrid search", "a wing in a slipstream"]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
     yield {"HYBRIDTEI_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     shutil.rmtree(cache)  # pytest keeps folders of three runs, and this one is large
 
 
-def run(
-    code: str, *arguments: str, environment: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG,
+def run(code, *arguments, environment):
+    return ran(
+        [sys.executable, "-W", "error", "-c", code, *arguments], env={**os.environ, **environment}
     )
 
 
@@ -105,7 +96,7 @@ def test_it_encodes_as_a_full_one_does(environment):
     assert done.stderr == ""
     dense, sparse, multivector = json.loads(done.stdout)
     expected = Encoder.load().encode(TEXTS, ("dense", "sparse", "multivector"))
-    np.testing.assert_allclose(dense, expected.dense, atol=tolerances.UNIT["float32"], rtol=0)
+    near(dense, expected.dense, tolerances.UNIT["float32"])
     assert (sparse, multivector) == (len(expected.sparse.values), len(expected.multivector.values))
 
 
@@ -136,9 +127,7 @@ def test_it_encodes_every_family(environment, tmp_path, families):
     assert done.stderr == ""
     for folder, found in zip(folders, json.loads(done.stdout), strict=True):
         expected = Encoder.load(str(folder), backend="torch").encode(TEXTS).dense
-        np.testing.assert_allclose(
-            found, expected, atol=tolerances.UNIT["float32"], rtol=0, err_msg=folder.name
-        )
+        near(found, expected, tolerances.UNIT["float32"], err_msg=folder.name)
 
 
 def test_it_serves(environment):
@@ -168,7 +157,7 @@ def test_bge_m3_as_its_makers_lay_it_out(environment, m3, tmp_path):
     dense, sparse, multivector = json.loads(done.stdout)
     full = Encoder.load(config=ModelConfig(model_id=str(m3), backend="torch"))
     expected = full.encode(TEXTS, ("dense", "sparse", "multivector"))
-    np.testing.assert_allclose(dense, expected.dense, atol=tolerances.UNIT["float32"], rtol=0)
+    near(dense, expected.dense, tolerances.UNIT["float32"])
     assert (sparse, multivector) == (len(expected.sparse.values), len(expected.multivector.values))
 
 

@@ -1,14 +1,13 @@
 """Rendering: a law of merging, examples of what is refused, and `kubectl kustomize` as the oracle where there is one."""
 
 import shutil
-import subprocess
 
 import pytest
 import yaml
 
 from deploy.render import identity, merged, render
 from tests.deploy.command_line import DEPLOY
-from tests.server.live import HANG
+from tests.ran import ran
 
 OVERLAYS = sorted((DEPLOY / "kubernetes/overlays").iterdir())
 
@@ -42,12 +41,6 @@ def test_renders_what_kubectl_renders(folder):
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    text = subprocess.run(
-        [kubectl, "kustomize", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=True,
-    ).stdout
+    text = ran([kubectl, "kustomize", str(folder)], check=True).stdout
     ours = {identity(manifest): manifest for manifest in render(folder)}
     assert ours == {identity(manifest): manifest for manifest in yaml.safe_load_all(text)}

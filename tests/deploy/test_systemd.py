@@ -2,14 +2,13 @@
 
 import re
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.command_line import DEPLOY, ROOT, check_serve
-from tests.server.live import HANG
+from tests.ran import ran
 
 UNIT, TEMPLATE = (
     (DEPLOY / "systemd" / name).read_text() for name in ("hybridtei.service", "hybridtei@.service")
@@ -17,14 +16,14 @@ UNIT, TEMPLATE = (
 FILE = (DEPLOY / "systemd/hybridtei.env").read_text()
 
 
-def settings(unit: str = UNIT) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def settings(unit=UNIT):
+    found = {}
     for name, value in re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE):
         found.setdefault(name, []).append(value)
     return found
 
 
-def environment() -> dict[str, str]:
+def environment():
     inline = dict(
         pair.partition("=")[::2] for value in settings()["Environment"] for pair in value.split()
     )
@@ -70,9 +69,7 @@ def test_systemd_has_nothing_to_say(tmp_path, unit, name):
         pytest.skip("systemd-analyze is not installed")
     path = tmp_path / name
     path.write_text(re.sub(r"^ExecStart=.*$", "ExecStart=/bin/true", unit, flags=re.MULTILINE))
-    said = subprocess.run(
-        [command, "verify", str(path)], capture_output=True, text=True, check=False, timeout=HANG
-    )
+    said = ran([command, "verify", str(path)])
     assert (
         said.returncode,
         [line for line in said.stderr.splitlines() if "hybridtei" in line],

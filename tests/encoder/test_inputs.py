@@ -67,7 +67,7 @@ def test_more_inputs_than_one_chunk_come_back_in_order(encoder):
 
 
 def test_one_text_is_a_list_of_one(encoder):
-    assert np.array_equal(dense_of(encoder, "baka bulo"), dense_of(encoder, ["baka bulo"]))  # type: ignore[arg-type]
+    assert np.array_equal(dense_of(encoder, "baka bulo"), dense_of(encoder, ["baka bulo"]))
 
 
 def test_no_texts_are_no_rows_of_the_right_width(encoder):
@@ -166,7 +166,7 @@ def test_progress_is_shown_when_asked_for(encoder, capsys):
 
 def test_a_closed_encoder_gives_its_memory_back(bert):
     encoder = Encoder.load(config=ModelConfig(model_id=str(bert), backend="torch"))
-    weights = weakref.ref(encoder._backend._trunk.model)  # type: ignore[attr-defined]
+    weights = weakref.ref(encoder._backend._trunk.model)
     assert weights() is not None
     encoder.close()
     gc.collect()

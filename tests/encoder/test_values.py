@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from tests.sampled import crossed, sampled
 PROMPTS = {"query": "baka bake ", "document": ""}
 TANH = "torch.nn.modules.activation.Tanh"
 IDENTITY = "torch.nn.modules.linear.Identity"
-LAYOUTS: dict[str, dict[str, Any]] = {
+LAYOUTS = {
     "mean": {"pooling": "mean"},
     "cls, normalised": {"pooling": "cls", "normalize": True},
     "mean and max": {"pooling": ["max", "mean"]},
@@ -41,7 +40,7 @@ CRANFIELD = Path(__file__).parents[3] / "shared" / "data" / "cranfield" / "corpu
 )
 def test_a_checkpoint_equals_sentence_transformers(tmp_path, model_type, layout, name):
     folder = tiny.write_family(tmp_path, model_type)
-    tiny.write_modules(folder, layout=layout, **LAYOUTS[name])  # type: ignore[arg-type]
+    tiny.write_modules(folder, layout=layout, **LAYOUTS[name])
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
     close(
         dense_of(ours),
@@ -58,7 +57,7 @@ def test_a_checkpoint_equals_sentence_transformers(tmp_path, model_type, layout,
 @pytest.mark.parametrize("layout", ["old", "new"])
 def test_prompts_equal_sentence_transformers(tmp_path, layout):
     folder = tiny.write_family(tmp_path, "bert")
-    tiny.write_modules(folder, layout=layout, prompts=PROMPTS)  # type: ignore[arg-type]
+    tiny.write_modules(folder, layout=layout, prompts=PROMPTS)
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
     plain = dense_of(ours, normalize=False)
     for name in (None, "query", "document"):
@@ -180,7 +179,7 @@ def test_m3_outputs_equal_the_definition(m3):
     assert raw.sparse.width == encoder.spec.vocab_size
     for i, (row, hidden) in enumerate(zip(ids, raw.tokens, strict=True)):
         weights = np.maximum(hidden @ sparse["weight"][0] + sparse["bias"], 0)
-        lexical: dict[int, float] = {}
+        lexical = {}
         for token, weight in zip(row, weights.tolist(), strict=True):
             if token not in (0, 1, 2, 3) and weight > 0:
                 lexical[token] = max(lexical.get(token, 0.0), weight)
@@ -209,11 +208,11 @@ def test_one_token_has_no_vector_in_m3_and_is_fine_between_others(m3):
     assert found.multivector.lengths.tolist() == [0, 2, 0]
     assert Encoder.load(str(m3)).encode(
         [[5]], outputs=["multivector"]
-    ).multivector.lengths.tolist() == [0]  # type: ignore[union-attr]
+    ).multivector.lengths.tolist() == [0]
 
 
 @pytest.fixture(scope="module")
-def embedded() -> Encoder:
+def embedded():
     if not EMBEDDED_HEADS.exists():
         pytest.skip(
             "hybridtei/models/heads/minilm_hybrid.safetensors is not there: its heads have not been trained"
@@ -222,7 +221,7 @@ def embedded() -> Encoder:
 
 
 @pytest.fixture(scope="module")
-def abstracts() -> list[dict[str, str]]:
+def abstracts():
     if not CRANFIELD.exists():
         pytest.skip("the collection of abstracts lies in ../shared/data, which this checkout lacks")
     return [json.loads(line) for line in CRANFIELD.read_text(encoding="utf-8").splitlines()[:180]]

@@ -7,6 +7,7 @@ import numpy as np
 
 from hybridtei.encoder import Encoder
 from tests import tolerances, vocabulary
+from tests.near import near
 
 TEXTS = vocabulary.texts(24)
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
@@ -19,4 +20,4 @@ def dense_of(encoder: Encoder, texts: Sequence[str] = TEXTS, **options: Any) -> 
 def close(
     ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]
 ) -> None:
-    np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=0)
+    near(ours, theirs, tolerance)

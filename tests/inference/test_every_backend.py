@@ -1,9 +1,6 @@
 """The same laws on every backend and precision that runs here: one oracle, one tolerance a precision, one set of refusals."""
 
-from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.outputs import Embeddings
 from tests import tolerances, vocabulary
 from tests.inference.backends.graph.test_int8 import LOOSE
+from tests.near import near
 from tests.precisions import runs_here
 
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
@@ -25,7 +23,7 @@ COMBINATIONS = [
     if dtype != "fp8" and runs_here(name, dtype)
 ]
 TEXTS = vocabulary.texts(64)
-BAD: dict[str, tuple[Any, dict[str, Any]]] = {
+BAD = {
     "empty": ([""], {}),
     "no ids": ([[]], {}),
     "an id outside the vocabulary": ([[10**6]], {}),
@@ -46,7 +44,7 @@ BAD: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def graphs(tmp_path_factory):
     """A cache of graphs that other modules' tests do not see, and a guard that random weights pass."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hybridtei.inference.backends.graph.int8.Guard", lambda: LOOSE)
@@ -59,20 +57,20 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["hybrid", "m3"])
-def folder(request: pytest.FixtureRequest, graphs: None) -> Path:
+def folder(request, graphs):
     """A checkpoint with every kind of output."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Embeddings:
+def reference(folder):
     """torch, float32, each text by itself: what test_encoder.py holds against sentence-transformers."""
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
     return Embeddings.concat([encoder.encode([text], EVERYTHING) for text in TEXTS])
 
 
 @pytest.fixture(scope="module", params=COMBINATIONS, ids="-".join)
-def encoder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Encoder]:
+def encoder(request, folder):
     name, dtype = request.param
     assert why_not(name, dtype, read_spec(folder)) is None
     loaded = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name, dtype=dtype))
@@ -81,19 +79,13 @@ def encoder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Encoder]:
     loaded.close()
 
 
-def assert_close(one: Embeddings, other: Embeddings, dtype: str) -> None:
+def assert_close(one, other, dtype):
     assert one.dense is not None
     assert other.dense is not None
-    np.testing.assert_allclose(one.dense, other.dense, atol=tolerances.UNIT[dtype], rtol=0)
-    np.testing.assert_allclose(
-        one.multivector.values, other.multivector.values, atol=tolerances.MULTIVECTOR[dtype], rtol=0
-    )
-    np.testing.assert_allclose(
-        one.tokens.values, other.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0
-    )
-    np.testing.assert_allclose(
-        one.sparse.to_dense(), other.sparse.to_dense(), atol=tolerances.WEIGHTS[dtype], rtol=0
-    )
+    near(one.dense, other.dense, tolerances.UNIT[dtype])
+    near(one.multivector.values, other.multivector.values, tolerances.MULTIVECTOR[dtype])
+    near(one.tokens.values, other.tokens.values, tolerances.HIDDEN[dtype])
+    near(one.sparse.to_dense(), other.sparse.to_dense(), tolerances.WEIGHTS[dtype])
 
 
 def test_every_output_is_the_references(encoder, reference):
@@ -110,14 +102,14 @@ def test_a_text_keeps_its_vectors_in_any_company(encoder):
 
 
 @pytest.fixture(scope="module")
-def refusals(folder: Path) -> dict[str, tuple[type[BaseException], str]]:
+def refusals(folder):
     encoder = Encoder.load(
         config=ModelConfig(model_id=str(folder), backend="torch"), engine=EngineConfig()
     )
     return {name: refusal_of(encoder, name) for name in BAD}
 
 
-def refusal_of(encoder: Encoder, name: str) -> tuple[type[BaseException], str]:
+def refusal_of(encoder, name):
     texts, options = BAD[name]
     with pytest.raises(Exception) as caught:  # noqa: PT011 (which one is what is compared)
         encoder.encode(texts, **options)

@@ -1,8 +1,6 @@
 """SPLADE whose queries are looked up in a table, against sentence-transformers' SparseEncoder; and its second logarithm."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from hybridtei.errors import (
 from hybridtei.models.checkpoint.layers import query_table
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
+from tests.near import near
 
 QUERIES = [
     "baka",
@@ -35,7 +34,7 @@ DOCUMENTS = vocabulary.texts(16, seed=3)
 TOLERANCE = tolerances.WEIGHTS["float32"]
 
 
-def routed(folder: Path, model_type: str = "bert", *, activation: str = "relu") -> Path:
+def routed(folder, model_type="bert", *, activation="relu"):
     """As sentence-transformers 6 saves a table for queries and a model for documents."""
     base = tiny.write_family(folder / "base", model_type, task="ForMaskedLM")
     documents = Transformer(
@@ -44,7 +43,7 @@ def routed(folder: Path, model_type: str = "bert", *, activation: str = "relu") 
     weights = torch.rand(len(documents.tokenizer), generator=torch.Generator().manual_seed(4))
     weights[7:20] = 0
     queries = SparseStaticEmbedding(tokenizer=documents.tokenizer, weight=weights)
-    pooling = SpladePooling("max", activation_function=activation)  # type: ignore[arg-type]
+    pooling = SpladePooling("max", activation_function=activation)
     router = Router.for_query_document(
         query_modules=[queries], document_modules=[documents, pooling]
     )
@@ -52,13 +51,13 @@ def routed(folder: Path, model_type: str = "bert", *, activation: str = "relu") 
     return folder / "saved"
 
 
-def sparse(encoder: Encoder, texts: list[str], kind: Any = None) -> np.ndarray:
+def sparse(encoder, texts, kind=None):
     found = encoder.encode(texts, ("sparse",), input_type=kind).sparse
     return found.to_dense()
 
 
-def close(one: np.ndarray, other: np.ndarray) -> None:
-    np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+def close(one, other):
+    near(one, other, TOLERANCE)
 
 
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
@@ -92,7 +91,7 @@ def test_a_splade_without_a_table_and_its_logarithms(tmp_path, activation):
     )
     theirs = SparseEncoder(
         modules=[transformer, SpladePooling("max", activation_function=activation)], device="cpu"
-    )  # type: ignore[arg-type]
+    )
     theirs.save(str(tmp_path / "saved"))
     ours = Encoder.load(str(tmp_path / "saved"))
     for kind in ("query", "document", None):
@@ -125,7 +124,7 @@ def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path):
         assert all(piece.removeprefix("##") in text for piece, _ in spelled)
     both, model = (
         encoder.encode(QUERIES, outputs, query_encoder=kind) for kind in ("table", "model")
-    )  # type: ignore[arg-type]
+    )
     assert np.array_equal(both.sparse.to_dense(), looked_up.to_dense())
     close(both.dense, model.dense)
     with pytest.raises(InvalidInput, match="sparse vectors of queries and nothing else"):

@@ -1,18 +1,15 @@
 """The checks after a model is loaded."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from conformance.families.oracle import difference, states_of, texts_of
-from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference import load
@@ -23,20 +20,21 @@ from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.load import load_model
 from tests import published, tiny, vocabulary
 from tests.inference.backends.torch.test_trunk import LONG
+from tests.ran import ran
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
 
 
-def loaded(folder: Path, **engine: Any) -> load.LoadedModel:
+def loaded(folder, **engine):
     return load_model(ModelConfig(model_id=str(folder), pooling="mean"), EngineConfig(**engine))
 
 
 def test_the_self_test_has_a_short_text_and_a_long_one(bert, monkeypatch):
-    lengths: list[list[int]] = []
+    lengths = []
     forward = OnnxBackend.forward
 
-    def counted(backend: OnnxBackend, batch: PackedBatch, *, use_all_cores: bool = False) -> Any:
+    def counted(backend, batch, *, use_all_cores=False):
         lengths.append(batch.lengths.tolist())
         return forward(backend, batch, use_all_cores=use_all_cores)
 
@@ -89,13 +87,13 @@ def test_a_model_of_very_short_texts_loads(tmp_path, longest):
 
 
 @pytest.fixture
-def cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(cache, tmp_path, monkeypatch):
     """On a machine that has no NVIDIA device."""
     monkeypatch.setattr(backend_choice, "NVIDIA", tmp_path / "no-device")
     return cache
 
 
-def backend_of(folder: Path, **config: Any) -> Any:
+def backend_of(folder, **config):
     return load_model(ModelConfig(model_id=str(folder), **config), EngineConfig()).backend
 
 
@@ -137,7 +135,7 @@ def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason
     )
     if case == "setting":
         tiny.edit_json(folder / "config.json", chunk_size_feed_forward=1)
-    config: dict[str, Any] = {"dtype": case} if case == "bfloat16" else {}
+    config = {"dtype": case} if case == "bfloat16" else {}
     with pytest.raises(LoadError, match=rf"{folder}: cannot run on ort: .*{why}"):
         backend_of(folder, backend="ort", **config)
     backend = backend_of(folder, **config)
@@ -253,20 +251,14 @@ print(sorted({"torch", "transformers", "scipy"} & set(sys.modules)))
 )
 def test_the_embedded_model_runs_without_importing_torch_or_scipy():
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITHOUT_TORCH],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-W", "error", "-c", WITHOUT_TORCH], env=environment)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert, monkeypatch):
-    asked: list[tuple[int, int, float]] = []
+    asked = []
 
-    def room(_: object, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+    def room(_, limit, longest, fraction, sharing=1):
         asked.append((limit, longest, fraction))
         return 600
 

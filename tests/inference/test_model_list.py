@@ -11,7 +11,7 @@ from hybridtei.inference.load import from_ids, read_models
 FLAGS = ModelConfig(dtype="bfloat16", offline=True)
 
 
-def written(folder: Path, text: str) -> Path:
+def written(folder, text):
     path = folder / "models.toml"
     path.write_text(text)
     return path

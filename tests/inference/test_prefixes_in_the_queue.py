@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.batch import Encoding, Padding
+from hybridtei.batch import Padding
 from tests.fake_backend import FakeBackend
 from tests.inference.engine.test_core import (
     DENSE,
@@ -22,7 +22,7 @@ from tests.inference.engine.test_core import (
 )
 
 
-def sharing_prefix(count: int, prefix: int, own: int, first: int = 0) -> list[Encoding]:
+def sharing_prefix(count, prefix, own, first=0):
     """`n` different encodings with the same first tokens."""
     begin = np.full(prefix, first, dtype=np.int64)
     return [

@@ -1,8 +1,5 @@
 """Reranking without a second model: BGE-M3's three similarities, weighted, from one pass."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -17,6 +14,7 @@ from hybridtei.inference.tasks.rerank import (
 )
 from hybridtei.models.text.reader import TextReader
 from tests import tiny, vocabulary
+from tests.near import near
 from tests.sampled import sampled
 
 QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(40, seed=3))
@@ -24,13 +22,13 @@ EVERYTHING = ("dense", "sparse", "multivector")
 
 
 @pytest.fixture(scope="module", params=["m3", "hybrid"])
-def encoder(request: pytest.FixtureRequest) -> Iterator[Encoder]:
+def encoder(request):
     loaded = Encoder.load(str(request.getfixturevalue(request.param)))
     yield loaded
     loaded.close()
 
 
-def expected(encoder: Encoder, query: str, document: str, weights: RankWeights) -> float:
+def expected(encoder, query, document, weights):
     """The formulas, one pair at a time, each text by itself."""
     q, d = (encoder.encode([text], EVERYTHING) for text in (query, document))
     dense = float(q.dense[0] @ d.dense[0])
@@ -64,17 +62,15 @@ def test_scores_are_the_weighted_mean_of_three_similarities(encoder, weights):
     )
     ranked = encoder.rerank(QUERY, DOCUMENTS, weights=weights)
     wanted = np.array([expected(encoder, QUERY, document, shares) for document in DOCUMENTS])
-    np.testing.assert_allclose(
-        [one.score for one in ranked], [wanted[one.index] for one in ranked], atol=1e-5, rtol=0
-    )
+    near([one.score for one in ranked], [wanted[one.index] for one in ranked], 1e-5)
     assert [one.index for one in ranked] == np.argsort(wanted, kind="stable")[::-1].tolist()
 
 
 def test_the_query_is_read_once_however_many_parts(encoder, monkeypatch):
-    read: list[str] = []
+    read = []
     original = TextReader.read
 
-    def spying(self: Any, inputs: Any, **options: Any) -> Any:
+    def spying(self, inputs, **options):
         read.extend(inputs)
         return original(self, inputs, **options)
 

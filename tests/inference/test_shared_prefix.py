@@ -15,6 +15,7 @@ from hybridtei.inference.backends.torch.kernels import padded_groups, per_sequen
 from hybridtei.inference.backends.torch.layout import PackedLayout
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances
+from tests.near import near
 from tests.sampled import crossed
 
 TOKENS = frozenset({Head.TOKENS})
@@ -29,7 +30,7 @@ CAUSAL = {
 lengths = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 
 
-def encodings(own: list[int], prefix: int = PREFIX) -> list[Encoding]:
+def encodings(own, prefix=PREFIX):
     """Encodings with these numbers of tokens after a common prefix."""
     return [
         Encoding(
@@ -69,7 +70,7 @@ def test_a_prefix_is_computed_once(own):
     for values in (batch.input_ids, batch.position_ids):
         assert np.array_equal(values[once.computed][once.rows], values)
 
-    def run(feed: dict) -> np.ndarray:
+    def run(feed):
         fed.append(feed)
         return feed["input_ids"][:, None].astype(np.float32)
 
@@ -136,7 +137,5 @@ def test_instructed_texts_have_the_vectors_that_they_have_alone(tmp_path):
     before = encoder.forwards
     assert together is not None
     for text, row in zip(texts, together, strict=True):
-        np.testing.assert_allclose(
-            encoder.encode(text).dense[0], row, atol=tolerances.UNIT["float32"], rtol=0
-        )
+        near(encoder.encode(text).dense[0], row, tolerances.UNIT["float32"])
     assert encoder.forwards - before == len(texts)

@@ -1,7 +1,6 @@
 """TEI's GELU on request: as if the checkpoint had asked for the tanh form itself."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +9,17 @@ from hybridtei import Encoder
 from hybridtei.config import ModelConfig
 from hybridtei.inference.load import find_model
 from tests import tiny, tolerances
+from tests.near import near
 
 TEXTS = ["the boundary layer on a flat plate", "a query", "wing " * 20]
 BACKENDS = ["ort", "openvino", "torch"]
 
 
-def encoder(folder: Path, **settings: object) -> Encoder:
+def encoder(folder, **settings):
     return Encoder.load(config=ModelConfig(model_id=str(folder), **settings))
 
 
-def twin(folder: Path, key: str) -> Path:
+def twin(folder, key):
     """The same checkpoint, whose configuration asks for the tanh form."""
     other = folder.with_name(f"{folder.name}-tanh")
     shutil.copytree(folder, other)
@@ -28,7 +28,7 @@ def twin(folder: Path, key: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Of a shape whose graph ships."""
     return tiny.write_bert(
         tmp_path_factory.mktemp("gelu") / "small", **tiny.SHIPPED, hidden_act="gelu"
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> np.ndarray:
+def expected(folder):
     return encoder(twin(folder, "hidden_act"), backend="torch").encode(TEXTS, normalize=False).dense
 
 
@@ -47,7 +47,7 @@ def test_every_backend_computes_what_a_checkpoint_of_that_form_gives(folder, exp
         for gelu in ("checkpoint", "tanh")
     )
     assert np.abs(exact - expected).max() > 1e-4  # ten tolerances: or this would show nothing
-    np.testing.assert_allclose(ours, expected, atol=tolerances.HIDDEN["float32"], rtol=0)
+    near(ours, expected, tolerances.HIDDEN["float32"])
 
 
 def test_the_head_of_a_splade_model_follows(tmp_path):
@@ -62,9 +62,7 @@ def test_the_head_of_a_splade_model_follows(tmp_path):
         .encode(TEXTS, ["sparse"])
         .sparse
     )
-    np.testing.assert_allclose(
-        ours.to_dense(), expected.to_dense(), atol=tolerances.WEIGHTS["float32"], rtol=0
-    )
+    near(ours.to_dense(), expected.to_dense(), tolerances.WEIGHTS["float32"])
 
 
 def test_the_head_of_a_classifier_follows(tmp_path):
@@ -73,9 +71,7 @@ def test_the_head_of_a_classifier_follows(tmp_path):
     tiny.edit_json(other / "config.json", classifier_activation="gelu_pytorch_tanh")
     expected = encoder(other, backend="torch").rerank("a query", TEXTS, raw_scores=True)
     ours = encoder(folder, backend="torch", gelu="tanh").rerank("a query", TEXTS, raw_scores=True)
-    np.testing.assert_allclose(
-        [r.score for r in ours], [r.score for r in expected], atol=1e-5, rtol=0
-    )
+    near([r.score for r in ours], [r.score for r in expected], 1e-5)
 
 
 def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
@@ -99,4 +95,4 @@ def test_an_export_can_follow(tmp_path):
         )
         ours = encoder(tmp_path / gelu, backend="ort").encode(TEXTS).dense
         expected = encoder(folder, backend="torch", gelu=gelu).encode(TEXTS).dense
-        np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)
+        near(ours, expected, 1e-5)

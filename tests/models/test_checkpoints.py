@@ -1,7 +1,5 @@
 """Checkpoints of `conformance.checkpoints`: served as their oracle computes them, or refused by every engine with the cure."""
 
-from pathlib import Path
-
 import pytest
 
 from conformance.checkpoints import judge
@@ -61,7 +59,7 @@ REFUSED = (
 )
 
 
-def verdicts(name: str, folder: Path, *engines: str) -> list[str]:
+def verdicts(name, folder, *engines):
     return [row["verdict"] for row in run(name, CASES[name], folder, engines)]
 
 

@@ -1,9 +1,6 @@
 """Rerankers and classifiers of every family against transformers and sentence-transformers, and what callers can rely on."""
 
-from collections.abc import Sequence
 from itertools import pairwise, product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +18,8 @@ from hybridtei.errors import (
 )
 from hybridtei.models.checkpoint.classifiers import DECODERS, PADDING
 from hybridtei.models.text.reader import TextReader
-from hybridtei.models.text.tokenizer import Text
 from tests import tiny, tolerances, vocabulary
+from tests.near import near
 from tests.sampled import crossed, sampled
 
 FAMILIES = [
@@ -65,7 +62,7 @@ PAIRS = [
 TOLERANCE = tolerances.LOGITS["float32"]
 
 
-def theirs(folder: Path, inputs: Sequence[Text], **options: Any) -> np.ndarray:
+def theirs(folder, inputs, **options):
     """Logits of each input by itself, without padding, as transformers cuts and computes them."""
     words = AutoTokenizer.from_pretrained(folder, **options)
     model = AutoModelForSequenceClassification.from_pretrained(
@@ -87,7 +84,7 @@ def theirs(folder: Path, inputs: Sequence[Text], **options: Any) -> np.ndarray:
     return torch.stack(rows).float().numpy()
 
 
-def ours(encoder: Encoder, inputs: Sequence[Text], **options: Any) -> np.ndarray:
+def ours(encoder, inputs, **options):
     """Logits in the order of the labels."""
     predictions = encoder.classify(inputs, raw_scores=True, **options)
     labels = encoder.spec.labels
@@ -99,8 +96,8 @@ def ours(encoder: Encoder, inputs: Sequence[Text], **options: Any) -> np.ndarray
     )
 
 
-def close(one: np.ndarray, other: np.ndarray, tolerance: float = TOLERANCE) -> None:
-    np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+def close(one, other, tolerance=TOLERANCE):
+    near(one, other, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +149,12 @@ def test_half_precision_is_about_the_same(tmp_path, model_type):
 
 
 @pytest.fixture(scope="module")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reranker(tmp_path_factory):
     return tiny.write_classifier(tmp_path_factory.mktemp("reranker"), "bert")
 
 
 @pytest.fixture(scope="module")
-def encoder(reranker: Path) -> Encoder:
+def encoder(reranker):
     return Encoder.load(str(reranker))
 
 
@@ -173,10 +170,10 @@ def test_each_of_several_labels_is_judged_alone_where_the_checkpoint_says_so(
 
 def test_ten_thousand_documents_are_held_in_parts(encoder, monkeypatch):
     documents = vocabulary.texts(10_000, most=6)
-    sizes: list[int] = []
+    sizes = []
     read = TextReader.read_pairs
 
-    def spying(self: Any, pairs: Any, **options: Any) -> Any:
+    def spying(self, pairs, **options):
         sizes.append(len(pairs))
         return read(self, pairs, **options)
 
@@ -215,7 +212,7 @@ def test_bad_input_is_refused(encoder, query, documents, options, error):
 # --- weights, strictly ----------------------------------------------------------------------------------------------------
 
 
-def damage(folder: Path, **changes: torch.Tensor | None) -> Path:
+def damage(folder, **changes):
     """Replace tensors, or take them out for None; names with `/` for `.`."""
     from safetensors.torch import load_file, save_file
 
@@ -253,7 +250,7 @@ def test_a_head_that_does_not_fit_is_refused(tmp_path, changes, words):
         Encoder.load(str(folder))
 
 
-def appending(folder: Path, end: str) -> Path:
+def appending(folder, end):
     """The folder's tokenizer with a token behind each text."""
     file = folder / "tokenizer.json"
     raw = Tokenizer.from_file(str(file))
@@ -267,7 +264,7 @@ def appending(folder: Path, end: str) -> Path:
     return folder
 
 
-def batched(folder: Path, inputs: Sequence[Text]) -> np.ndarray:
+def batched(folder, inputs):
     """Logits of all inputs in one padded batch of transformers."""
     raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = AutoModelForSequenceClassification.from_pretrained(

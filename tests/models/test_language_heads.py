@@ -1,8 +1,6 @@
 """The head of a language model that ranks: what transformers' class does between the last state and the logits of words."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(9, seed=7))
 OUR_OWN = ("cohere", "cohere2", "granite", "gpt_neox")
 
 
-def ranker(folder: Path, model_type: str, no: str | None = "be", **settings: Any) -> Path:
+def ranker(folder, model_type, no="be", **settings):
     """A tiny language model with logits of several units, and a template of our own."""
     words = vocabulary.tokenizer("bytes")
     words.save_pretrained(folder)
@@ -39,7 +37,7 @@ def ranker(folder: Path, model_type: str, no: str | None = "be", **settings: Any
     return folder
 
 
-def expected(folder: Path, no: str | None = "be") -> np.ndarray:
+def expected(folder, no="be"):
     words = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     end = words(TEMPLATE["suffix"], add_special_tokens=False)["input_ids"]
@@ -54,7 +52,7 @@ def expected(folder: Path, no: str | None = "be") -> np.ndarray:
     return np.array(scores, float)
 
 
-def check(folder: Path, backend: str = "torch", no: str | None = "be") -> None:
+def check(folder, backend="torch", no="be"):
     wanted = expected(folder, no)
     encoder = Encoder.load(str(folder), backend=backend)
     ranked = encoder.rerank(QUERY, DOCUMENTS, raw_scores=True)
@@ -64,7 +62,7 @@ def check(folder: Path, backend: str = "torch", no: str | None = "be") -> None:
     np.testing.assert_allclose(scores, wanted, atol=tolerances.LOGITS["float32"], rtol=1e-5)
 
 
-CAPS: tuple[tuple[str, dict[str, Any]], ...] = (
+CAPS = (
     ("gemma2", {"final_logit_softcapping": 2.0}),
     ("gemma2", {"final_logit_softcapping": None}),
     ("gemma2", {}),

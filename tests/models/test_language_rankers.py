@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +23,10 @@ from hybridtei.models.checkpoint.rankers import (
     MXBAI,
     OWN_FILE,
     QWEN3,
-    PairTemplate,
 )
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.models.text.reader import TextReader
 from tests import tiny, tolerances, vocabulary
+from tests.near import near
 
 TEMPLATE = {
     "prefix": "<|endoftext|>baka\n",
@@ -45,14 +42,14 @@ QUERY, *DOCUMENTS = dict.fromkeys(
 TOLERANCE = tolerances.LOGITS["float32"]
 
 
-def causal(folder: Path, **settings: Any) -> Path:
+def causal(folder, **settings):
     """A tiny Qwen3 and a template of our own."""
     tiny.write_family(folder, "qwen3", task="ForCausalLM", **settings)
     tiny.write_json(folder / OWN_FILE, TEMPLATE)
     return folder
 
 
-def expected(folder: Path, instruction: str | None = None) -> np.ndarray:
+def expected(folder, instruction=None):
     """As the model card of Qwen3-Reranker does it: the body is cut, prefix and suffix are put around its ids."""
     words, model = (
         AutoTokenizer.from_pretrained(folder),
@@ -74,16 +71,16 @@ def expected(folder: Path, instruction: str | None = None) -> np.ndarray:
     return np.array(scores)
 
 
-def ours(folder: Path, backend: Any = "auto", **options: Any) -> np.ndarray:
+def ours(folder, backend="auto", **options):
     ranked = Encoder.load(str(folder), backend=backend).rerank(QUERY, DOCUMENTS, **options)
     return np.array([one.score for one in sorted(ranked, key=lambda one: one.index)])
 
 
-def close(one: np.ndarray, other: np.ndarray) -> None:
-    np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+def close(one, other):
+    near(one, other, TOLERANCE)
 
 
-def converted(folder: Path, source: Path, labels: dict[int, str], rows: torch.Tensor) -> Path:
+def converted(folder, source, labels, rows):
     """The same model as a sequence classifier with these rows."""
     tiny.write_classifier(
         folder,
@@ -106,7 +103,7 @@ def converted(folder: Path, source: Path, labels: dict[int, str], rows: torch.Te
     return folder
 
 
-def rows_of(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def rows_of(folder):
     words, table = (
         AutoTokenizer.from_pretrained(folder),
         load_file(folder / "model.safetensors")["lm_head.weight"],
@@ -116,7 +113,7 @@ def rows_of(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory):
     return causal(tmp_path_factory.mktemp("causal"))
 
 
@@ -289,7 +286,7 @@ def test_the_template_of_a_known_family_is_found_by_its_name(tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(described))
     spec = read_spec(folder)
     assert spec.template == QWEN3 == KNOWN[r"qwen3[-_]?reranker", "qwen3"]
-    assert spec.classifier.steps[0].rows == (first, first + 1)  # type: ignore[union-attr]
+    assert spec.classifier.steps[0].rows == (first, first + 1)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +312,7 @@ def test_rankers_whose_parts_are_tokenised_one_by_one(tmp_path, name, model_type
     model, spec = AutoModelForCausalLM.from_pretrained(folder).eval(), read_spec(folder)
     assert spec.template == template
 
-    def ids(text: str) -> list[int]:
+    def ids(text):
         return words(text, add_special_tokens=False)["input_ids"]
 
     scores = []
@@ -344,13 +341,13 @@ def test_rankers_whose_parts_are_tokenised_one_by_one(tmp_path, name, model_type
 def test_parts_are_read_from_a_file(original, tmp_path):
     folder = shutil.copytree(original, tmp_path / "copy")
     tiny.edit_json(folder / OWN_FILE, body=["<Query>: {query}\n", "<Document>: {document}"])
-    assert read_spec(folder).template.parts == ("<Query>: {query}\n", "<Document>: {document}")  # type: ignore[union-attr]
+    assert read_spec(folder).template.parts == ("<Query>: {query}\n", "<Document>: {document}")
     tiny.edit_json(folder / OWN_FILE, body=["<Query>: {query}\n"])
     with pytest.raises(LoadError, match="no place for document"):
         read_spec(folder)
 
 
-def reader_of(folder: Path) -> tuple[TextReader, PairTemplate]:
+def reader_of(folder):
     spec = read_spec(folder)
     return text_reader(spec, EngineConfig()), spec.template
 
@@ -373,7 +370,7 @@ def test_prefix_and_suffix_are_whole_however_long_a_text_is(original):
     for direction in ("left", "right"):
         long = reader.ask(
             template, [("baka", "bulo " * 20_000)], truncate=True, direction=direction
-        )[0]  # type: ignore[arg-type]
+        )[0]
         short = reader.ask(template, [("baka", "bulo")], truncate=True)[0]
         assert len(long) == vocabulary.LONGEST
         assert long.input_ids[:3].tolist() == short.input_ids[:3].tolist()

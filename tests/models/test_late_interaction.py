@@ -2,8 +2,6 @@
 
 import json
 import string
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, UnsupportedHead
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
+from tests.near import near, same
 from tests.sampled import crossed
 
 DIM = 12
@@ -30,7 +29,7 @@ DOCUMENTS = [
     )
 ]
 TOLERANCE = tolerances.MULTIVECTOR["float32"] * 5
-EXPANSIONS: dict[str, dict[str, Any] | None] = {
+EXPANSIONS = {
     "none": None,
     "fixed": {"strategy": "fixed", "length": 24},
     "fixed, attended": {"strategy": "fixed", "length": 24, "attend": True},
@@ -39,7 +38,7 @@ EXPANSIONS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def with_markers(folder: Path, *markers: str, special: bool = True) -> Path:
+def with_markers(folder, *markers, special=True):
     """The same tokenizer with these as tokens, in place of pieces that the tests do not need."""
     described = json.loads((folder / "tokenizer.json").read_text())
     words = described["model"]["vocab"]
@@ -60,13 +59,13 @@ def with_markers(folder: Path, *markers: str, special: bool = True) -> Path:
 
 
 def saved(
-    folder: Path,
-    model_type: str,
-    expansion: dict[str, Any] | None,
+    folder,
+    model_type,
+    expansion,
     *,
-    pooling: HierarchicalTokenPooling | None = None,
-    **mask: Any,
-) -> Path:
+    pooling=None,
+    **mask,
+):
     """As sentence-transformers 6 saves a late-interaction model."""
     base = with_markers(tiny.write_family(folder / "base", model_type), "[Q] ", "[D] ")
     transformer = Transformer(str(base), document_length=40, query_expansion=expansion)
@@ -92,7 +91,7 @@ def saved(
     return folder / "saved"
 
 
-def pylate(folder: Path, model_type: str = "bert", *, marked: bool = True, **settings: Any) -> Path:
+def pylate(folder, model_type="bert", *, marked=True, **settings):
     """As PyLate up to version 3 saves one."""
     tiny.write_family(folder, model_type)
     if marked:
@@ -123,7 +122,7 @@ def pylate(folder: Path, model_type: str = "bert", *, marked: bool = True, **set
     return folder
 
 
-def stanford(folder: Path, **metadata: Any) -> Path:
+def stanford(folder, **metadata):
     """As Stanford's ColBERT: the projection is among the model's weights."""
     tiny.write_family(folder, "bert")
     with_markers(folder, "[unused0]", "[unused1]", special=False)
@@ -142,26 +141,25 @@ def stanford(folder: Path, **metadata: Any) -> Path:
     return folder
 
 
-def agree(folder: Path) -> None:
+def agree(folder):
     """Same vectors on both sides, same scores, same order."""
     ours, theirs = Encoder.load(str(folder)), MultiVectorEncoder(str(folder), device="cpu")
     assert ours.spec.heads == {"multivector", "tokens"}
     asked = theirs.encode_query(QUERIES)
     given = theirs.encode_document(DOCUMENTS)
     for kind, texts, expected in (("query", QUERIES, asked), ("document", DOCUMENTS, given)):
-        found = ours.encode(texts, ("multivector",), input_type=kind).multivector  # type: ignore[arg-type]
+        found = ours.encode(texts, ("multivector",), input_type=kind).multivector
         assert found is not None
         for text, one, other in zip(texts, found, expected, strict=True):
             assert one.shape == tuple(other.shape), text
-            np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+            near(one, other, TOLERANCE)
     for place, query in enumerate(QUERIES):
         wanted = theirs.similarity([asked[place]], given)[0].numpy()
         ranked = ours.rerank(query, DOCUMENTS)
-        np.testing.assert_allclose(
+        near(
             [one.score for one in ranked],
             wanted[[one.index for one in ranked]],
-            atol=32 * TOLERANCE,
-            rtol=0,
+            32 * TOLERANCE,
         )
         in_order = wanted[[one.index for one in ranked]]
         assert (np.diff(in_order) <= 32 * TOLERANCE).all()
@@ -265,7 +263,7 @@ def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(
         encoder.encode(["baka, bulo"], ("multivector",), input_type=kind).multivector
         for kind in (None, "document")
     )
-    np.testing.assert_array_equal(plain.values, document.values)
+    same(plain.values, document.values)
     assert len(encoder.rerank("baka", ["", "baka"])) == 2
     with pytest.raises(UnsupportedHead, match="no `dense` output"):
         encoder.encode("baka")

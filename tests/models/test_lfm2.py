@@ -1,8 +1,6 @@
 """LFM2.5 as Liquid AI publishes it, against transformers' layers with the mask removed and the convolutions centred."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +46,7 @@ PUBLISHED = {
 }
 
 
-def write(folder: Path, **settings: Any) -> tuple[Path, np.ndarray]:
+def write(folder, **settings):
     """A published checkpoint, and its states of the common texts, each alone."""
     words = tokenizer("bytes")
     words.save_pretrained(folder)
@@ -73,10 +71,10 @@ def write(folder: Path, **settings: Any) -> tuple[Path, np.ndarray]:
     return folder, np.concatenate(states)
 
 
-def centred(module: Any) -> Any:
+def centred(module):
     """The module's convolution with one token of padding at each side."""
 
-    def forward(hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+    def forward(hidden_states, **_):
         before, after, x = module.in_proj(hidden_states).transpose(1, 2).chunk(3, dim=1)
         y = functional.conv1d(before * x, module.conv.weight, padding=1, groups=x.shape[1])
         result: torch.Tensor = module.out_proj((after * y).transpose(1, 2))
@@ -88,9 +86,7 @@ def centred(module: Any) -> Any:
 @pytest.mark.parametrize(
     ("dtype", "engine"), [(dtype, engine) for dtype in TOLERANCES for engine in ENGINES_OF[dtype]]
 )
-def test_it_computes_transformers_layers_in_both_directions(
-    tmp_path: Path, dtype: str, engine: str
-) -> None:
+def test_it_computes_transformers_layers_in_both_directions(tmp_path, dtype, engine):
     """Alone, among neighbours, and with a text of 1,500 tokens."""
     if (dtype, engine) == ("bfloat16", "openvino"):
         pytest.skip("OpenVINO computes in bfloat16 on some processors only")
@@ -110,16 +106,14 @@ def test_it_computes_transformers_layers_in_both_directions(
     ],
     ids=str,
 )
-def test_settings_mean_what_they_mean_to_transformers(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_settings_mean_what_they_mean_to_transformers(tmp_path, settings):
     folder, expected = write(tmp_path, **settings)
     spec = read_spec(folder, pooling="cls")
     texts = texts_of(spec)
     assert difference(states_of(open_engine("ort", spec), texts), expected, texts).is_within
 
 
-def test_a_rectangle_gives_the_same(tmp_path: Path) -> None:
+def test_a_rectangle_gives_the_same(tmp_path):
     """For other readers of ONNX files: padding at the end is not seen."""
     folder, expected = write(tmp_path, max_position_embeddings=512)
     is_valid(family_graph(read_spec(folder, pooling="cls")))
@@ -127,7 +121,7 @@ def test_a_rectangle_gives_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_token_that_is_no_key_is_not_seen(tmp_path: Path, engine: str) -> None:
+def test_a_token_that_is_no_key_is_not_seen(tmp_path, engine):
     """As the mask tokens of a late-interaction query; what they are changes no other token."""
     spec = read_spec(write(tmp_path)[0], pooling="cls")
     backend, states = open_engine(engine, spec), []
@@ -148,16 +142,14 @@ def test_a_token_that_is_no_key_is_not_seen(tmp_path: Path, engine: str) -> None
         ({"an_option_nobody_knows_yet": 1}, "`an_option_nobody_knows_yet` is 1"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
+def test_what_is_not_known_is_refused_by_name(tmp_path, changes, why):
     folder, _ = write(tmp_path)
     tiny.edit_json(folder / "config.json", **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"config.json: {why}"):
         family_graph(read_spec(folder, pooling="cls"))
 
 
-def test_a_causal_one_stays_with_torch(tmp_path: Path) -> None:
+def test_a_causal_one_stays_with_torch(tmp_path):
     folder, _ = write(tmp_path)
     tiny.edit_json(folder / "config.json", architectures=["Lfm2Model"], auto_map=...)
     spec = read_spec(folder, pooling="lasttoken")

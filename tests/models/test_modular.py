@@ -1,8 +1,5 @@
 """Checkpoints whose heads are modules of their own, and tables of token vectors, against sentence-transformers."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -19,13 +16,14 @@ from hybridtei.inference.backends.graph.onnx_export import export_model
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, vocabulary
 from tests.models.refused import raised
+from tests.near import near
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]
 TOLERANCE = 1e-5
 BACKENDS = ["ort", "openvino", "torch"]
 
 
-def shaken(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+def shaken(module, seed=1):
     """The module with no parameter at its usual 0 or 1."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -34,7 +32,7 @@ def shaken(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
     return module
 
 
-def trunk(folder: Path, model_type: str) -> list[torch.nn.Module]:
+def trunk(folder, model_type):
     base = tiny.write_family(folder / "base", model_type)
     if model_type in tiny.TYPED:  # or transformers would feed them zeros
         tiny.edit_json(
@@ -47,7 +45,7 @@ def trunk(folder: Path, model_type: str) -> list[torch.nn.Module]:
     ]
 
 
-def reranker(folder: Path, model_type: str = "modernbert") -> Path:
+def reranker(folder, model_type="modernbert"):
     """As the ettin rerankers are built."""
     steps = [
         Dense(tiny.HIDDEN, 24, bias=False, activation_function=torch.nn.GELU()),
@@ -69,7 +67,7 @@ def test_a_cross_encoder_in_modules_scores_as_theirs(tmp_path, model_type, backe
     )
     ranked = Encoder.load(str(folder), backend=backend).rerank(TEXTS[0], TEXTS, raw_scores=True)
     ours = [one.score for one in sorted(ranked, key=lambda one: one.index)]
-    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+    near(ours, theirs, TOLERANCE)
     assert np.ptp(theirs) > 100 * TOLERANCE
 
 
@@ -84,7 +82,7 @@ def test_a_code_is_theirs(tmp_path, backend, normalize):
     encoder = Encoder.load(str(tmp_path / "saved"), backend=backend)
     assert encoder.spec.heads == {Head.DENSE, Head.SPARSE, Head.TOKENS}
     ours = encoder.encode(TEXTS, ("sparse",)).sparse
-    np.testing.assert_allclose(ours.to_dense(), theirs, atol=TOLERANCE, rtol=0)
+    near(ours.to_dense(), theirs, TOLERANCE)
     with pytest.raises(UnsupportedHead, match="no token"):
         encoder.tokens(ours)
     with pytest.raises(UnsupportedArchitecture, match="SparseAutoEncoder"):
@@ -108,7 +106,7 @@ def test_the_encoder_of_a_t5_embeds_as_theirs(tmp_path, model_type, backend):
     agrees(tmp_path / "saved", backend=backend)
 
 
-def static(folder: Path) -> Path:
+def static(folder):
     words = vocabulary.tokenizer("wordpiece").backend_tokenizer
     table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
     steps = [
@@ -120,15 +118,15 @@ def static(folder: Path) -> Path:
     return folder
 
 
-def home(folder: Path) -> Path:
+def home(folder):
     """Where a saved StaticEmbedding lies."""
     return next(file.parent for file in folder.rglob("tokenizer.json"))
 
 
-def agrees(folder: Path, **options: Any) -> None:
+def agrees(folder, **options):
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     ours = Encoder.load(str(folder), **options).encode(TEXTS, normalize=False).dense
-    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+    near(ours, theirs, TOLERANCE)
 
 
 def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path):
@@ -149,7 +147,7 @@ def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path):
     encoder = Encoder.load(str(folder))
     assert encoder.backend_name == "static"
     both = encoder.encode(TEXTS, ("dense", "tokens"))  # by another way than the dense vectors alone
-    np.testing.assert_allclose(both.dense, encoder.encode(TEXTS).dense, atol=1e-6, rtol=0)
+    near(both.dense, encoder.encode(TEXTS).dense, 1e-6)
     tokens = encoder.encode(["baka bulo"], ("tokens",)).tokens
     assert len(tokens.values) < len(
         vocabulary.tokenizer("wordpiece")("baka bulo")["input_ids"]

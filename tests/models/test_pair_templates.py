@@ -1,7 +1,6 @@
 """Decoders with one score: a template that the folder declares is applied, and a ranker without one says so."""
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.load import text_reader
 from hybridtei.models.checkpoint.rankers import NVIDIA, OWN_FILE, template_source
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
+from tests.near import near
 
 QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(7, seed=9))
 BY_ROLE = (
@@ -28,17 +28,17 @@ FOR_TALK = (
 STRICT = "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('roles') }}{% endif %}{% endfor %}"
 
 
-def scores(folder: Path) -> np.ndarray:
+def scores(folder):
     ranked = Encoder.load(str(folder)).rerank(QUERY, DOCUMENTS, raw_scores=True)
     return np.array([row.score for row in sorted(ranked, key=lambda row: row.index)])
 
 
-def close(ours: np.ndarray, theirs: np.ndarray) -> None:
+def close(ours, theirs):
     assert np.ptp(theirs) > 0.01
-    np.testing.assert_allclose(ours, theirs, atol=tolerances.LOGITS["float32"], rtol=0)
+    near(ours, theirs, tolerances.LOGITS["float32"])
 
 
-def source(spec: ModelSpec) -> str | None:
+def source(spec):
     return template_source(spec.folder, spec.template)
 
 

@@ -1,8 +1,5 @@
 """A small model that reads queries and a large one that reads documents, against the Router of sentence-transformers."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -24,15 +21,14 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, vocabulary
 from tests.inference.backends.outputs import run
+from tests.near import near
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]
 TOLERANCE = 1e-5
 WIDTH, NARROW = 20, 16
 
 
-def route(
-    folder: Path, model_type: str, width: int = WIDTH, **settings: Any
-) -> list[torch.nn.Module]:
+def route(folder, model_type, width=WIDTH, **settings):
     hidden = settings.get("hidden_size", tiny.HIDDEN)
     base = tiny.write_family(folder, model_type, **settings)
     dense = Dense(hidden, width, activation_function=torch.nn.Identity())
@@ -41,12 +37,12 @@ def route(
 
 
 def saved(
-    folder: Path,
+    folder,
     *,
-    query_width: int = WIDTH,
-    after: tuple[torch.nn.Module, ...] = (),
-    **options: Any,
-) -> Path:
+    query_width=WIDTH,
+    after=(),
+    **options,
+):
     """As LEAF's models are built: RoBERTa's positions, which begin elsewhere, for documents, a narrower BERT for queries."""
     router = Router.for_query_document(
         query_modules=route(
@@ -67,12 +63,12 @@ def saved(
     return folder / "saved"
 
 
-def dense(encoder: Encoder, texts: list[str], **options: Any) -> np.ndarray:
+def dense(encoder, texts, **options):
     return encoder.encode(texts, normalize=False, **options).dense
 
 
-def close(one: np.ndarray, other: np.ndarray) -> None:
-    np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+def close(one, other):
+    near(one, other, TOLERANCE)
 
 
 @pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])

@@ -1,10 +1,8 @@
 """Taggers of every kind of tokenizer against transformers' pipeline, with all five strategies, on texts full of Unicode."""
 
 import random
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
@@ -13,6 +11,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, WeightMismatch
 from hybridtei.inference.tasks.label import Aggregation
 from tests import tiny, tolerances, vocabulary
+from tests.near import near
 from tests.sampled import sampled
 
 FAMILIES = [
@@ -69,9 +68,9 @@ ODD += [
 BETWEEN = [" ", " ", " ", " ", "  ", "\n", "\t", "", "\u00a0", "\u3000"]
 
 
-def sentences(count: int) -> list[str]:
+def sentences(count):
     draw = random.Random(7)
-    made: list[str] = []
+    made = []
     while len(made) < count:
         words = draw.choices(vocabulary.WORDS, k=draw.randint(0, 9)) + draw.choices(
             ODD, k=draw.randint(0, 5)
@@ -87,7 +86,7 @@ def sentences(count: int) -> list[str]:
 SENTENCES = sentences(70)
 
 
-def tagger(folder: Path, model_type: str, **settings: Any) -> Path:
+def tagger(folder, model_type, **settings):
     names = dict(enumerate(LABELS))
     more = {"id2label": names, "label2id": {name: i for i, name in names.items()}, **settings}
     folder = tiny.write_classifier(
@@ -131,37 +130,36 @@ def test_spans_are_those_of_the_pipeline(tmp_path, model_type, count):
             assert [(one.start, one.end, one.label) for one in spans] == [
                 (one["start"], one["end"], one[key]) for one in entities
             ]
-            np.testing.assert_allclose(
+            near(
                 [one.score for one in spans],
                 [one["score"] for one in entities],
-                atol=TOLERANCE,
-                rtol=0,
+                TOLERANCE,
             )
             seen |= {one.label for one in spans}
     assert len(seen) > 4  # or it would prove little
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tagger(tmp_path_factory.mktemp("tagger"), "bert")
 
 
 @pytest.fixture(scope="module")
-def encoder(folder: Path) -> Encoder:
+def encoder(folder):
     return Encoder.load(str(folder))
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_offsets_are_into_the_whole_text_however_it_was_cut(encoder, folder, direction):
     text = " ".join(vocabulary.texts(20, most=60))
-    (spans,) = encoder.tag(text, aggregation_strategy="none", truncation_direction=direction)  # type: ignore[arg-type]
+    (spans,) = encoder.tag(text, aggregation_strategy="none", truncation_direction=direction)
     words = AutoTokenizer.from_pretrained(folder, truncation_side=direction)
     expected = words(
         text, truncation=True, max_length=vocabulary.LONGEST, return_offsets_mapping=True
     )["offset_mapping"]
     assert [(one.start, one.end) for one in spans] == expected[1:-1]
     huge = "baka " * 20_000 + "bulo"
-    (spans,) = encoder.tag(huge, aggregation_strategy="none", truncation_direction=direction)  # type: ignore[arg-type]
+    (spans,) = encoder.tag(huge, aggregation_strategy="none", truncation_direction=direction)
     assert {huge[one.start : one.end] for one in spans} <= {"baka", "bulo"}
     assert spans[-1].end == (len(huge) if direction == "left" else 126 * 5 - 1)
 

@@ -5,10 +5,7 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,9 +13,10 @@ from hybridtei.errors import LoadError
 from hybridtei.models import torch_zip
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny
+from tests.near import same
 
 BASE = torch.arange(60, dtype=torch.float32).reshape(5, 12) / 7
-STATE: dict[str, torch.Tensor] = {
+STATE = {
     "plain": BASE,
     "view": BASE[1:3],
     "columns": BASE[:, 2:5],
@@ -32,7 +30,7 @@ STATE: dict[str, torch.Tensor] = {
 }
 
 
-def saved(path: Path, state: Any, **settings: Any) -> Path:
+def saved(path, state, **settings):
     torch.save(state, path, **settings)
     return path
 
@@ -45,15 +43,15 @@ def test_every_tensor_is_torchs(tmp_path, kind, protocol):
     for name, tensor in STATE.items():
         expected = tensor.detach().float().numpy()
         assert weights.shape(name) == expected.shape
-        np.testing.assert_array_equal(weights.float32(name), expected)
-        np.testing.assert_array_equal(Weights.of_file(path).float32(name), expected)
+        same(weights.float32(name), expected)
+        same(Weights.of_file(path).float32(name), expected)
 
 
 def test_a_models_state_dict_with_its_versions_and_integers(tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     saved(tmp_path / "pytorch_model.bin", module.state_dict())
     weights = Weights.open(tmp_path)
-    np.testing.assert_array_equal(weights.float32("0.weight"), module[0].weight.detach().numpy())
+    same(weights.float32("0.weight"), module[0].weight.detach().numpy())
     assert "1.num_batches_tracked" in weights.names()
     with pytest.raises(LoadError, match=r"`1\.num_batches_tracked` is I64"):
         weights.float32("1.num_batches_tracked")
@@ -71,21 +69,21 @@ def test_shards_are_read_together(tmp_path):
     tiny.write_json(tmp_path / "pytorch_model.bin.index.json", {"weight_map": names})
     weights = Weights.open(tmp_path)
     for number, name in enumerate(names):
-        np.testing.assert_array_equal(weights.float32(name), BASE.numpy() + number)
+        same(weights.float32(name), BASE.numpy() + number)
 
 
 class _Runs:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, (str(self.path),)
 
 
 @pytest.mark.parametrize("state", ["runs", "module", "number", "nested"])
 def test_what_is_no_state_dict_is_refused_and_nothing_runs(tmp_path, state):
     made = tmp_path / "made"
-    states: dict[str, Any] = {
+    states = {
         "runs": {"a": _Runs(made)},
         "module": torch.nn.Linear(2, 2),
         "number": {"a": 3},
@@ -103,9 +101,7 @@ def test_a_bare_pickle_is_refused_by_what_it_is(tmp_path):
         Weights.open(tmp_path)
 
 
-def rewritten(
-    path: Path, description: bytes, compress: int = zipfile.ZIP_STORED, member: str = "data.pkl"
-) -> None:
+def rewritten(path, description, compress=zipfile.ZIP_STORED, member="data.pkl"):
     """Replace the description of a saved file, or another member, or compress it."""
     with zipfile.ZipFile(path) as archive:
         contents = {entry.filename: archive.read(entry) for entry in archive.infolist()}
@@ -124,13 +120,11 @@ def test_compressed_storages_are_refused(tmp_path):
         Weights.open(tmp_path)
 
 
-def described(
-    shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, count: int = 60
-) -> bytes:
+def described(shape, strides, offset=0, count=60):
     """A description as torch writes it, with these numbers."""
 
     class Tensor:
-        def __reduce__(self) -> Any:
+        def __reduce__(self):
             return torch._utils._rebuild_tensor_v2, (
                 Storage(),
                 offset,
@@ -144,7 +138,7 @@ def described(
         pass
 
     class Pickler(pickle._Pickler):
-        def persistent_id(self, value: Any) -> Any:
+        def persistent_id(self, value):
             return (
                 ("storage", torch.FloatStorage, "0", "cpu", count)
                 if isinstance(value, Storage)
@@ -175,7 +169,7 @@ def described(
 def test_a_tensor_beyond_its_storage_is_refused(tmp_path, shape, strides, offset, count):
     path = saved(tmp_path / "pytorch_model.bin", {"a": BASE})
     rewritten(path, described((5, 12), (12, 1)))
-    np.testing.assert_array_equal(Weights.open(tmp_path).float32("a"), BASE.numpy())
+    same(Weights.open(tmp_path).float32("a"), BASE.numpy())
     rewritten(path, described(shape, strides, offset, count))
     with pytest.raises(LoadError, match=str(path)):
         Weights.open(tmp_path)

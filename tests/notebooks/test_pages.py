@@ -3,7 +3,6 @@
 import re
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,7 @@ PAGES = (
 )
 
 
-def flags(*groups: str) -> set[str]:
+def flags(*groups):
     return {
         f"--{field.name.replace('_', '-')}"
         for kind in SETTINGS
@@ -169,7 +168,7 @@ PLACE = re.compile(r"`((?:cli|server|retrieval|inference|models|system)(?:\.\w+)
 
 @pytest.mark.parametrize("name", sorted({*PLACE.findall(LIFE)}))
 def test_a_name_in_the_life_of_a_request_exists(name):
-    found: Any = hybridtei
+    found = hybridtei
     for part in name.split("."):
         with suppress(ModuleNotFoundError):
             import_module(f"{found.__name__}.{part}")

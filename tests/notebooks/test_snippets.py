@@ -10,11 +10,9 @@ import shlex
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,7 +64,7 @@ class Block:
     text: str
 
 
-def blocks(*languages: str) -> list[Block]:
+def blocks(*languages):
     found = []
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
@@ -76,12 +74,12 @@ def blocks(*languages: str) -> list[Block]:
     return [block for block in found if block.language in languages]
 
 
-def commands(block: Block) -> list[list[str]]:
+def commands(block):
     """The words of each command: lines joined, comments and assignments of variables away, split at `&&` and pipes."""
     text = UNQUOTED_END.sub(lambda match: match[1] or " ; ", block.text.replace("\\\n", " "))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
     lexer.whitespace_split, lexer.commenters = True, ""
-    found: list[list[str]] = [[]]
+    found = [[]]
     for word in lexer:
         if set(word) <= set(";&|"):
             found.append([])
@@ -90,13 +88,13 @@ def commands(block: Block) -> list[list[str]]:
     return [words for words in map(_bare, found) if words]
 
 
-def _bare(words: list[str]) -> list[str]:
+def _bare(words):
     while words and ASSIGNMENT.match(words[0]):
         words = words[1:]
     return words
 
 
-def ids(found: list[Block]) -> list[str]:
+def ids(found):
     return [f"{block.page}:{block.line}" for block in found]
 
 
@@ -107,27 +105,27 @@ PYTHON, SHELL = blocks("python"), blocks("bash", "sh", "shell", "console")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory):
     """The folder of the collections that the pages' servers share."""
     return str(tmp_path_factory.mktemp("store") / "qdrant")
 
 
 @pytest.fixture(scope="module")
-def url(store: str) -> Iterator[str]:
+def url(store):
     """Of a server of the embedded model, as the pages start it."""
     with process([*SERVE, "--qdrant-path", store]) as server:
         yield server.wait_ready()
 
 
 @pytest.fixture(scope="module")
-def keyed(store: str) -> Iterator[str]:
+def keyed(store):
     """Of another server over the same folder, for commands that send `$KEY`."""
     with process([*SERVE, "--qdrant-path", store, "--api-key", KEY]) as server:
         yield server.wait_ready()
 
 
 @pytest.fixture(scope="module")
-def names() -> dict[str, dict[str, Any]]:
+def names():
     """The names that each page has defined so far."""
     return {}
 
@@ -149,7 +147,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def missing(code: str) -> list[str]:
+def missing(code):
     """Packages that a block imports and that are not installed."""
     imported = set()
     for node in ast.walk(ast.parse(code)):
@@ -203,7 +201,7 @@ def test_an_answer_has_the_fields_that_its_page_shows(page, command, answer, req
     assert shape(json.loads(last)) == shape(json.loads(answer))
 
 
-def shape(value: Any) -> Any:
+def shape(value):
     """The keys and types of an answer; of a list, those of its first item."""
     if isinstance(value, dict):
         return {key: shape(one) for key, one in value.items()}
@@ -233,7 +231,7 @@ def test_every_room_and_folder_is_on_the_contributors_map():
     assert {name for name in rooms | beside if f"`{name}/`" not in page} == set()
 
 
-def check(words: list[str], request: Any) -> None:
+def check(words, request):
     """Raises AssertionError, or what parsing raises, for a command that nobody could type."""
     name, rest = words[0], words[1:]
     if name == "curl":
@@ -259,7 +257,7 @@ def check(words: list[str], request: Any) -> None:
         ), f"{name}: say in this test how it is checked"
 
 
-def parses(words: list[str]) -> None:
+def parses(words):
     """A command of hybridtei, as its own parser reads it."""
     given = vars(PARSERS[words[0]].parse_args(explicit_booleans(words[1:])))
     if isinstance(given.get("model_id"), list):
@@ -273,7 +271,7 @@ def parses(words: list[str]) -> None:
         from_flags(kind, words_only, {})
 
 
-def python(words: list[str]) -> None:
+def python(words):
     words = words[words[:1] == ["-P"] :]
     if words == ["-m", "hybridtei"]:  # with any command
         return
@@ -297,12 +295,12 @@ def python(words: list[str]) -> None:
             ), f"{source.name} has no {flag}"
 
 
-def module(name: str) -> Path:
+def module(name):
     path = ROOT / name.replace(".", "/")
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def installs(words: list[str]) -> None:
+def installs(words):
     """Extras and constraint files are there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for before, word in zip(["", *words], words, strict=False):
@@ -312,7 +310,7 @@ def installs(words: list[str]) -> None:
             assert set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
-def docker(words: list[str]) -> None:
+def docker(words):
     """What stands behind the image's name are flags of `serve`."""
     if words[0] != "run":
         return
@@ -322,7 +320,7 @@ def docker(words: list[str]) -> None:
     parses(["serve", *rest[1:]])
 
 
-def asked(words: list[str], request: Any) -> str:
+def asked(words, request):
     """The answer of a server that runs to the same request."""
     if not shutil.which("curl"):
         pytest.skip("curl is not installed")

@@ -1,9 +1,6 @@
 """The bytes of every route's answer are of the type that its handler is annotated with, which OpenAPI tells."""
 
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +11,7 @@ from hybridtei.server.app import framework
 from hybridtei.server.openapi import EXAMPLES, TAGS, answers_of, documented
 from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 APP = framework()
 LINES = "/collections/{name}/import"  # whose body is no JSON, and which needs a key: see api/test_transfer
@@ -24,8 +21,8 @@ ROUTES = {
 
 
 @pytest.fixture(scope="module")
-def searching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder: Path = tmp_path_factory.mktemp("searching")
+def searching(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("searching")
     with serving(
         spec_in(folder), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
     ) as running:
@@ -50,7 +47,7 @@ def test_bytes_are_what_the_document_says(path, searching, server, reranker, cla
     ]
 
 
-def _is_of(kind: Any, content: bytes) -> bool:
+def _is_of(kind, content):
     with suppress(msgspec.ValidationError):
         msgspec.json.decode(content, type=kind)
         return True

@@ -3,8 +3,6 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +13,7 @@ from hybridtei.inference.engine import admission as permits_of
 from hybridtei.inference.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, in_order, max_of_turns
 from hybridtei.inference.tasks.label import Classify
 from tests.server.conftest import LABELS, labelled
-from tests.server.live import HANG, Running, serving
+from tests.server.live import HANG, serving
 
 SPLIT = {"split_large_batches": True, "max_client_batch_size": 4}
 TEXTS = [
@@ -26,13 +24,13 @@ PERMITS = 9
 
 
 @pytest.fixture(scope="module")
-def split() -> Iterator[Running]:
+def split():
     with serving(server=SPLIT, engine={"max_concurrent_requests": PERMITS}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def whole() -> Iterator[Running]:
+def whole():
     with serving(server={"max_client_batch_size": 100}) as running:
         yield running
 
@@ -106,7 +104,7 @@ def test_many_texts_hold_few_permits_and_leave_room_for_others():
         admission = running.service.admission
         free = admission.free
 
-        def gate(_: Any) -> None:
+        def gate(_):
             most[0] = max(most[0], free - admission.free)
             held.set()
 
@@ -114,7 +112,7 @@ def test_many_texts_hold_few_permits_and_leave_room_for_others():
         request = threading.Thread(
             target=lambda: answers.append(running.post("/embed", {"inputs": ["one two"] * 10_000}))
         )
-        answers: list[Any] = []
+        answers = []
         request.start()
         assert held.wait(HANG)
         assert running.client.post("/embed", json={"inputs": ["three"] * 32}).status_code == 200
@@ -126,7 +124,7 @@ def test_many_texts_hold_few_permits_and_leave_room_for_others():
 def test_who_leaves_stops_the_rest():
     begun, go = threading.Event(), threading.Event()
 
-    def gate(_: Any) -> None:
+    def gate(_):
         begun.set()
         assert go.wait(HANG)
 
@@ -163,16 +161,16 @@ def test_bounds_are_kept_and_chunks_lose_nothing(inputs, largest, permits):
 
 
 def test_order_and_the_first_failure_by_place():
-    started: list[int] = []
+    started = []
 
-    async def work(place: int) -> int:
+    async def work(place):
         started.append(place)
         await asyncio.sleep(0)
         if place in (2, 3):
             raise ValueError(place)
         return place
 
-    def starts(count: int) -> Any:
+    def starts(count):
         return (lambda place=place: work(place) for place in range(count))
 
     assert asyncio.run(in_order(starts(2), 2)) == [0, 1]

@@ -33,7 +33,7 @@ def tei():
         yield running
 
 
-def refusal(response, method: str) -> str:
+def refusal(response, method):
     """The message of a 404 or 405 of the default face, which HEAD has no room for."""
     assert response.headers["content-type"] == "application/json"
     if method == "HEAD":

@@ -4,12 +4,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hybridtei.batch import PackedBatch
 from hybridtei.models.checkpoint.files import assembled_model
 from tests.inference.engine import small
 from tests.server.live import HANG, ROOT, Hold, serving, until
@@ -18,19 +16,19 @@ POISON = small.IDS["poison"]
 GOOD, BAD = {"inputs": "one two"}, {"inputs": "one poison"}
 
 
-def on_poison(act: Callable[[], object]) -> Callable[[PackedBatch], None]:
-    def gate(batch: PackedBatch) -> None:
+def on_poison(act):
+    def gate(batch):
         if POISON in batch.input_ids:
             act()
 
     return gate
 
 
-def take_too_much_memory() -> None:
+def take_too_much_memory():
     bytearray(1 << 62)
 
 
-def divide() -> None:
+def divide():
     _ = 1 // 0
 
 
@@ -48,7 +46,7 @@ def test_whatever_a_backend_raises_is_its_batchs_misfortune(act, told):
 
 
 def test_a_lane_that_dies_fails_who_waits_and_health_with_it():
-    def die() -> None:
+    def die():
         raise SystemExit
 
     hold = Hold()
@@ -81,7 +79,7 @@ def test_a_tokenizer_that_panics_fails_its_own_request(server, text, path, more)
     real = tokenizer._raw
 
     class Panicking:
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, name):
             if name.startswith("encode"):
                 raise PanicException("called `Option::unwrap()` on a `None` value")
             return getattr(real, name)

@@ -1,9 +1,5 @@
 """`input_type` and the checkpoint's default prompt: how a text is read, over HTTP as in process."""
 
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 from litestar.testing import TestClient
 
@@ -14,14 +10,13 @@ from hybridtei.inference.load import load_model
 from hybridtei.server.start import ModelLoader
 from tests import tiny, tolerances
 from tests.inference.test_inference_free import routed
+from tests.near import near
 from tests.server.live import create_app
 
 TEXTS = ["baka bulo", "baka", "mo bulo baka"]
 
 
-def answers(
-    folder: Path, path: str, body: dict[str, Any], engine: EngineConfig | None = None, **server: Any
-) -> Any:
+def answers(folder, path, body, engine=None, **server):
     config, engine = ModelConfig(model_id=str(folder)), engine or EngineConfig()
     loaded = load_model(config, engine)
     service = EngineService(
@@ -44,7 +39,7 @@ def test_an_inference_free_model_looks_queries_up(tmp_path, side, split):
     for i, row in enumerate(found):
         indices, values = expected.row(i)
         assert row["sparse"]["indices"] == indices.tolist()
-        np.testing.assert_allclose(row["sparse"]["values"], values, atol=1e-5)
+        near(row["sparse"]["values"], values, 1e-5)
 
 
 PROMPTS = {"query": "lolo mo ", "s2p": "bulo bulo "}
@@ -68,7 +63,7 @@ OF_OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompted(tmp_path_factory):
     folder = tiny.write_family(tmp_path_factory.mktemp("prompted"), "bert")
     return tiny.write_modules(folder, prompts=PROMPTS, default_prompt_name="s2p")
 
@@ -90,7 +85,7 @@ def test_the_default_prompt_of_a_checkpoint_is_for_routes_that_tei_lacks(prompte
         .encode(TEXTS, prompt_name="s2p" if applies else None)
         .dense
     )
-    np.testing.assert_allclose(rows_of(found), expected, atol=tolerances.UNIT["float32"])
+    near(rows_of(found), expected, tolerances.UNIT["float32"])
 
 
 @pytest.mark.parametrize(("asked", "lines"), [(False, 1), (True, 0)])

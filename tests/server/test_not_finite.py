@@ -2,7 +2,7 @@
 pass get their vectors."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,22 +11,22 @@ import pytest
 from tests.fake_backend import HANG
 from tests.inference.engine import small
 from tests.server.conftest import LABELS, TAGS, labelled
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 Body = Callable[[str], Mapping[str, Any]]
 NAN, CLEAN = "poison", "one two"
 PAIR = "three"
 
 
-def inputs(**more: Any) -> Body:
+def inputs(**more):
     return lambda text: {"inputs": text, **more}
 
 
-def openai(**more: Any) -> Body:
+def openai(**more):
     return lambda text: {"input": [text], "model": "small", **more}
 
 
-def cohere(*types: str) -> Body:
+def cohere(*types):
     return lambda text: {
         "texts": [text],
         "model": "small",
@@ -35,11 +35,11 @@ def cohere(*types: str) -> Body:
     }
 
 
-def hybrid(*outputs: str, **more: Any) -> Body:
+def hybrid(*outputs, **more):
     return lambda text: {"inputs": text, "outputs": outputs, **more}
 
 
-VECTORS: Mapping[str, tuple[str, Body]] = {
+VECTORS = {
     "dense": ("/embed", inputs()),
     "raw": ("/embed", inputs(normalize=False)),
     "cut": ("/embed", inputs(dimensions=4)),
@@ -61,26 +61,26 @@ VECTORS: Mapping[str, tuple[str, Body]] = {
     ),
     "multivector rerank": ("/rerank", lambda text: {"query": PAIR, "texts": [text]}),
 }
-SCORES: Mapping[str, tuple[str, Body]] = {
+SCORES = {
     "rerank": ("/rerank", lambda text: {"query": PAIR, "texts": [text]}),
     "raw rerank": ("/rerank", lambda text: {"query": PAIR, "texts": [text], "raw_scores": True}),
     "documents": ("/v2/rerank", lambda text: {"query": PAIR, "documents": [text]}),
     "score": ("/score", lambda text: {"text_1": PAIR, "text_2": [text]}),
 }
-LABELLED: Mapping[str, tuple[str, Body]] = {
+LABELLED = {
     "predict": ("/predict", inputs()),
     "raw predict": ("/predict", inputs(raw_scores=True)),
 }
-TAGGED: Mapping[str, tuple[str, Body]] = {"tags": ("/predict_tokens", inputs())}
+TAGGED = {"tags": ("/predict_tokens", inputs())}
 
 
 @pytest.fixture(scope="module")
-def embedder() -> Iterator[Running]:
+def embedder():
     with serving(nan_on=small.IDS[NAN]) as running:
         yield running
 
 
-def both(running: Running, path: str, body: Body) -> None:
+def both(running, path, body):
     """Ask for a text that is NaN and for a clean one; a pass waits until both have come."""
     alone = running.post(path, body(CLEAN))
     assert alone.status_code == 200, alone.text

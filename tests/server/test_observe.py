@@ -1,7 +1,6 @@
 """Metrics under TEI's names, as the server shows them."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,7 +8,7 @@ from hybridtei.server.context import RequestMetrics
 from hybridtei.system.metrics import HELP, Registry
 from tests.inference.engine import small
 from tests.server.conftest import labelled
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 SERIES = {
     "te_request_count": "counter",
@@ -39,12 +38,12 @@ LAST = ["9.707397373664762", "14.561096060497142"]
 
 
 @pytest.fixture
-def fresh() -> Iterator[Running]:
+def fresh():
     with serving(small.dense_only()) as running:
         yield running
 
 
-def samples(running: Running) -> dict[str, float]:
+def samples(running):
     response = running.get("/metrics")
     assert response.headers["content-type"] == "text/plain; charset=utf-8"
     lines = [
@@ -55,7 +54,7 @@ def samples(running: Running) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-def failures(running: Running) -> dict[str, float]:
+def failures(running):
     pattern = re.compile(r'te_request_failure\{err="(\w+)"\}')
     return {
         found[1]: value

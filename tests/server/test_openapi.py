@@ -1,7 +1,6 @@
 """The document has TEI's names, holds together, and describes what the routes take."""
 
 import re
-from typing import Any
 
 import orjson
 import pytest
@@ -29,7 +28,7 @@ TEI_PATHS = {
 
 
 @pytest.fixture(params=[False, True])
-def paper(request: pytest.FixtureRequest) -> Any:
+def paper(request):
     return OF_TEI if request.param else WHOLE
 
 

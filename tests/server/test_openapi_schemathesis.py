@@ -1,15 +1,13 @@
 """schemathesis over our own OpenAPI document, all its checks: what the schemas admit is taken, all else refused."""
 
-import subprocess
-
 import pytest
 
 from conformance.fuzz.schemas import command_of
+from tests.ran import ran
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import serving
 
 pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-HANG = 600
 PATHS = {
     "embeds": (None, ()),
     "classifies": (labelled(*LABELS), ("/predict", "/classify", "/v1/classify")),
@@ -24,9 +22,7 @@ def test_the_document_and_the_server_agree(kind, tmp_path):
     only = [word for path in paths for word in ("--include-path", path)]
     with serving(spec) as server:
         command = command_of(server.url, "--max-examples", "5", "--seed", "1", *only)
-        done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False
-        )
+        done = ran(command, cwd=tmp_path)
         assert server.service.admission.free == server.service.config.max_concurrent_requests
     assert done.returncode == 0, done.stdout[-5000:]
 

@@ -10,6 +10,7 @@ from hybridtei.errors import LoadError
 from hybridtei.inference.tasks.pooling import BUCKETS, quantized
 from hybridtei.server.vectors import EMBEDDED_RANGES, ranges_in
 from tests.inference.engine import small
+from tests.near import near, same
 from tests.server.live import serving
 
 TEXTS = ["the hybrid search", "one two three"]
@@ -52,22 +53,18 @@ def test_dense_vectors_on_every_route(ranged, ranges, dtype):
     hybrid = ranged.post(
         "/embed_hybrid", {"inputs": TEXTS, "outputs": ["dense"], "output_dtype": dtype}
     ).json()
-    np.testing.assert_array_equal(
-        np.array([item["dense"] for item in hybrid], dtype=DTYPES[dtype]), wanted
-    )
+    same(np.array([item["dense"] for item in hybrid], dtype=DTYPES[dtype]), wanted)
     openai = {"input": TEXTS, "output_dtype": dtype}
     items = ranged.post("/v1/embeddings", openai).json()["data"]
-    np.testing.assert_array_equal(
-        np.array([item["embedding"] for item in items], dtype=DTYPES[dtype]), wanted
-    )
+    same(np.array([item["embedding"] for item in items], dtype=DTYPES[dtype]), wanted)
     packed = ranged.post("/v1/embeddings", {**openai, "encoding_format": "base64"}).json()["data"]
     rows = [np.frombuffer(base64.b64decode(item["embedding"]), DTYPES[dtype]) for item in packed]
-    np.testing.assert_array_equal(rows, wanted)
+    same(rows, wanted)
     if dtype != "float16":  # which Cohere does not know
         cohere = ranged.post("/v2/embed", {"texts": TEXTS, "embedding_types": [dtype]}).json()[
             "embeddings"
         ]
-        np.testing.assert_array_equal(np.array(cohere[dtype], dtype=DTYPES[dtype]), wanted)
+        same(np.array(cohere[dtype], dtype=DTYPES[dtype]), wanted)
 
 
 def test_documents_within_a_budget(ranged):
@@ -77,7 +74,7 @@ def test_documents_within_a_budget(ranged):
         "/embed_multivector", {"inputs": texts, "multivector": {"max_tokens": 3}}
     ).json()
     assert [len(row) for row in rows] == [min(3, len(row)) for row in full]
-    np.testing.assert_allclose(np.linalg.norm(np.float32(rows[0]), axis=1), 1, atol=1e-5)
+    near(np.linalg.norm(np.float32(rows[0]), axis=1), 1, 1e-5)
     body = {
         "inputs": texts,
         "multivector": {"max_tokens": 3, "dtype": "int8"},
@@ -86,9 +83,7 @@ def test_documents_within_a_budget(ranged):
     for found, row in zip(ranged.post("/embed_hybrid", body).json(), rows, strict=True):
         whole = np.array(found["multivector"])
         assert np.abs(whole).max(axis=1).tolist() == [127] * len(row)
-        np.testing.assert_allclose(
-            whole / np.linalg.norm(whole, axis=1, keepdims=True), row, atol=0.02
-        )
+        near(whole / np.linalg.norm(whole, axis=1, keepdims=True), row, 0.02)
     for found, row in zip(
         ranged.post(
             "/embed_multivector",
@@ -99,7 +94,7 @@ def test_documents_within_a_budget(ranged):
     ):
         assert found["shape"] == [len(row), small.DIM]
         bits = np.frombuffer(base64.b64decode(found["data"]), np.uint8).reshape(len(row), -1)
-        np.testing.assert_array_equal(bits, np.packbits(np.float32(row) > 0, axis=1))
+        same(bits, np.packbits(np.float32(row) > 0, axis=1))
 
 
 def test_queries_are_never_made_smaller(ranged):
@@ -127,7 +122,7 @@ def test_multivectors(ranged, ranges, dtype):
     ).json()
     for rows, found, item in zip(plain, small_ones, hybrid, strict=True):
         wanted = quantized(np.float32(rows), dtype, ranges["multivector"])
-        np.testing.assert_array_equal(np.array(found, dtype=DTYPES[dtype]), wanted)
+        same(np.array(found, dtype=DTYPES[dtype]), wanted)
         assert item["multivector"] == found
 
 
@@ -135,7 +130,7 @@ def test_cut_vectors_are_scaled_first_and_have_ranges_of_their_own(ranged, range
     body = {"inputs": TEXTS, "outputs": ["dense"], "dimensions": 4, "output_dtype": "uint8"}
     plain = np.float32(ranged.post("/embed", {"inputs": TEXTS, "dimensions": 4}).json())
     found = [item["dense"] for item in ranged.post("/embed_hybrid", body).json()]
-    np.testing.assert_array_equal(found, quantized(plain, "uint8", ranges["dense_4"]))
+    same(found, quantized(plain, "uint8", ranges["dense_4"]))
     refused = ranged.post("/embed_hybrid", {**body, "dimensions": 5})
     assert refused.status_code == 422
     assert "the range of each of 5 dense dimensions" in refused.json()["error"]

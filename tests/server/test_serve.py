@@ -10,15 +10,15 @@ import pytest
 from conformance.fuzz.judge import same
 from hybridtei.server.http.body import DISCONNECT, ClientDisconnected, Disconnect, while_connected
 from tests.inference.engine import small
-from tests.server.live import HANG, Hold, Running, serving, until
+from tests.server.live import HANG, Hold, serving, until
 
 Request = tuple[str, dict[str, Any]]
 CONCURRENT = 512
 
 
-def mixed(count: int) -> list[Request]:
+def mixed(count):
     """Requests of every route, lengths from 1 to 90 words, some of them bad."""
-    requests: list[Request] = []
+    requests = []
     for i in range(count):
         text = " ".join(small.WORDS[(i + j) % len(small.WORDS)] for j in range(1 + i * i % 90))
         forms = (
@@ -42,7 +42,7 @@ def mixed(count: int) -> list[Request]:
     return requests
 
 
-async def all_at_once(running: Running, requests: list[Request]) -> list[httpx.Response]:
+async def all_at_once(running, requests):
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
         base_url=running.url, timeout=HANG, limits=limits, trust_env=False
@@ -97,10 +97,10 @@ def test_overload_is_told_at_once_and_permits_come_back():
 
 
 def test_work_ends_when_its_client_leaves_and_only_then():
-    async def leave() -> int:
+    async def leave():
         disconnect, ended = Disconnect(), []
 
-        async def work() -> None:
+        async def work():
             try:
                 await asyncio.Event().wait()
             finally:
@@ -121,7 +121,7 @@ def test_work_ends_when_its_client_leaves_and_only_then():
 
 
 async def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
-    async def work() -> None:
+    async def work():
         with while_connected({"extensions": {DISCONNECT: Disconnect()}}):
             await asyncio.sleep(HANG)
 

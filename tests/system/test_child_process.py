@@ -1,15 +1,13 @@
 """Files in the working folder are documents: no process of ours runs them, whatever they are called."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.ran import ran
 from tests.server.live import ROOT
 
-HANG = 240
 HOSTILE = (
     "msgspec",
     "numpy",
@@ -21,7 +19,7 @@ HOSTILE = (
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     """A folder of documents, among them modules that tell if they are run, and one that only breaks others."""
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -34,7 +32,7 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
-def ingest(corpus: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def ingest(corpus, *command):
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -42,21 +40,13 @@ def ingest(corpus: Path, *command: str) -> subprocess.CompletedProcess[str]:
         "HF_HUB_OFFLINE": "1",
     }
     words = [*command, "ingest", "note.txt", "--collection", "notes", "--quiet"]
-    return subprocess.run(
-        words,
-        cwd=corpus,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
+    return ran(words, cwd=corpus, env=environment)
 
 
 SCRIPT = "import sys; from hybridtei.cli import main; sys.argv[0] = 'hybridtei'; sys.exit(main())"
 
 
-def was_run(corpus: Path) -> str:
+def was_run(corpus):
     told = corpus.parent / "was-run"
     return told.read_text() if told.exists() else ""
 

@@ -36,7 +36,7 @@ print(text.value.count(b"<heap "))
 """
 
 
-def arenas_of(limit: str, environment: dict[str, str]) -> int:
+def arenas_of(limit, environment):
     """How many heaps twenty threads have that ask for memory at once, in a process of its own."""
     clean = {name: value for name, value in os.environ.items() if name != heap.ARENAS}
     command = [sys.executable, "-c", THREADS.format(limit=limit)]
@@ -79,7 +79,7 @@ def test_freed_memory_goes_back_to_the_operating_system():
 BLOCK = 60_000
 
 
-def pages_held(block: int) -> int:
+def pages_held(block):
     """How many of the pages that lie in a block as a whole are in physical memory."""
     first, end = -(-block // PAGESIZE), (block + BLOCK) // PAGESIZE
     told = (ctypes.c_ubyte * (end - first))()

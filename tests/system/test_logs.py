@@ -7,9 +7,7 @@ import logging
 import os
 import select
 import sys
-from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,14 +18,14 @@ from hybridtei.system import logs
 from hybridtei.system.tracing import CURRENT, HandlerSpan
 
 
-def flush() -> None:
+def flush():
     logging.getLogger().handlers[0].flush()
 
 
 TEI_KEYS = ["timestamp", "level", "message", "target", "filename", "line_number"]
 
 
-def record(message: str, *arguments: object, exc_info=None) -> logging.LogRecord:
+def record(message, *arguments, exc_info=None):
     return logging.LogRecord(
         "hybridtei.test", logging.INFO, "/x/somewhere.py", 12, message, arguments, exc_info
     )
@@ -117,7 +115,7 @@ def test_any_filter_is_read(text):
 
 
 @pytest.fixture
-def computed() -> Iterator[HandlerSpan]:
+def computed():
     """A span within another, as the current one."""
     span = HandlerSpan("embed", HandlerSpan("vertex_compatibility"))
     span.timings, span.total_ns = Timings(72_010, 2_000, 3_000_000), 5_123_000
@@ -192,24 +190,24 @@ def test_a_collector_that_is_away_is_one_line_a_minute(root, output):
     assert passed == [0, 63, 126, 189]
 
 
-def messages_in(text: str) -> list[str]:
+def messages_in(text):
     return [json.loads(line)["message"] for line in text.splitlines()]
 
 
 class Pipe:
     """A pipe in place of standard output. It is read by `text` only."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reading, self.writing = os.pipe()
 
-    def text(self) -> str:
+    def text(self):
         """What is in the pipe now."""
         os.set_blocking(self.reading, False)
         with contextlib.suppress(BlockingIOError):
             return os.read(self.reading, 1 << 20).decode()
         return ""
 
-    def fill(self) -> None:
+    def fill(self):
         """Fill the pipe, as a reader that has stopped leaves it."""
         os.set_blocking(self.writing, False)
         for size in (65536, 4096, 1):
@@ -218,7 +216,7 @@ class Pipe:
                     os.write(self.writing, b"\n" * size)
         os.set_blocking(self.writing, True)
 
-    def read_until(self, text: bytes) -> str:
+    def read_until(self, text):
         """Read until `text` has come."""
         data = b""
         os.set_blocking(self.reading, True)
@@ -228,7 +226,7 @@ class Pipe:
 
 
 @pytest.fixture
-def output(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+def output(monkeypatch):
     pipe = Pipe()
     monkeypatch.setattr(logs, "STANDARD_OUTPUT", pipe.writing)
     yield pipe
@@ -284,9 +282,9 @@ def test_a_closed_output_ends_nothing(root, output, monkeypatch):
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=3000), max_size=12))
 def test_pieces_are_whole_lines_that_a_pipe_takes_at_once(texts):
-    pieces: list[bytes] = []
+    pieces = []
     lines = [f"{text}\n" for text in texts]
-    waiting: SimpleQueue[Any] = SimpleQueue()
+    waiting = SimpleQueue()
     for line in lines:
         waiting.put(line)
     with pytest.MonkeyPatch.context() as patch:

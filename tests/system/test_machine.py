@@ -78,9 +78,9 @@ def test_as_many_of_each_as_cores():
 
 def test_only_the_calling_thread_gives_way():
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    seen: list[int | bool] = []
+    seen = []
 
-    def lane() -> None:
+    def lane():
         seen.extend(
             [lower_priority(before + 3), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())]
         )
@@ -93,7 +93,7 @@ def test_only_the_calling_thread_gives_way():
 
 
 def test_a_refusal_is_told_not_raised(monkeypatch):
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise PermissionError
 
     monkeypatch.setattr(machine.os, "setpriority", refuse)
@@ -124,7 +124,7 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
     for name in ("HYBRIDTEI_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
-    def nobody() -> Path:
+    def nobody():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", nobody)

@@ -97,7 +97,7 @@ def test_a_histogram_counts_each_observation_once(values):
 
 
 def test_what_several_registries_counted_adds_up():
-    def count(*observers: Registry) -> str:
+    def count(*observers):
         """Each observation by one of them."""
         declared = [
             (
@@ -123,7 +123,7 @@ def test_threads_lose_nothing():
     registry = Registry()
     counter, histogram = registry.counter("c"), registry.histogram("h", (1,))
 
-    def work() -> None:
+    def work():
         for _ in range(2000):
             counter.add()
             histogram.observe(1)

@@ -3,10 +3,8 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 import pytest
@@ -21,14 +19,14 @@ TIMES = {"total_time", "tokenization_time", "queue_time", "inference_time"}
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
+    def __init__(self):
+        self.requests = []
 
-    def Export(self, request: Any, context: Any) -> Any:
+    def Export(self, request, context):
         self.requests.append(request)
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def spans(self) -> list[Any]:
+    def spans(self):
         return [
             span
             for request in self.requests
@@ -37,7 +35,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             for span in scope.spans
         ]
 
-    def services(self) -> set[str]:
+    def services(self):
         return {
             attribute.value.string_value
             for request in self.requests
@@ -48,7 +46,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 @contextmanager
-def collecting() -> Iterator[tuple[str, Collector]]:
+def collecting():
     """Its endpoint, and what it got."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
     collector = Collector()
@@ -59,9 +57,7 @@ def collecting() -> Iterator[tuple[str, Collector]]:
     server.stop(0).wait(HANG)
 
 
-def traced(
-    *requests: tuple[str, Any, dict[str, str]], scheme: str = "http://", **settings: Any
-) -> Collector:
+def traced(*requests, scheme="http://", **settings):
     """What a collector got by the time the server has stopped."""
     with collecting() as (address, collector):
         with serving(server={"otlp_endpoint": f"{scheme}{address}", **settings}) as running:
@@ -70,7 +66,7 @@ def traced(
         return collector
 
 
-def parent(version: str = "00", flags: str = "01") -> dict[str, str]:
+def parent(version="00", flags="01"):
     return {"traceparent": f"{version}-{TRACE}-{PARENT}-{flags}", "tracestate": "vendor=1"}
 
 
@@ -153,7 +149,7 @@ def test_several_batches_arrive_whole():
     assert len({span.span_id for span in spans}) == 600
 
 
-def closed_port() -> int:
+def closed_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -168,12 +164,12 @@ def test_a_collector_that_is_down_holds_up_no_request(monkeypatch):
     )
 
 
-async def slow() -> None:
+async def slow():
     with HandlerSpan("slow"):
         await asyncio.Event().wait()
 
 
-async def cancelled(address: str) -> None:
+async def cancelled(address):
     """A handler's work that is cancelled, and the end of its recorder."""
     recorder = Recorder(address, "x")
     arrived(recorder, [])

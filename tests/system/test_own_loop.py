@@ -8,18 +8,18 @@ import pytest
 from hybridtei.system.own_loop import OwnLoop
 
 
-async def where() -> tuple[int, asyncio.AbstractEventLoop]:
+async def where():
     return threading.get_ident(), asyncio.get_running_loop()
 
 
-async def fail() -> None:
+async def fail():
     raise KeyError("told")
 
 
 def test_every_call_is_answered_by_one_loop_even_from_within_another():
     own = OwnLoop()
 
-    async def within() -> None:
+    async def within():
         assert await where() != own.run(where())
 
     first = own.run(where())
@@ -37,8 +37,8 @@ def test_closing_cancels_what_runs_and_a_loop_never_begun_closes_too():
     own = OwnLoop()
     ended = threading.Event()
 
-    async def begin() -> asyncio.Task[None]:
-        async def last() -> None:
+    async def begin():
+        async def last():
             try:
                 await asyncio.Event().wait()
             finally:

@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,22 +14,22 @@ from hybridtei.system.retries import LONGEST_PAUSE_S
 class Time:
     """A clock that only pauses move."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.pauses = 0.0, []
 
-    def clock(self) -> float:
+    def clock(self):
         return self.now
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds):
         self.pauses.append(seconds)
         self.now += seconds
 
 
-def run(time: Time, outcomes: list[Any], patience_s: float, jitter: float = 0.0) -> Any:
+def run(time, outcomes, patience_s, jitter=0.0):
     """Outcomes one a try, the last of them for ever."""
     left = list(outcomes)
 
-    async def attempt() -> Any:
+    async def attempt():
         outcome = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(outcome, Exception):
             raise outcome

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.server.live import HANG, ROOT, process
+from tests.ran import ran
+from tests.server.live import ROOT, process
 
 NAMES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED")
 REPORTS_ONLY_ELSEWHERE = (
@@ -18,7 +17,7 @@ REPORTS_ONLY_ELSEWHERE = (
 )  # where one of these is set, ONNX Runtime is silent anyway
 
 
-def bare(home: Path, **more: str) -> dict[str, str]:
+def bare(home, **more):
     """An environment in which reports are sent unless somebody turns them off."""
     ours = {
         name: value
@@ -34,14 +33,12 @@ def bare(home: Path, **more: str) -> dict[str, str]:
     }
 
 
-def run(code: str, environment: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
+def run(code, environment, *flags):
     command = [sys.executable, *flags, "-c", code]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=HANG, check=False
-    )
+    return ran(command, env=environment)
 
 
-def device_ids(home: Path) -> list[Path]:
+def device_ids(home):
     return [path for path in home.rglob("*") if "onnxruntime" in path.name]
 
 

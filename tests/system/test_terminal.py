@@ -10,7 +10,7 @@ from hybridtei.system.terminal import BOLD, CONTROLS, PLAIN, TerminalStream, wit
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 

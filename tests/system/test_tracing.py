@@ -50,14 +50,14 @@ def test_fields_are_teis_once_the_engine_has_answered():
     assert [*span.fields().items()] == times
 
 
-async def inner(fails: bool) -> str:
+async def inner(fails):
     with HandlerSpan("inner") as span:
         if fails:
             raise InvalidInput("no")
         return ":".join(one.name for one in span.from_outermost())
 
 
-async def outer(fails: bool) -> list[str]:
+async def outer(fails):
     with HandlerSpan("outer"):
         first = await inner(False)
         return [first, *await asyncio.gather(inner(False), inner(fails))]

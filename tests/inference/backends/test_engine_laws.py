@@ -5,11 +5,9 @@ one token, 1,500 tokens, tokens that no other attends to, a shared prefix). Tole
 conformance/families/oracle.py, by precision.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +22,7 @@ from conformance.families.oracle import (
     unit_means,
 )
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.inference.backends.base import Backend
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
-from hybridtei.outputs import Floats
+from hybridtei.models.checkpoint.spec import read_spec
 from tests import jina, published, tiny, tolerances
 from tests.precisions import runs_here
 
@@ -40,31 +36,31 @@ COMBINATIONS = [
 ]
 
 
-def family(name: str, **settings: Any) -> Callable[[Path], Path]:
+def family(name, **settings):
     """A writer of a tiny checkpoint that takes long texts."""
 
-    def write(folder: Path) -> Path:
+    def write(folder):
         tiny.write_family(folder, name, max_position_embeddings=POSITIONS, **settings)
         return long(folder)
 
     return write
 
 
-def long(folder: Path) -> Path:
+def long(folder):
     """The checkpoint, with a tokenizer that does not cut before its positions end."""
     tiny.edit_json(folder / "tokenizer_config.json", model_max_length=POSITIONS - 2)
     return folder
 
 
-def alibi(folder: Path) -> Path:
+def alibi(folder):
     return long(published.write_jina(folder, max_position_embeddings=POSITIONS))
 
 
-def t5(folder: Path) -> Path:
+def t5(folder):
     return long(tiny.write_family(folder, "t5"))
 
 
-def adapters(folder: Path) -> Path:
+def adapters(folder):
     """Jina embeddings v3, whose texts choose an adapter of low rank, here in turns."""
     jina.write(folder)
     tiny.edit_json(folder / "config.json", max_position_embeddings=POSITIONS)
@@ -73,7 +69,7 @@ def adapters(folder: Path) -> Path:
 
 
 # Kinds of models: plain, causal, with a window, both, with a bias by distance in a table, by products, and by a slope.
-MODELS: Mapping[str, Callable[[Path], Path]] = {
+MODELS = {
     "plain": family("bert"),
     "rotary": family("nomic_bert"),
     "causal": family("qwen2"),
@@ -100,7 +96,7 @@ class Batch:
     prefix: int = 0
 
 
-BATCHES: Mapping[str, Batch] = {
+BATCHES = {
     "one text": Batch([37]),
     "one token": Batch([1]),
     "ragged": Batch([3, 100, 1, 17, 64, 40]),
@@ -129,22 +125,22 @@ LAWS = [
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelSpec]:
+def checkpoint(tmp_path_factory):
     """A checkpoint of a kind, written once."""
 
     @cache
-    def made(name: str) -> ModelSpec:
+    def made(name):
         return read_spec(MODELS[name](tmp_path_factory.mktemp("laws") / "model"), pooling="mean")
 
     return made
 
 
 @pytest.fixture(scope="module")
-def oracle(checkpoint: Callable[[str], ModelSpec]) -> Callable[[str, str], Floats]:
+def oracle(checkpoint):
     """Hidden states float32[t, h], computed a text at a time."""
 
     @cache
-    def states(model: str, batch: str) -> Floats:
+    def states(model, batch):
         texts = texts_of(checkpoint(model), BATCHES[batch])
         if (model, batch) in OWN:
             backend = opened(checkpoint(model), "torch", "float32")
@@ -154,7 +150,7 @@ def oracle(checkpoint: Callable[[str], ModelSpec]) -> Callable[[str, str], Float
     return states
 
 
-def by_transformers(folder: Path, texts: Sequence[Encoding], *, is_eager: bool) -> Floats:
+def by_transformers(folder, texts, *, is_eager):
     model = transformers.AutoModel.from_pretrained(
         folder, attn_implementation="eager" if is_eager else "sdpa", dtype=torch.float32
     ).eval()
@@ -172,7 +168,7 @@ def by_transformers(folder: Path, texts: Sequence[Encoding], *, is_eager: bool) 
     return np.concatenate(states)
 
 
-def texts_of(spec: ModelSpec, batch: Batch) -> list[Encoding]:
+def texts_of(spec, batch):
     draw = np.random.default_rng(0)
     lowest = max(spec.positions.offset, 3)
     shared = draw.integers(lowest, spec.vocab_size, batch.prefix)
@@ -189,11 +185,11 @@ def texts_of(spec: ModelSpec, batch: Batch) -> list[Encoding]:
     ]
 
 
-def opened(spec: ModelSpec, engine: str, dtype: str) -> Backend:
+def opened(spec, engine, dtype):
     return open_engine(engine, spec, dtype)
 
 
-def hidden(backend: Backend, texts: Sequence[Encoding], prefix: int = 0) -> Floats:
+def hidden(backend, texts, prefix=0):
     heads = frozenset({Head.TOKENS})
     tokens = backend.forward(pack(texts, heads, backend.spec.positions, prefix)).tokens
     assert tokens is not None
@@ -202,8 +198,8 @@ def hidden(backend: Backend, texts: Sequence[Encoding], prefix: int = 0) -> Floa
 
 @pytest.fixture(scope="module")
 def backend(
-    checkpoint: Callable[[str], ModelSpec],
-) -> Iterator[Callable[[str, str, str], Backend]]:
+    checkpoint,
+):
     """An open backend; opening takes longer than a pass."""
     yield (opening := cache(lambda model, *how: opened(checkpoint(model), *how)))
     opening.cache_clear()

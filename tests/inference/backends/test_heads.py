@@ -1,8 +1,6 @@
 """The functions that numpy and torch each have for heads, against one another."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from hybridtei.models.checkpoint import layers, modules
 from hybridtei.models.checkpoint.classifiers import CodeLayers, LinearLayer, NormLayer
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances
+from tests.near import near, same
 from tests.sampled import paired
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=8)
@@ -30,30 +29,26 @@ SIZES = (1, 5, 40, 2, 17)
 EXTREMES = [0.0, -0.0, 1e-8, -1e-8, 20.0, -20.0, 88.0, -88.0, 90.0, -90.0, 1e4, -1e4, 1e30, -1e30]
 
 
-def rows(
-    lengths: Sequence[int], width: int = tiny.HIDDEN, seed: int = 0
-) -> tuple[np.ndarray, Segments]:
+def rows(lengths, width=tiny.HIDDEN, seed=0):
     draw, offsets = np.random.default_rng(seed), offsets_of(list(lengths))
     return draw.normal(size=(sum(lengths), width)).astype(np.float32), Segments(offsets, offsets)
 
 
-def in_torch(value: Any) -> Any:
+def in_torch(value):
     if isinstance(value, Segments):
         return Segments(value.cu_seqlens, torch.from_numpy(value.offsets))
     return to_tensors(value, torch.float32, torch.device("cpu"))
 
 
-def agree(formula: Callable[..., Any], *values: Any) -> np.ndarray:
+def agree(formula, *values):
     """What a formula gives in numpy, and in torch as nearly."""
     ours, theirs = formula(NUMPY, *values), formula(TORCH, *map(in_torch, values))
     assert ours.dtype == np.float32
-    np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=0)
+    near(ours, theirs.numpy(), tolerances.WEIGHTS["float32"])
     return np.asarray(ours)
 
 
-def layer(
-    outputs: int, inputs: int, activation: str = "identity", *, bias: bool = True, seed: int = 0
-) -> LinearLayer:
+def layer(outputs, inputs, activation="identity", *, bias=True, seed=0):
     draw = np.random.default_rng(seed)
     weight = draw.normal(scale=0.3, size=(outputs, inputs)).astype(np.float32)
     return LinearLayer(
@@ -141,7 +136,7 @@ def test_rounding_agrees(values):
     exact = 127 * np.tanh(x.astype(np.float64))
     for one in (ours, theirs):
         assert np.abs(one - exact).max() <= 0.5 + 1e-4
-        np.testing.assert_array_equal(one, np.round(one))
+        same(one, np.round(one))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1, 50])
@@ -149,7 +144,7 @@ def test_layer_norm_agrees(scale):
     words = rows(SIZES)[0] * np.float32(scale) + np.float32(3 * scale)
     plain = agree(lambda f, x: f.layer_norm(x, None, None, 1e-5), words)
     scaled = agree(lambda f, x: f.layer_norm(x, 2 + 0 * x[0], 1 + 0 * x[0], 1e-5), words)
-    np.testing.assert_allclose(scaled, 2 * plain + 1, atol=1e-6)
+    near(scaled, 2 * plain + 1, 1e-6)
 
 
 @pytest.mark.parametrize("activation", [None, *layers.ACTIVATIONS])
@@ -181,10 +176,10 @@ def test_no_head_writes_into_its_input():
         NUMPY.activations[name](hidden)
     ones = np.ones(tiny.HIDDEN, dtype=np.float32)
     heads.through(NUMPY, hidden, [NormLayer(ones, ones, 1e-5)])
-    np.testing.assert_array_equal(hidden, before)
+    same(hidden, before)
 
 
-CLASSIFIERS: dict[str, dict[str, Any]] = {
+CLASSIFIERS = {
     "bert": {},
     "distilbert": {},
     "deberta-v2": {},
@@ -207,6 +202,6 @@ def test_classifiers_agree(tmp_path, model_type, task):
     theirs = TorchBackend(spec).forward(batch)
     ours = HostHeads(spec).outputs(batch, theirs.tokens.values)
     if head is Head.SCORES:
-        np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-5, rtol=0)
+        near(ours.scores, theirs.scores, 1e-5)
     else:
-        np.testing.assert_allclose(ours.tags.values, theirs.tags.values, atol=1e-5, rtol=0)
+        near(ours.tags.values, theirs.tags.values, 1e-5)

@@ -2,9 +2,7 @@
 next pass works; weights that do not fit are refused by name. States are held to transformers in tests/families, every head,
 alone and among neighbours, in tests/inference/test_every_backend.py."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +11,7 @@ import torch
 from conformance.families.oracle import ENGINES
 from hybridtei.batch import Encoding, Head, Padding
 from hybridtei.errors import BackendError, WeightMismatch
-from hybridtei.inference.backends.base import Backend
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from tests import tiny
 from tests.inference.backends.outputs import (
@@ -35,7 +31,7 @@ each = pytest.mark.parametrize("engine", ENGINES)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def backend(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[Backend]:
+def backend(request, hybrid):
     found = opened(request.param, read_spec(hybrid))
     yield found
     found.close()
@@ -46,7 +42,7 @@ def test_all_lanes_at_once_compute_what_each_does_alone(backend):
     alone = [run(backend, [text]) for text in texts]
     before = backend.forwards
 
-    def lane(place: int) -> HeadOutputs:
+    def lane(place):
         backend.enter_lane(LaneKind.EXPRESS if place % 2 else LaneKind.BULK)
         return run(backend, [texts[place % len(texts)]], use_all_cores=place % 5 == 0)
 
@@ -94,7 +90,7 @@ def test_a_pass_that_fails_is_a_backend_error_and_the_next_one_works(backend, wr
 
 
 def test_whatever_a_pass_raises_is_a_backend_error(backend, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise TypeError("of the library's own")
 
     monkeypatch.setattr(backend, "launch" if backend.name == "torch" else "_hidden", fail)

@@ -1,16 +1,11 @@
 """A text whose states become NaN spoils no other text of its batch, in every engine."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import pytest
-from torch import Tensor
 
 from conformance.families.oracle import ENGINES, open_engine
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.inference.backends.base import Backend
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.outputs import Floats
 from tests import tiny
 from tests.inference.backends.outputs import near
 
@@ -21,7 +16,7 @@ FAMILIES = ("bert", "mpnet", "deberta-v2", "modernbert", "qwen2", "mistral")
 LENGTHS = (20, 40, 3)
 
 
-def with_poison(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_poison(tensors):
     """The tensors, changed so that the states of POISON become NaN, and no other token's.
 
     A layer norm of its embedding overflows. An RMS norm's does not: there, values of the first layer overflow by a column that
@@ -43,7 +38,7 @@ def with_poison(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def states(backend: Backend, texts: list[Encoding]) -> list[Floats]:
+def states(backend, texts):
     """Hidden states float32[tokens, h] of each text of one pass."""
     batch = pack(texts, frozenset({Head.TOKENS}), backend.spec.positions)
     tokens = backend.forward(batch).tokens

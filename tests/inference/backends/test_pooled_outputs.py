@@ -1,7 +1,5 @@
 """Operations of some checkpoints on pooled vectors, besides Dense modules: Perplexity's rounding, Qwen3's own projection."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -12,15 +10,15 @@ from hybridtei.errors import WeightMismatch
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import published, tiny, tolerances
+from tests.near import near, same
 
 WIDTH = 12
 
 
-def vectors(engine: str, spec: ModelSpec) -> Floats:
+def vectors(engine, spec):
     """Dense vectors of the common texts, in one batch."""
     backend = (
         TorchBackend(spec)
@@ -32,7 +30,7 @@ def vectors(engine: str, spec: ModelSpec) -> Floats:
     return outputs.dense
 
 
-def means(folder: Path, spec: ModelSpec) -> Floats:
+def means(folder, spec):
     texts = texts_of(spec)
     rows = np.split(reference(folder, texts), np.cumsum([len(text) for text in texts])[:-1])
     return np.stack([one.mean(0) for one in rows])
@@ -45,7 +43,7 @@ def test_perplexitys_vectors_are_whole_numbers(tmp_path, engine):
     spec = read_spec(published.as_pplx(folder))
     assert (spec.is_rounded, spec.pooling) == (True, ("mean",))
     ours = vectors(engine, spec)
-    np.testing.assert_array_equal(ours, np.round(ours))
+    same(ours, np.round(ours))
     assert np.abs(ours - exact).max() <= 0.5 + 1e-3  # the nearest whole number
     assert np.ptp(ours) > 100
 
@@ -78,9 +76,7 @@ def test_qwen3s_projection_follows_the_pooling(tmp_path, engine):
     tiny.edit_json(folder / "config.json", num_labels=WIDTH)
     spec = read_spec(folder, pooling="mean")
     assert spec.dense_width == WIDTH
-    np.testing.assert_allclose(
-        vectors(engine, spec), expected @ matrix.T, atol=20 * tolerances.HIDDEN["float32"]
-    )
+    near(vectors(engine, spec), expected @ matrix.T, 20 * tolerances.HIDDEN["float32"])
     tiny.edit_json(folder / "config.json", num_labels=WIDTH + 1)
     with pytest.raises(
         WeightMismatch, match=r"`linear.weight` has shape \[12, 32\], the model needs \[13, 32\]"

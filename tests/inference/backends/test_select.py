@@ -80,7 +80,7 @@ def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert):
 def test_float16_wants_a_gpu(bert, backend, monkeypatch):
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     with pytest.raises(LoadError, match="float16 is for GPUs, and there is no NVIDIA device here"):
-        choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))  # type: ignore[arg-type]
+        choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))
 
 
 def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, monkeypatch, caplog):

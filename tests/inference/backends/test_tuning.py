@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.inference.backends.tuning import FIRST_TOKENS, FLAT, PASSES, enough, measure, tune
 from hybridtei.inference.load import find_model, load_model
@@ -23,14 +22,14 @@ curves = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=10).map(
 class Hardware:
     """A clock that the passes move on: a fixed cost, and one for each token beyond what fits the fixed cost."""
 
-    def __init__(self, saturated_at: int) -> None:
+    def __init__(self, saturated_at):
         self.now = 0.0
         self.saturated_at = saturated_at
 
-    def __call__(self, batch: PackedBatch) -> None:
+    def __call__(self, batch):
         self.now += max(len(batch.input_ids), self.saturated_at) * 0.001
 
-    def clock(self) -> float:
+    def clock(self):
         return self.now
 
 
@@ -51,7 +50,7 @@ def test_the_size_that_saturates_the_hardware_is_found(saturated_at):
 def test_the_fastest_pass_of_a_size_counts():
     now, seconds = 0.0, iter([3, 1, 2, 0.5, 4])
 
-    def gate(batch: PackedBatch) -> None:
+    def gate(batch):
         nonlocal now
         now += next(seconds)
 
@@ -62,14 +61,14 @@ def test_the_fastest_pass_of_a_size_counts():
 
 
 def test_a_lane_is_measured_and_counts_as_often_as_there_are_lanes_for_long_texts():
-    entered, threads, hardware = list[int](), set[int](), Hardware(1)
+    entered, threads, hardware = [], set(), Hardware(1)
 
-    def gate(batch: PackedBatch) -> None:
+    def gate(batch):
         hardware(batch)
         threads.add(threading.get_ident())
 
     backend = FakeBackend(small.model_spec(), gate=gate)
-    backend.enter_lane = lambda kind: entered.append(threading.get_ident())  # type: ignore[method-assign]
+    backend.enter_lane = lambda kind: entered.append(threading.get_ident())
     for backend.lanes, expected in (
         (both_lanes(1), 1000),
         ((LaneKind.BULK,), 1000),

@@ -54,7 +54,7 @@ def test_on_a_cpu_permits_do_not_follow_the_budget(permits, budget):
 def test_they_come_back_from_a_failure():
     admission = Admission(3)
 
-    def fail() -> None:
+    def fail():
         with admission.inside(3):
             raise RuntimeError
 
@@ -96,7 +96,7 @@ def test_a_house_of_any_size_lets_large_ones_in(permits):
 async def test_carried_permits_serve_in_tasks_too_and_nowhere_else():
     admission = Admission(1)
 
-    async def enter(inputs: int) -> None:
+    async def enter(inputs):
         with admission.inside(inputs):
             await asyncio.sleep(0)
 

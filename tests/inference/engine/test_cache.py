@@ -13,11 +13,11 @@ from hybridtei.outputs import HeadOutputs, SparseVectors
 DENSE = frozenset({Head.DENSE})
 
 
-def encoding(number: int) -> Encoding:
+def encoding(number):
     return Encoding(np.array([number], dtype=np.int64))
 
 
-def row(value: float, width: int = 4) -> HeadOutputs:
+def row(value, width=4):
     return HeadOutputs(dense=np.full((1, width), value, dtype=np.float32))
 
 
@@ -29,7 +29,7 @@ ENTRY = ENTRY_BYTES + 8 + 16
 )
 def test_it_is_an_lru_within_its_bytes(steps, most):
     cache = ResultCache(most)
-    order: list[int] = []
+    order = []
     for is_look, number in steps:
         if is_look:
             found = cache.find(encoding(number), DENSE)

@@ -11,7 +11,6 @@ from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.errors import BackendError
 from hybridtei.inference.engine.core import LOOK_AHEAD, EngineCore, ResultCache
 from hybridtei.inference.engine.scheduler import OVERTAKEN
-from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
@@ -22,15 +21,15 @@ PAIRS = itertools.cycle(itertools.product(range(SPEC.vocab_size), repeat=2))
 requests = st.lists(st.lists(st.integers(1, 30), max_size=12), max_size=12)
 
 
-def core(max_tokens: int = 64, **settings) -> EngineCore:
+def core(max_tokens=64, **settings):
     return EngineCore(max_tokens=max_tokens, positions=Positions(), **settings)
 
 
-def encoding(length: int, first: int = 0) -> Encoding:
+def encoding(length, first=0):
     return Encoding(np.arange(first, first + length, dtype=np.int64) % SPEC.vocab_size)
 
 
-def different(count: int, length: int) -> list[Encoding]:
+def different(count, length):
     """`n` different encodings of one length."""
     return [
         Encoding(np.array([*pair, *range(length - 2)], dtype=np.int64))
@@ -38,7 +37,7 @@ def different(count: int, length: int) -> list[Encoding]:
     ]
 
 
-def drain(queue: EngineCore, backend: FakeBackend) -> list:
+def drain(queue, backend):
     done = []
     while (batch := queue.take()) is not None:
         done += queue.give(batch, batch.split(backend.forward(batch.packed)))
@@ -62,7 +61,7 @@ def test_every_sequence_comes_back_once_and_in_its_place(padding, lengths, budge
             assert_alone_is_the_same(ticket.encodings, ticket.outputs())
 
 
-def assert_alone_is_the_same(encodings, outputs: HeadOutputs) -> None:
+def assert_alone_is_the_same(encodings, outputs):
     assert len(outputs.dense) == len(encodings)
     for place, one in enumerate(encodings):
         queue = core()

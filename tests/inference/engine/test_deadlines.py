@@ -1,8 +1,7 @@
 """A bound of time that many share: who is late is told so, who is in time is not, and who leaves has left."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -14,21 +13,21 @@ T = TypeVar("T")
 SOON, HANG = 0.01, 120  # a bound; seconds after which a test that should end at once has hung
 
 
-async def within(deadlines: Deadlines, work: Coroutine[Any, Any, T]) -> T:
+async def within(deadlines, work):
     with deadlines.limit():
         return await work
 
 
-async def never() -> None:
+async def never():
     await asyncio.Event().wait()
 
 
-async def at_once(value: int) -> int:
+async def at_once(value):
     await asyncio.sleep(0)
     return value
 
 
-async def until_late(deadlines: Deadlines, clock: Clock) -> None:
+async def until_late(deadlines, clock):
     """Begins something, and returns once it was found late."""
     late = asyncio.create_task(within(deadlines, never()))
     await asyncio.sleep(0)
@@ -55,7 +54,7 @@ async def test_looks_before_the_bound_find_nobody_late():
     clock, looks = Clock(), 0
     looked = asyncio.Event()
 
-    def counting() -> float:
+    def counting():
         nonlocal looks
         looks += 1
         if looks > 3:  # the first was the beginning
@@ -75,7 +74,7 @@ async def test_what_goes_on_after_its_bound_is_not_cancelled_again():
     clock = Clock()
     deadlines = Deadlines(SOON, clock=clock)
 
-    async def patient() -> str:
+    async def patient():
         with pytest.raises(TimedOut):
             await within(deadlines, never())
         await until_late(deadlines, clock)  # another look
@@ -98,7 +97,7 @@ async def test_who_is_cancelled_is_cancelled_also_when_late():
     with pytest.raises(asyncio.CancelledError):
         await leaving
 
-    async def slow_to_end() -> None:
+    async def slow_to_end():
         try:
             await never()
         except asyncio.CancelledError:
@@ -116,7 +115,7 @@ async def test_who_is_cancelled_is_cancelled_also_when_late():
 
 
 async def test_what_the_work_raises_is_what_is_raised():
-    async def fails() -> None:
+    async def fails():
         raise TimeoutError("its own")
 
     with pytest.raises(TimeoutError, match="its own"):

@@ -1,14 +1,12 @@
 """Several models on one device: shared fairly by tokens, and none harmed by another's coming, going or failing."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.batch import Encoding, Head, Positions, pack
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.inference.engine import core as core_module
 from hybridtei.inference.engine import service as engine_module
@@ -25,7 +23,7 @@ DENSE = frozenset({Head.DENSE})
 SPEC = small.model_spec()
 
 
-def encodings(count: int, length: int, first: int = 0) -> list[Encoding]:
+def encodings(count, length, first=0):
     return [
         Encoding(
             np.array([(first + i) % 70, (first + i) // 70, *range(length - 2)], dtype=np.int64)
@@ -34,13 +32,13 @@ def encodings(count: int, length: int, first: int = 0) -> list[Encoding]:
     ]
 
 
-def new_engine(device: Device, **backend: Any) -> Engine:
+def new_engine(device, **backend):
     core = EngineCore(max_tokens=40, positions=Positions())
     return Engine(core, FakeBackend(SPEC, **backend), device, Registry())
 
 
 @asynccontextmanager
-async def on_device(device: Device, *engines: Engine) -> AsyncIterator[None]:
+async def on_device(device, *engines):
     """Engines at work. A test that fails leaves them so: a lane may be held for ever."""
     for one in engines:
         await one.start()
@@ -52,7 +50,7 @@ async def on_device(device: Device, *engines: Engine) -> AsyncIterator[None]:
 
 
 async def test_models_share_a_device_by_tokens():
-    order: list[str] = []
+    order = []
     gate = Held()
     device = Device([LaneKind.BULK])
     first = new_engine(device, gate=lambda batch: order.extend(["first"] * len(batch.input_ids)))
@@ -72,10 +70,10 @@ async def test_models_share_a_device_by_tokens():
 
 
 async def test_an_idle_model_saves_nothing_up():
-    order: list[str] = []
+    order = []
     device = Device([LaneKind.BULK])
     busy, late = (
-        new_engine(device, gate=lambda batch, name=name: order.append(name))  # type: ignore[misc]
+        new_engine(device, gate=lambda batch, name=name: order.append(name))
         for name in ("busy", "late")
     )
     async with on_device(device, busy, late):
@@ -129,9 +127,9 @@ async def test_a_failing_model_leaves_the_others_healthy():
 
 
 async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
-    device, held = Device([LaneKind.BULK]), list[bool]()
+    device, held = Device([LaneKind.BULK]), []
 
-    def seen(*arguments: Any) -> PackedBatch:
+    def seen(*arguments):
         held.append(device.lock.locked())
         return pack(*arguments)
 
@@ -143,11 +141,11 @@ async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
 
 
 async def test_the_event_loop_wakes_once_for_all_requests_that_a_pass_completes(monkeypatch):
-    gate, device, woken = Held(), Device([LaneKind.BULK]), list[int]()
+    gate, device, woken = Held(), Device([LaneKind.BULK]), []
     loop = asyncio.get_running_loop()
     schedule = loop.call_soon_threadsafe
 
-    def noting(callback: Any, *arguments: Any, **settings: Any) -> asyncio.Handle:
+    def noting(callback, *arguments, **settings):
         if callback is engine_module._wake:
             woken.append(len(arguments[0]))
         return schedule(callback, *arguments, **settings)

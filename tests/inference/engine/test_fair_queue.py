@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.batch import Encoding, Head, Padding, Positions
-from hybridtei.inference.engine.core import EngineBatch, EngineCore
-from hybridtei.inference.engine.scheduler import OVERTAKEN, EngineRequest, FairQueue
+from hybridtei.inference.engine.core import EngineCore
+from hybridtei.inference.engine.scheduler import OVERTAKEN, FairQueue
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind, both_lanes
 
@@ -30,11 +30,11 @@ class Leaving:
     done: bool = field(default=False)
 
     @property
-    def cancelled(self) -> bool:
+    def cancelled(self):
         return next(self.looks, None) is None
 
 
-def text(*ids: int) -> Encoding:
+def text(*ids):
     return Encoding(np.array(ids, dtype=np.int64))
 
 
@@ -68,7 +68,7 @@ class Staying:
     done: bool = False
 
 
-def turns(queue: FairQueue) -> list[int]:
+def turns(queue):
     """First ids of all that waits, in the order in which they ride."""
     return [int(waiting.encoding.input_ids[0]) for waiting in queue.head(len(queue))]
 
@@ -114,7 +114,7 @@ def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(
 ):
     core = EngineCore(max_tokens=budget, positions=Positions(), padding=padding, lanes=lanes)
     first = itertools.count()
-    open_requests: dict[EngineRequest, Witness] = {}  # in order of arrival
+    open_requests = {}  # in order of arrival
     for event, value in [*events, *[("take", kind) for kind in lanes] * 400]:
         if event == "arrival":
             encodings = [text(next(first), *range(length - 1)) for length in value]
@@ -127,7 +127,7 @@ def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(
             del open_requests[leaving]
         elif event == "take" and value in lanes and (batch := core.take(kind=value)) is not None:
             taken = Counter(request for request, _ in batch.callers)
-            tokens = Counter[EngineRequest]()
+            tokens = Counter()
             for (request, _), length in zip(
                 batch.callers, batch.packed.lengths.tolist(), strict=True
             ):
@@ -171,12 +171,12 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
         max_tokens=1024, positions=Positions(), padding=Padding.ATTENTION, lanes=both_lanes(2)
     )
 
-    def add(lengths: list[int]) -> EngineRequest:
+    def add(lengths):
         return core.add(
             [text(next(first), *[1] * (length - 1)) for length in lengths], frozenset({Head.DENSE})
         )
 
-    def bulk() -> EngineRequest:
+    def bulk():
         return add(
             [
                 draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250)
@@ -184,13 +184,13 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
             ]
         )
 
-    def end(batch: EngineBatch) -> None:
+    def end(batch):
         core.give(
             batch,
             batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))),
         )
 
-    requests, running = [bulk() for _ in range(4)], deque[EngineBatch]()
+    requests, running = [bulk() for _ in range(4)], deque()
     for query in range(400):
         if query % 10 == 0:  # a bulk lane is done
             if len(running) == 2:

@@ -6,27 +6,24 @@ import threading
 import numpy as np
 import pytest
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Padding
+from hybridtei.batch import Encoding, Head, Padding
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError
 from hybridtei.inference.engine.core import EngineCore
 from hybridtei.inference.engine.device import Device, run_all
-from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.inference.engine.service import Engine
-from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind, both_lanes
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.inference.engine.test_device import on_device
+from tests.near import same
 
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
-def queued(
-    backend: FakeBackend, count: int, callers: int, max_tokens: int = 64
-) -> tuple[EngineCore, EngineRequest]:
+def queued(backend, count, callers, max_tokens=64):
     core = EngineCore(
         max_tokens=max_tokens,
         positions=backend.spec.positions,
@@ -67,9 +64,9 @@ async def test_many_requests_at_once_are_answered_as_by_the_plain_loop(
         for name in ("dense", "token_weights", "multivector"):
             mine, theirs = getattr(ours.outputs(), name), getattr(expected.outputs(), name)
             if name != "dense":
-                np.testing.assert_array_equal(mine.offsets, theirs.offsets)
+                same(mine.offsets, theirs.offsets)
                 mine, theirs = mine.values, theirs.values
-            np.testing.assert_array_equal(mine, theirs)
+            same(mine, theirs)
 
 
 @pytest.mark.parametrize("callers", [1, 2, 5])
@@ -79,12 +76,12 @@ def test_outputs_do_not_depend_on_how_many_compute(callers, count):
     alone, expected = queued(backend, count, 1)
     run_all(alone, backend, 1, lambda done: None)
     core, request = queued(backend, count, callers)
-    done: list[int] = []
+    done = []
     run_all(core, backend, callers, done.append)
     ours, theirs = request.outputs(), expected.outputs()
     assert ours.dense is not None
     assert theirs.dense is not None
-    np.testing.assert_array_equal(ours.dense, theirs.dense)
+    same(ours.dense, theirs.dense)
     assert len(core) == core.running == 0
     assert 0 < sum(done) <= count  # equal ones are computed once
 
@@ -93,7 +90,7 @@ def test_several_compute_at_once():
     met = threading.Barrier(2, timeout=120)
 
     class Meeting(FakeBackend):
-        def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        def forward(self, batch, *, use_all_cores=False):
             if self.forwards == 0:
                 met.wait()  # for the other one's first pass
             return super().forward(batch)
@@ -106,7 +103,7 @@ def test_several_compute_at_once():
 
 def test_a_failure_ends_all_and_is_raised():
     class Failing(FakeBackend):
-        def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        def forward(self, batch, *, use_all_cores=False):
             if self.forwards > 3:
                 raise BackendError("no memory")
             return super().forward(batch)
@@ -122,7 +119,7 @@ def test_a_failure_ends_all_and_is_raised():
 def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two_things():
     met = threading.Barrier(2, timeout=120)
     backend = FakeBackend(small.model_spec(), gate=lambda batch: met.wait())
-    backend.fills_cores, backend.ahead = True, 1  # type: ignore[attr-defined]
+    backend.fills_cores, backend.ahead = True, 1
     encoder = Encoder(small.model(), backend, 8, EngineConfig())
     texts = ["one", "two", "three", "four", "five six", "seven", "one two three"]
     found = encoder.encode(texts).dense
@@ -132,4 +129,4 @@ def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two
         .encode(texts)
         .dense
     )
-    np.testing.assert_array_equal(found, expected)
+    same(found, expected)

@@ -5,18 +5,18 @@ import asyncio
 import numpy as np
 import pytest
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.batch import Encoding, Head, Positions, pack
 from hybridtei.errors import BackendError
 from hybridtei.inference.backends.torch.memory import TooLarge, split_on_oom
 from hybridtei.inference.engine.core import EngineCore
 from hybridtei.inference.engine.device import Device
 from hybridtei.inference.engine.service import Engine
-from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend, Held
 from tests.inference.engine import small
 from tests.inference.engine.test_device import on_device
+from tests.near import same
 
 DENSE = frozenset({Head.DENSE})
 SPEC = small.model_spec()
@@ -25,12 +25,12 @@ SPEC = small.model_spec()
 class Narrow(FakeBackend):
     """Has room for 20 tokens a pass."""
 
-    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+    def forward(self, batch, *, use_all_cores=False):
         if self.gate is not None:
             self.gate(batch)
         return split_on_oom(self._room, batch, lambda: None)
 
-    def _room(self, batch: PackedBatch) -> HeadOutputs:
+    def _room(self, batch):
         if len(batch.input_ids) > 20:
             raise TooLarge("20 tokens is all there is")
         return FakeBackend(SPEC).forward(batch)
@@ -40,11 +40,11 @@ class Ahead(FakeBackend):
     ahead = 1
 
 
-def encoding(length: int, first: int = 0) -> Encoding:
+def encoding(length, first=0):
     return Encoding(np.array([first, *range(length - 1)], dtype=np.int64))
 
 
-def new_engine(device: Device, backend: FakeBackend, max_tokens: int = 1000) -> Engine:
+def new_engine(device, backend, max_tokens=1000):
     return Engine(
         EngineCore(max_tokens=max_tokens, positions=Positions()), backend, device, Registry()
     )
@@ -71,14 +71,14 @@ async def test_only_the_requests_that_do_not_fit_fail():
             expected = FakeBackend(SPEC).forward(
                 packed([encoding(8, i), encoding(9, i)])
             )  # as if nobody else had been there
-            np.testing.assert_array_equal(outputs.dense, expected.dense)
+            same(outputs.dense, expected.dense)
         with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
             await large
         await rides.check_health()
         assert len((await rides.run([encoding(12, 9)], DENSE, 0)).outputs().dense) == 1
 
 
-def packed(encodings: list[Encoding]) -> PackedBatch:
+def packed(encodings):
     return pack(encodings, DENSE, Positions())
 
 
@@ -103,7 +103,7 @@ async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first):
 
 async def test_all_that_waits_goes_into_one_batch_though_two_may_be_under_way():
     """Lanes share out what waits; what is taken ahead does not halve the batches."""
-    sizes: list[int] = []
+    sizes = []
     device = Device([LaneKind.BULK])
     rides = new_engine(device, Ahead(SPEC, gate=lambda batch: sizes.append(len(batch.input_ids))))
     await rides.start()

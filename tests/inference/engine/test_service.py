@@ -4,22 +4,20 @@ import asyncio
 import itertools
 import os
 import threading
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Padding
+from hybridtei.batch import Head, Padding
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Unhealthy
 from hybridtei.inference.engine.service import EngineService
-from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.outputs import Embeddings
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend, Held
 from tests.inference.engine import small
+from tests.near import near, same
 from tests.sampled import paired
 
 HANG = 120  # seconds after which a test that should end at once has hung
@@ -32,16 +30,16 @@ PAIRS = itertools.cycle(itertools.permutations(small.LETTERS[:36], 2))
 class Switch:
     """Raises what it is told to, or nothing."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
+    def __init__(self, error=None):
         self.error = error
 
-    def __call__(self, _: PackedBatch) -> None:
+    def __call__(self, _):
         if self.error is not None:
             raise self.error
 
 
 @asynccontextmanager
-async def running(service: EngineService) -> AsyncIterator[EngineService]:
+async def running(service):
     await service.start()
     try:
         yield service
@@ -49,22 +47,20 @@ async def running(service: EngineService) -> AsyncIterator[EngineService]:
         await service.stop()
 
 
-def embed(
-    *texts: str | list[int], heads: frozenset[Head] = frozenset({Head.DENSE}), **settings
-) -> Embed:
+def embed(*texts, heads=frozenset({Head.DENSE}), **settings):
     return Embed(list(texts), heads, **settings)
 
 
-def different(count: int) -> list[str]:
+def different(count):
     """Texts of four tokens each, no two alike: identical ones would wait as one."""
     return [f"{first} {second}" for first, second in itertools.islice(PAIRS, count)]
 
 
-async def answer(service: EngineService, task: Embed) -> Embeddings:
+async def answer(service, task):
     return (await service.run(task)).answer
 
 
-def queued(service: EngineService) -> float:
+def queued(service):
     return service.engine.metrics.queued.value()
 
 
@@ -99,7 +95,7 @@ async def test_one_request_of_many_batches_wakes_every_lane():
 
 @pytest.mark.parametrize(("padding", "lanes"), paired([*Padding], [1, 3]))
 async def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padding):
-    seen: list[PackedBatch] = []
+    seen = []
     registry = Registry()
     async with running(
         small.service(lanes=lanes, padding=padding, gate=seen.append, registry=registry)
@@ -115,9 +111,9 @@ async def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, p
         assert len(seen) < 100
         for text, one in zip(texts, answers, strict=True):
             alone = await answer(service, embed(text, heads=ALL))
-            np.testing.assert_allclose(one.dense, alone.dense, atol=1e-6)
-            np.testing.assert_array_equal(one.sparse.to_dense(), alone.sparse.to_dense())
-            np.testing.assert_allclose(one.multivector.values, alone.multivector.values, atol=1e-6)
+            near(one.dense, alone.dense, 1e-6)
+            same(one.sparse.to_dense(), alone.sparse.to_dense())
+            near(one.multivector.values, alone.multivector.values, 1e-6)
 
 
 BOTH = (LaneKind.EXPRESS, LaneKind.BULK)
@@ -125,9 +121,9 @@ LONG = " ".join(["a"] * 50)
 
 
 async def test_bulk_lanes_give_way_and_express_lanes_do_not():
-    seen: dict[int, int] = {}
+    seen = {}
 
-    def note(batch: PackedBatch) -> None:
+    def note(batch):
         seen[len(batch.input_ids)] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -156,7 +152,7 @@ async def test_a_cache_answers_what_was_asked_before():
 
 
 async def test_no_batch_exceeds_its_budget_or_count():
-    seen: list[PackedBatch] = []
+    seen = []
     service = small.service(budget_tokens=40, config={"max_batch_requests": 4}, gate=seen.append)
     async with running(service):
         await asyncio.gather(*(answer(service, embed(*different(4))) for _ in range(20)))
@@ -255,7 +251,7 @@ class Slow(Embed):
 
     __slots__ = ("go",)
 
-    def prepare(self, model: Model) -> list[Encoding]:
+    def prepare(self, model):
         assert self.go.wait(HANG)
         return super().prepare(model)
 
@@ -279,7 +275,7 @@ async def test_stop_refuses_what_is_still_being_tokenised():
 class Homeless(FakeBackend):
     """Its lanes cannot even begin."""
 
-    def enter_lane(self, kind: LaneKind) -> None:
+    def enter_lane(self, kind):
         raise OSError("no device")
 
 

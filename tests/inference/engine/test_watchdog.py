@@ -2,11 +2,9 @@
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
 
-from hybridtei.batch import PackedBatch
 from hybridtei.errors import PassOverdue, Unhealthy
 from hybridtei.inference.engine.device import Device, Watchdog
 from hybridtei.system.machine import LaneKind
@@ -19,17 +17,17 @@ SOON = 0.05  # the bound of a pass, on a clock that tests move: none is overdue 
 class Stuck:
     """A gate that a first pass does not come through until it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.entered, self.go = threading.Event(), threading.Event()
 
-    def __call__(self, _: PackedBatch) -> None:
+    def __call__(self, _):
         if not self.entered.is_set():
             self.entered.set()
             assert self.go.wait(HANG)
 
 
 def test_what_ends_in_time_is_never_called_and_what_does_not_is_called_once():
-    calls: list[str] = []
+    calls = []
     called = threading.Event()
     clock = Clock()
     watchdog = Watchdog(SOON, clock=clock)
@@ -60,13 +58,13 @@ def test_without_a_bound_nobody_watches():
     watchdog.stop()
 
 
-def scene(lanes: int) -> tuple[Device, Stuck, Any, Clock]:
+def scene(lanes):
     stuck, clock = Stuck(), Clock()
     device = Device([LaneKind.BULK] * lanes, pass_timeout=SOON, clock=clock)
     return device, stuck, new_engine(device, gate=stuck), clock
 
 
-async def overdue(stuck: Stuck, clock: Clock) -> None:
+async def overdue(stuck, clock):
     """The time of the pass at the gate runs out."""
     assert await asyncio.to_thread(stuck.entered.wait, HANG)
     clock.now += SOON
@@ -142,7 +140,7 @@ async def test_a_failure_that_comes_too_late_is_nobodys():
     stuck, clock = Stuck(), Clock()
     device = Device([LaneKind.BULK], pass_timeout=SOON, clock=clock)
 
-    def fail_late(batch: PackedBatch) -> None:
+    def fail_late(batch):
         if not stuck.go.is_set():
             stuck(batch)
             raise RuntimeError("too late")

@@ -1,8 +1,6 @@
 """A prompt's name chooses the adapter of its inputs: from the checkpoint to the vectors, cached or not."""
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,24 +16,24 @@ from hybridtei.inference.load import text_model
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import jina, tiny
+from tests.near import near, same
 
 TEXT = "baka bulo"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory):
     return jina.write(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
-def encoder(checkpoint: Path) -> Encoder:
+def encoder(checkpoint):
     return Encoder.load(str(checkpoint), backend="ort", dtype="float32")
 
 
-def dense(encoder: Encoder, prompt_name: str | None = None, **options: object) -> Floats:
-    found = encoder.encode([TEXT], prompt_name=prompt_name, **options).dense  # type: ignore[arg-type]
+def dense(encoder, prompt_name=None, **options):
+    found = encoder.encode([TEXT], prompt_name=prompt_name, **options).dense
     return found[0]
 
 
@@ -47,28 +45,22 @@ def test_a_name_chooses_prompt_and_adapter(encoder, checkpoint, tmp_path):
         )
         text = jina.QUERY + TEXT if name == "retrieval.query" else TEXT
         expected = native.encode([text]).dense
-        np.testing.assert_allclose(dense(encoder, name), expected[0], rtol=0, atol=3e-6)
+        near(dense(encoder, name), expected[0], 3e-6)
         native.close()
 
 
 def test_the_type_of_inputs_chooses_too(encoder):
-    np.testing.assert_array_equal(
-        dense(encoder, input_type="query"), dense(encoder, "retrieval.query")
-    )
-    np.testing.assert_array_equal(
-        dense(encoder, input_type="document"), dense(encoder, "retrieval.passage")
-    )
-    np.testing.assert_array_equal(
-        dense(encoder, "separation", input_type="document"), dense(encoder, "separation")
-    )
+    same(dense(encoder, input_type="query"), dense(encoder, "retrieval.query"))
+    same(dense(encoder, input_type="document"), dense(encoder, "retrieval.passage"))
+    same(dense(encoder, "separation", input_type="document"), dense(encoder, "separation"))
 
 
 def test_a_default_prompt_chooses_too(encoder, checkpoint):
     started = Encoder.load(
         str(checkpoint), backend="ort", dtype="float32", default_prompt_name="classification"
     )
-    np.testing.assert_array_equal(dense(started), dense(encoder, "classification"))
-    np.testing.assert_array_equal(dense(started, "separation"), dense(encoder, "separation"))
+    same(dense(started), dense(encoder, "classification"))
+    same(dense(started, "separation"), dense(encoder, "separation"))
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(encoder):
@@ -84,14 +76,14 @@ def test_results_of_several_adapters_are_not_mixed(checkpoint):
     service = EngineService(text_model(spec, config), backend, config, budget_tokens=64)
     names = [None, *jina.ADAPTERS]
 
-    async def ask() -> Sequence[Floats]:
+    async def ask():
         tasks = [Embed([TEXT], frozenset({Head.DENSE}), prompt_name=name) for name in names]
         answers = await asyncio.gather(*(service.run(task) for task in tasks))
         return [
             answered.answer.dense[0] for answered in answers if answered.answer.dense is not None
         ]
 
-    async def both() -> tuple[Sequence[Floats], Sequence[Floats], int]:
+    async def both():
         await service.start()
         try:
             first, passes = await ask(), backend.forwards
@@ -102,5 +94,5 @@ def test_results_of_several_adapters_are_not_mixed(checkpoint):
     first, second, passes = asyncio.run(both())
     assert passes == 0
     for place, vector in enumerate(first):
-        np.testing.assert_array_equal(second[place], vector)
+        same(second[place], vector)
         assert all(np.abs(vector - other).max() > 1e-3 for other in first[:place])

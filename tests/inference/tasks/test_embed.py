@@ -1,14 +1,13 @@
 """One request's part of a pass that other requests share: its options and its answer."""
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.batch import EMBEDDINGS, Head, pack
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.outputs import Embeddings, HeadOutputs
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import same
 
 MODEL = small.model()
 EVERY = EMBEDDINGS
@@ -21,9 +20,9 @@ texts = st.lists(
 heads = st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)
 
 
-def answer(task: Embed, *, computed: frozenset[Head] | None = None) -> Embeddings:
+def answer(task, *, computed=None):
     encodings = task.prepare(MODEL)
-    outputs: HeadOutputs = FakeBackend(MODEL.spec).forward(
+    outputs = FakeBackend(MODEL.spec).forward(
         pack(encodings, computed or task.heads, MODEL.spec.positions)
     )
     return task.finish(MODEL, encodings, outputs)
@@ -41,4 +40,4 @@ def test_it_gets_what_it_asked_for_whatever_else_was_computed(inputs, wanted):
         )
     assert len(shared) == len(inputs)
     if Head.DENSE in wanted:
-        np.testing.assert_array_equal(alone.dense, shared.dense)
+        same(alone.dense, shared.dense)

@@ -5,7 +5,7 @@ import pytest
 
 from hybridtei.batch import Ragged, offsets_of, pack
 from hybridtei.errors import NotANumber, UnsupportedHead
-from hybridtei.inference.tasks.label import Tag, Tagged
+from hybridtei.inference.tasks.label import Tag
 from hybridtei.models.checkpoint.classifiers import ClassifierHead, LinearStep
 from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
@@ -19,7 +19,7 @@ MODEL = small.model(SPEC, default_prompt="query: ")
 TEXT = "Hybrid search, é by Meaning"
 
 
-def answer(task: Tag) -> list[Tagged]:
+def answer(task):
     encodings = task.prepare(MODEL)
     return task.finish(
         MODEL, encodings, FakeBackend(SPEC).forward(pack(encodings, task.heads, SPEC.positions))

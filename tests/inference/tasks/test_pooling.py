@@ -14,7 +14,6 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.load import find_model, text_model
 from hybridtei.inference.tasks import pooling
-from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.pooling import (
     MultivectorBudget,
@@ -29,9 +28,10 @@ from hybridtei.inference.tasks.pooling import (
 from hybridtei.inference.tasks.rerank import maxsim
 from hybridtei.models.checkpoint.late import TokenPooling
 from hybridtei.outputs import HeadOutputs, unit
+from tests.near import near, same
 
 
-def rows_of(count: int, seed: int = 0, width: int = 16) -> np.ndarray:
+def rows_of(count, seed=0, width=16):
     return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
 
 
@@ -41,12 +41,12 @@ def test_no_more_rows_than_the_budget_and_nothing_is_lost(count, most, seed):
     rows = rows_of(count, seed)
     merged = merge(rows, most)
     assert len(merged) == min(count, most)
-    np.testing.assert_allclose(merged.sum(axis=0), rows.sum(axis=0), atol=1e-3)
+    near(merged.sum(axis=0), rows.sum(axis=0), 1e-3)
 
 
 def test_long_documents_are_merged_in_blocks(monkeypatch):
     monkeypatch.setattr(pooling, "MAX_MERGED_AT_ONCE", 16)
-    seen: list[int] = []
+    seen = []
     monkeypatch.setattr(
         pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1]
     )
@@ -54,7 +54,7 @@ def test_long_documents_are_merged_in_blocks(monkeypatch):
         rows = rows_of(100)
         merged = merge(rows, most)
         assert 0 < len(merged) <= most
-        np.testing.assert_allclose(merged.sum(axis=0), rows.sum(axis=0), atol=1e-3)
+        near(merged.sum(axis=0), rows.sum(axis=0), 1e-3)
     assert max(seen) <= 16
 
 
@@ -65,8 +65,8 @@ def test_words_alone_are_merged_where_there_are_any():
     assert left.lengths.tolist() == [3, 0, 2, 2, 3], (
         "short rows stay whole, and those of marks alone"
     )
-    np.testing.assert_array_equal(left.values, rows.values[[1, 2, 4, 5, 6, 7, 8, 9, 10, 11]])
-    np.testing.assert_array_equal(without_marks(rows, is_mark, 5).values, rows.values)
+    same(left.values, rows.values[[1, 2, 4, 5, 6, 7, 8, 9, 10, 11]])
+    same(without_marks(rows, is_mark, 5).values, rows.values)
 
 
 def test_a_bit_for_each_sign():
@@ -75,8 +75,8 @@ def test_a_bit_for_each_sign():
     assert bits.values.dtype == np.uint8
     assert bits.values.shape == (7, 2)
     signs = unpacked(bits.values, 12)
-    np.testing.assert_array_equal(np.sign(signs), np.where(rows > 0, 1, -1))
-    np.testing.assert_allclose(np.linalg.norm(signs, axis=1), 1, atol=1e-6)
+    same(np.sign(signs), np.where(rows > 0, 1, -1))
+    near(np.linalg.norm(signs, axis=1), 1, 1e-6)
     assert maxsim(signs[:1], Ragged(signs, np.array([0, 7])), mean=False) == pytest.approx(1)
 
 
@@ -84,7 +84,7 @@ def test_whole_numbers_keep_directions_and_zero_rows():
     rows = np.concatenate([rows_of(5), np.zeros((1, 16), np.float32)])
     whole = budgeted(Ragged(rows, np.array([0, 6])), MultivectorBudget(dtype="int8")).values
     assert whole.dtype == np.int8
-    np.testing.assert_allclose(unit(whole.astype(np.float32)), unit(rows), atol=0.01)
+    near(unit(whole.astype(np.float32)), unit(rows), 0.01)
 
 
 @settings(max_examples=25, deadline=None)
@@ -98,13 +98,13 @@ def test_declared_pooling_is_that_of_sentence_transformers(count, factor, protec
     found = pooled(
         Ragged(rows, np.array([0, count])), TokenPooling(factor, protected, normalize)
     ).values
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    near(found, wanted, 1e-6)
 
 
 def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(
     monkeypatch,
 ):
-    seen: list[int] = []
+    seen = []
     monkeypatch.setattr(
         pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1]
     )
@@ -114,7 +114,7 @@ def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(
     blocks = [
         pooled(Ragged(part, np.array([0, 512])), block).values for part in np.split(rows[1:], 4)
     ]
-    np.testing.assert_array_equal(found, np.concatenate([unit(rows[:1]), *blocks]))
+    same(found, np.concatenate([unit(rows[:1]), *blocks]))
 
 
 def test_a_budget_by_its_fields():
@@ -127,11 +127,11 @@ def test_a_budget_by_its_fields():
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model():
     return text_model(find_model(ModelConfig()), EngineConfig())
 
 
-def merged_of(model: Model, texts: list[str], rows: Ragged, most: int) -> Ragged:
+def merged_of(model, texts, rows, most):
     """`Embed`'s result for raw multi-vectors, with one row for each token except the first."""
     task = Embed(
         texts, frozenset({Head.MULTIVECTOR}), multivector=MultivectorBudget(max_tokens=most)
@@ -155,8 +155,6 @@ def test_words_are_merged_and_what_is_between_them_is_left_out(model):
         if piece not in string.punctuation and piece != "[SEP]"
     ]
     assert 5 < len(words) < len(pieces[0])
-    np.testing.assert_array_equal(found.row(0), unit(merge(rows.row(0)[words], 5)))
-    np.testing.assert_array_equal(
-        found.row(1), unit(rows.row(1))
-    )  # it has no more tokens than vectors that it may have
-    np.testing.assert_array_equal(found.row(2), unit(merge(rows.row(2), 5)))  # of nothing else
+    same(found.row(0), unit(merge(rows.row(0)[words], 5)))
+    same(found.row(1), unit(rows.row(1)))  # it has no more tokens than vectors that it may have
+    same(found.row(2), unit(merge(rows.row(2), 5)))  # of nothing else

@@ -7,6 +7,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from conformance.quality.ranges import ranges_of
 from hybridtei.errors import LoadError
 from hybridtei.inference.tasks.pooling import quantized, read_ranges
+from tests.near import same
 
 DRAW = np.random.default_rng(0)
 
@@ -21,13 +22,13 @@ def test_as_sentence_transformers(precision, width):
     wanted = quantize_embeddings(rows, precision=precision, ranges=ranges)
     found = quantized(rows, precision, ranges)
     assert found.dtype == wanted.dtype
-    np.testing.assert_array_equal(found, wanted)
+    same(found, wanted)
 
 
 def test_float16_and_float():
     rows = DRAW.standard_normal((3, 5)).astype(np.float32)
     assert quantized(rows, "float") is rows
-    np.testing.assert_array_equal(quantized(rows, "float16"), rows.astype(np.float16))
+    same(quantized(rows, "float16"), rows.astype(np.float16))
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary", "float16"])
@@ -36,7 +37,7 @@ def test_a_row_does_not_depend_on_its_neighbours(precision):
     ranges = ranges_of(rows)
     together = quantized(rows, precision, ranges)
     for place, row in enumerate(rows):
-        np.testing.assert_array_equal(quantized(row[None], precision, ranges)[0], together[place])
+        same(quantized(row[None], precision, ranges)[0], together[place])
     assert quantized(rows[:0], precision, ranges).shape == (0, together.shape[1])
 
 

@@ -1,7 +1,5 @@
 """Spans that made a document's rank: whose matches they are, and where they stand in the text."""
 
-from collections.abc import Iterator
-
 import httpx
 import numpy as np
 import pytest
@@ -20,12 +18,12 @@ QUERY = "how do bees tell each other where the flowers are"
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url():
     with commanded("--auto-truncate") as started:
         yield started
 
 
-def ranked(url: str, documents: list[str], **options: object) -> list[dict[str, object]]:
+def ranked(url, documents, **options):
     body = {
         "query": QUERY,
         "documents": documents,

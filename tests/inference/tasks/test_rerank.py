@@ -20,9 +20,10 @@ from hybridtei.models.checkpoint.classifiers import ClassifierHead, LinearStep
 from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import same
 
 
-def head(*labels: str) -> ClassifierHead:
+def head(*labels):
     return ClassifierHead("cls", (LinearStep("classifier"),), "bert.", labels)
 
 
@@ -54,7 +55,7 @@ def test_parts_give_what_the_whole_gives():
         "one two", [" ".join(small.WORDS[i % 19 : i % 19 + 3]) or "a" for i in range(600)]
     )
     joined = Scored.concat([answer(part) for part in task.split()])
-    np.testing.assert_array_equal(joined.scores, answer(task).scores)
+    same(joined.scores, answer(task).scores)
 
 
 def test_no_number_fails_whose_it_is_and_nobody_else():
@@ -82,7 +83,7 @@ def test_who_cannot_classify_says_so_in_teis_words():
             Classify(["one"]).check(spec)
 
 
-def held_bytes(scored: Scored) -> int:
+def held_bytes(scored):
     """The memory that an answer keeps, with arrays that its own are views of."""
     assert scored.query is not None
     arrays = [scored.query.dense, scored.query.multivector.values, scored.query.sparse.values]

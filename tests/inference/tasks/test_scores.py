@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 from hybridtei.errors import NotANumber
 from hybridtei.inference.tasks.label import probabilities
 from hybridtei.outputs import best_first, refuse_nan
+from tests.near import near
 
 logits = arrays(
     np.float32,
@@ -22,23 +23,23 @@ def test_several_labels_sum_to_one_and_one_is_a_sigmoid(values):
     scores = probabilities(values)
     assert scores.dtype == np.float32
     if values.shape[1] == 1:
-        np.testing.assert_allclose(scores, 1 / (1 + np.exp(-values.astype(np.float64))), atol=1e-6)
+        near(scores, 1 / (1 + np.exp(-values.astype(np.float64))), 1e-6)
     else:
-        np.testing.assert_allclose(scores.sum(axis=1), 1, atol=1e-6)
+        near(scores.sum(axis=1), 1, 1e-6)
 
 
 def test_logits_at_the_end_of_float32_overflow_to_nothing():
     rows = np.array([[-3e38, 3e38], [88, -200], [1000, 1000]], dtype=np.float32)
-    np.testing.assert_allclose(probabilities(rows), [[0, 1], [1, 0], [0.5, 0.5]], atol=1e-6)
+    near(probabilities(rows), [[0, 1], [1, 0], [0.5, 0.5]], 1e-6)
     ends = np.array([[-3e38], [3e38], [-104], [0]], dtype=np.float32)
-    np.testing.assert_allclose(probabilities(ends), [[0], [1], [0], [0.5]], atol=1e-6)
+    near(probabilities(ends), [[0], [1], [0], [0.5]], 1e-6)
 
 
 def test_each_label_by_itself():
-    np.testing.assert_allclose(
+    near(
         probabilities(np.array([[0, 2]], np.float32), multi_label=True),
         [[0.5, 0.880797]],
-        atol=1e-6,
+        1e-6,
     )
 
 

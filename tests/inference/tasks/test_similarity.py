@@ -13,7 +13,7 @@ from hybridtei.outputs import SparseVectors
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 
 
-def unit_rows(count: int, seed: int) -> np.ndarray:
+def unit_rows(count, seed):
     rows = np.random.default_rng(seed).normal(size=(count, 6)).astype(np.float32)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 

@@ -19,6 +19,7 @@ from hybridtei.models.checkpoint.late import LateInteraction, Side
 from tests import tiny, vocabulary
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import near, same
 
 TEXT = " ".join(vocabulary.texts(3, seed=5))
 WORDS = [(found, found + len(word)) for word in TEXT.split() for found in [TEXT.index(word)]]
@@ -43,13 +44,11 @@ def test_dense_is_the_mean_of_transformers_states(tmp_path, model_type):
     theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
     encoder = Encoder.load(str(folder), pooling="mean", backend="ort", measures=False)
     ours = encoder.encode(TEXT, spans=SPANS)
-    np.testing.assert_allclose(ours.dense, theirs, atol=1e-5, rtol=0)
+    near(ours.dense, theirs, 1e-5)
     assert np.abs(theirs[0] - theirs[1]).max() > 1e-3
 
 
-def task(
-    *inputs: SpanText, heads: frozenset[Head] = frozenset({Head.DENSE}), **options: object
-) -> EmbedSpans:
+def task(*inputs, heads=frozenset({Head.DENSE}), **options):
     return EmbedSpans(inputs, Embed((), heads, **options))
 
 
@@ -72,7 +71,7 @@ def test_a_prompts_tokens_belong_to_no_span():
     ]
 
 
-def encoding_pieces(letters: str) -> list[str]:
+def encoding_pieces(letters):
     return [f"##{letter}" for letter in letters]
 
 
@@ -124,7 +123,7 @@ def test_a_long_text_is_read_by_windows_and_each_span_in_one_of_them(prompt):
     around = [small.PIECES[i] for i in encodings[0].input_ids]
     around.remove("one")
     room = small.LONGEST - len(around)
-    found: dict[int, list[str]] = {}
+    found = {}
     for encoding in encodings[1:]:
         pieces = [small.PIECES[i] for i in encoding.input_ids]
         assert [*pieces[: len(around) - 1], pieces[-1]] == around
@@ -155,10 +154,10 @@ def test_windows_answers_stand_in_the_order_of_spans():
     alone = [encoder.encode(text, heads, spans=[place]) for place in places]
     assert len(together) == len(places) + 2
     for row, one in enumerate(alone):
-        np.testing.assert_array_equal(together.dense[row], one.dense[0])
-        np.testing.assert_array_equal(together.multivector.row(row), one.multivector.row(0))
-        np.testing.assert_array_equal(together.tokens.row(row), one.tokens.row(0))
-        np.testing.assert_array_equal(together.sparse.row(row)[0], one.sparse.row(0)[0])
+        same(together.dense[row], one.dense[0])
+        same(together.multivector.row(row), one.multivector.row(0))
+        same(together.tokens.row(row), one.tokens.row(0))
+        same(together.sparse.row(row)[0], one.sparse.row(0)[0])
 
 
 def test_windows_of_a_late_interaction_model_keep_its_marker_and_length():

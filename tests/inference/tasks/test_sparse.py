@@ -13,8 +13,8 @@ TOKENS = st.tuples(st.integers(0, WIDTH - 1), st.sampled_from([0.0, 0.125, 0.5, 
 TEXTS = st.lists(st.lists(TOKENS, min_size=1, max_size=12), min_size=1, max_size=6)
 
 
-def by_loop(text: list[tuple[int, float]], removed: set[int]) -> dict[int, float]:
-    best: dict[int, float] = {}
+def by_loop(text, removed):
+    best = {}
     for token, weight in text:
         if token not in removed and weight > 0:
             best[token] = max(best.get(token, 0.0), weight)

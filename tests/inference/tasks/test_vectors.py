@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as arrays
 from hybridtei.inference.tasks.embed import cosine
 from hybridtei.outputs import cut, unit
 from tests import tolerances
+from tests.near import near
 
 NUMBERS = st.floats(-1e3, 1e3, width=32).filter(lambda number: number == 0 or abs(number) > 1e-6)
 ROWS = arrays.arrays(np.float32, st.tuples(st.integers(0, 5), st.integers(1, 9)), elements=NUMBERS)
@@ -21,8 +22,8 @@ def test_rows_have_length_one_or_stay_zero(rows):
     assert made.dtype == np.float32
     for row, norm, before in zip(made, norms, rows, strict=True):
         if norm:
-            np.testing.assert_allclose(np.linalg.norm(row), 1, atol=tolerances.UNIT["float32"])
-            np.testing.assert_allclose(row, before / norm, atol=tolerances.UNIT["float32"])
+            near(np.linalg.norm(row), 1, tolerances.UNIT["float32"])
+            near(row, before / norm, tolerances.UNIT["float32"])
         else:
             assert not row.any()
 

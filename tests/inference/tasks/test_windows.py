@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hybridtei.inference.tasks.spans import window_of_each, windows_over
 
 
-def over_tokens(length: int, room: int) -> np.ndarray:
+def over_tokens(length, room):
     places = np.arange(length)
     return windows_over(places, places + 1, room)
 
@@ -33,7 +33,7 @@ def test_every_span_of_half_a_window_has_one_and_none_is_better(length, room, da
     end = data.draw(st.integers(begin + 1, min(length, begin + room // 2)))
     (place,) = window_of_each(windows, np.array([[begin, end]])).tolist()
 
-    def poorer(window: np.ndarray) -> float:
+    def poorer(window):
         left = np.inf if window[0] == 0 else begin - window[0]
         right = np.inf if window[1] == length else window[1] - end
         return min(left, right) if begin >= window[0] and end <= window[1] else -1

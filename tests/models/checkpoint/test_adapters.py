@@ -15,12 +15,13 @@ from hybridtei.models.checkpoint.sizes import Adapters
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import jina, tiny
+from tests.near import same
 
 COUNT = len(jina.ADAPTERS)
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path):
     return jina.write(tmp_path)
 
 
@@ -149,12 +150,12 @@ def test_factors_of_all_adapters_lie_side_by_side(checkpoint, dtype, suffix):
         is_table = "embeddings" in name
         beside = np.concatenate(a, axis=1 if is_table else 0)
         after = np.concatenate([one.T for one in b] if is_table else b, axis=1)
-        np.testing.assert_array_equal(weights.float32(f"roberta.{name}.lora_A.weight"), beside)
-        np.testing.assert_array_equal(weights.float32(f"roberta.{name}.lora_B.weight"), after)
+        same(weights.float32(f"roberta.{name}.lora_A.weight"), beside)
+        same(weights.float32(f"roberta.{name}.lora_B.weight"), after)
         assert after.shape[1] == COUNT * jina.RANK
 
 
-def _backwards(tensor: torch.Tensor) -> torch.Tensor:
+def _backwards(tensor):
     """The same values, kept column after column."""
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 

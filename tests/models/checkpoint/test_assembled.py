@@ -7,7 +7,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ NOT_THERE = {
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def shared(tmp_path_factory):
     """A cache for the whole module; what a test damages in it, it mends."""
     folder = tmp_path_factory.mktemp("cache")
     yield folder
@@ -34,18 +33,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def cache(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(shared, monkeypatch):
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(shared))
     return shared
 
 
 @pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
-def parts(folder: Path) -> list[Path]:
+def parts(folder):
     return list(folder.rglob("*.part"))
 
 
@@ -90,7 +89,7 @@ def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache, 
     written = {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")}
     for known in cache.glob("sha256-*"):
         known.unlink()
-    hashed: list[str] = []
+    hashed = []
     digest = hashlib.file_digest
     monkeypatch.setattr(
         hashlib,

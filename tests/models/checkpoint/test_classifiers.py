@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,14 +14,14 @@ from tests.models.refused import raised
 Copied = Callable[[Path], Path]
 
 
-def told(folder: Path, **settings: Any) -> Path:
+def told(folder, **settings):
     """A copy of a model that says other things of itself, and has no modules, which would say that it embeds."""
     (folder / "modules.json").unlink(missing_ok=True)
     tiny.edit_json(folder / "config.json", **settings)
     return folder
 
 
-def names(count: int) -> dict[str, Any]:
+def names(count):
     return {
         "id2label": {str(i): f"l{i}" for i in range(count)},
         "label2id": {f"l{i}": i for i in range(count)},

@@ -18,7 +18,7 @@ from tests import tiny
 PIECES = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>", "a", "<mask>")]
 
 
-def _unigram() -> Tokenizer:
+def _unigram():
     raw = Tokenizer(models.Unigram(PIECES, unk_id=3))
     raw.pre_tokenizer = pre_tokenizers.Metaspace()
     raw.post_processor = processors.TemplateProcessing(

@@ -1,9 +1,8 @@
 """Folders that no backend serves: each is refused alike by all, before any is tried, with what to use instead."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +15,8 @@ Copied = Callable[[Path], Path]
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "/elsewhere/base", "r": 8}
 
 
-def refusal(folder: Path, kind: type[LoadError], backend: str) -> str:
-    options: dict[str, Any] = {"backend": backend}
+def refusal(folder, kind, backend):
+    options = {"backend": backend}
     with pytest.raises(LoadError) as caught:
         Encoder.load(folder, **options)
     assert type(caught.value) is kind
@@ -33,7 +32,7 @@ def test_no_quantisation_is_none(bert, copied):
     Encoder.load(folder)
 
 
-FOREIGN: Mapping[str, str] = {
+FOREIGN = {
     "model-Q4_K_M.gguf": r"holds weights for llama\.cpp \(GGUF\): model-Q4_K_M\.gguf",
     "tf_model.h5": r"holds TensorFlow's weights: tf_model\.h5.*from_tf=True",
     "bert_model.ckpt.index": r"holds TensorFlow's weights: bert_model\.ckpt\.index",

@@ -1,7 +1,5 @@
 """Where files are found: a folder, or the hub's cache without the hub."""
 
-from pathlib import Path
-
 import pytest
 
 from hybridtei.config import ModelConfig
@@ -15,7 +13,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     """A hub cache with two revisions of org/name, laid out as the hub's client does: blobs, and links to them."""
     root = tmp_path_factory.mktemp("cache")
     repository = root / "models--org--name"
@@ -34,7 +32,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def load(cache: Path, revision: str | None = None) -> Encoder:
+def load(cache, revision=None):
     config = ModelConfig(
         model_id="org/name", revision=revision, huggingface_hub_cache=str(cache), offline=True
     )

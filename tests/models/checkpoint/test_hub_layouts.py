@@ -1,8 +1,6 @@
 """Makers' words in config.json, translated; what contradicts itself is refused."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -182,7 +180,7 @@ def test_a_head_by_own_code_is_refused(tmp_path):
 
 
 NTK = {"type": "ntk", "factor": 8.0}
-WRITERS: list[Callable[[Path], Path]] = [
+WRITERS = [
     lambda folder: published.as_new(tiny.write_family(folder, "gte"), rope_scaling=NTK),
     lambda folder: published.as_nomic(tiny.write_family(folder, "nomic_bert")),
     published.write_nomic,
@@ -201,7 +199,7 @@ def test_no_strange_value_ends_in_another_error(tmp_path, write):
     """A value that is missing, of another type or beyond all bounds: served where it changes nothing, or refused by file."""
     file = write(tmp_path) / "config.json"
     config = json.loads(file.read_text())
-    refused = list[str]()
+    refused = []
     for key in config:
         for value in STRANGE:
             tiny.write_json(

@@ -11,7 +11,6 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.checkpoint.heads import HEADS_FILE, MultivectorHead, SparseHead, find_heads
 from hybridtei.models.checkpoint.layers import (
     ACTIVATIONS,
-    LinearLayer,
     activation_name,
     dense_layer,
     lexical_layers,
@@ -19,21 +18,22 @@ from hybridtei.models.checkpoint.layers import (
 )
 from hybridtei.models.checkpoint.modules import DenseModule
 from tests import tiny
+from tests.near import same
 from tests.sampled import paired
 
 OWN = SparseHead("mlp", None, ("hidden", "embedding"), "gelu", own=True)
 
 
 def holds(
-    layer: LinearLayer,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str = "identity",
-) -> None:
-    np.testing.assert_array_equal(layer.weight, weight.float().numpy())
+    layer,
+    weight,
+    bias,
+    activation="identity",
+):
+    same(layer.weight, weight.float().numpy())
     assert (layer.bias is None) == (bias is None)
     if bias is not None:
-        np.testing.assert_array_equal(layer.bias, bias.float().numpy())
+        same(layer.bias, bias.float().numpy())
     assert layer.activation == activation
 
 

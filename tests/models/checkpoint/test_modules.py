@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,13 +16,13 @@ from tests.sampled import paired
 Copied = Callable[[Path], Path]
 
 
-def with_pooling(tmp_path: Path, settings: dict[str, Any]) -> Path:
+def with_pooling(tmp_path, settings):
     folder = tiny.write_bert(tmp_path, pooling="mean")
     tiny.write_json(folder / "1_Pooling" / "config.json", settings)
     return folder
 
 
-def in_its_own_folder(folder: Path, kind: str = "Transformer") -> Path:
+def in_its_own_folder(folder, kind="Transformer"):
     """The same checkpoint as sentence-transformers wrote it at first: the transformer in `0_Transformer`."""
     (folder / "0_Transformer").mkdir()
     for file in [
@@ -46,7 +45,7 @@ def in_its_own_folder(folder: Path, kind: str = "Transformer") -> Path:
 @pytest.mark.parametrize("layout", ["old", "new"])
 def test_every_pooling_is_read_in_both_layouts(tmp_path, mode, layout):
     folder = tiny.write_family(tmp_path, "bert")
-    tiny.write_modules(folder, pooling=mode, layout=layout)  # type: ignore[arg-type]
+    tiny.write_modules(folder, pooling=mode, layout=layout)
     assert read_spec(folder).pooling == (mode,)
 
 
@@ -162,7 +161,7 @@ def test_a_dense_module_is_as_wide_as_what_comes_before_it(tmp_path, pooling, de
     assert all(f" {number}" in message for number in numbers)
 
 
-SIZE: list[Any] = [..., "32", "x", 0, -5, 1.5, True]
+SIZE = [..., "32", "x", 0, -5, 1.5, True]
 
 
 @pytest.mark.parametrize(

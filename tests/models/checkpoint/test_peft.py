@@ -1,10 +1,7 @@
 """Adapters as peft saves them, against transformers' model with `W + scale B A` as its weights."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from shutil import copytree
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,14 +30,14 @@ LORA = {
 
 
 def write(
-    folder: Path,
-    shapes: dict[str, tuple[int, int]],
+    folder,
+    shapes,
     *,
-    seed: int = 0,
-    table: str | None = None,
-    ranks: dict[str, int] | None = None,
-    **changes: Any,
-) -> dict[str, torch.Tensor]:
+    seed=0,
+    table=None,
+    ranks=None,
+    **changes,
+):
     """Write an adapter of these modules' weights, and return `B A` of each, in the weight's shape."""
     folder.mkdir(exist_ok=True)
     draw, factors, products = torch.Generator().manual_seed(seed), {}, {}
@@ -61,7 +58,7 @@ def write(
     return products
 
 
-def shapes_of(folder: Path, pattern: str) -> dict[str, tuple[int, int]]:
+def shapes_of(folder, pattern):
     tensors = load_file(folder / "model.safetensors")
     return {
         name.removesuffix(".weight"): tuple(tensor.shape)
@@ -70,9 +67,7 @@ def shapes_of(folder: Path, pattern: str) -> dict[str, tuple[int, int]]:
     }
 
 
-def with_changes(
-    base: Path, folder: Path, products: dict[str, torch.Tensor], scale: Callable[[str], float]
-) -> Path:
+def with_changes(base, folder, products, scale):
     """The base with merged weights, for transformers."""
     copytree(base, folder)
     tensors = load_file(base / "model.safetensors")
@@ -82,7 +77,7 @@ def with_changes(
     return folder
 
 
-def states(folder: Path) -> np.ndarray:
+def states(folder):
     return reference(folder, texts_of(read_spec(folder, pooling="mean")))
 
 
@@ -95,7 +90,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_adapter_beside_the_weights_is_merged(tmp_path: Path, family: str, engine: str) -> None:
+def test_an_adapter_beside_the_weights_is_merged(tmp_path, family, engine):
     base = tiny.write_family(tmp_path / "base", family)
     folder = copytree(base, tmp_path / "adapted")
     shapes = shapes_of(base, FAMILIES[family])
@@ -106,7 +101,7 @@ def test_an_adapter_beside_the_weights_is_merged(tmp_path: Path, family: str, en
     equals_transformers(folder, engine, expected)
 
 
-def test_ranks_and_alphas_by_pattern_and_the_root_of_the_rank(tmp_path: Path) -> None:
+def test_ranks_and_alphas_by_pattern_and_the_root_of_the_rank(tmp_path):
     base = tiny.write_family(tmp_path / "base", "qwen3")
     folder, shapes = copytree(base, tmp_path / "adapted"), shapes_of(base, "(q|v)_proj")
     ranks = {name: 2 for name in shapes if "v_proj" in name}
@@ -119,7 +114,7 @@ def test_ranks_and_alphas_by_pattern_and_the_root_of_the_rank(tmp_path: Path) ->
         use_rslora=True,
     )
 
-    def scale(module: str) -> float:
+    def scale(module):
         alpha = 3 if module == "layers.1.self_attn.q_proj" else 8
         return alpha / ranks.get(module, 4) ** 0.5
 
@@ -129,7 +124,7 @@ def test_ranks_and_alphas_by_pattern_and_the_root_of_the_rank(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("backend", ENGINES)
-def test_adapters_in_folders_of_their_own_are_chosen_by_name(tmp_path: Path, backend: str) -> None:
+def test_adapters_in_folders_of_their_own_are_chosen_by_name(tmp_path, backend):
     """One of another rank and of other modules; a text without a name gets none."""
     base = tiny.write_modules(tiny.write_family(tmp_path / "base", "qwen3"))
     folder, texts = copytree(base, tmp_path / "adapted"), ["baka mo", "lolo"]
@@ -171,9 +166,7 @@ def test_adapters_in_folders_of_their_own_are_chosen_by_name(tmp_path: Path, bac
         ({"an_option_nobody_knows_yet": 3}, "`an_option_nobody_knows_yet` is '3'"),
     ],
 )
-def test_what_changes_vectors_otherwise_is_refused_before_weights_are_read(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
+def test_what_changes_vectors_otherwise_is_refused_before_weights_are_read(tmp_path, changes, why):
     folder = tiny.write_family(tmp_path, "bert")
     tiny.write_json(folder / "adapter_config.json", {**LORA, **changes})
     with pytest.raises(UnsupportedArchitecture, match=f"adapter_config.json: {why}.*merge_and_unl"):
@@ -190,14 +183,14 @@ def test_what_changes_vectors_otherwise_is_refused_before_weights_are_read(
         ({"base_model_name_or_path": 3}, "`base_model_name_or_path` is 3"),
     ],
 )
-def test_an_impossible_value_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+def test_an_impossible_value_is_refused(tmp_path, changes, why):
     folder = tiny.write_family(tmp_path, "bert")
     tiny.write_json(folder / "adapter_config.json", {**LORA, **changes})
     with pytest.raises(LoadError, match=f"adapter_config.json: {re.escape(why)}"):
         read_spec(folder, pooling="mean")
 
 
-def test_the_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
+def test_the_adapter_of_another_base_is_refused(tmp_path):
     folder = tiny.write_family(tmp_path, "bert")
     write(folder, {"encoder.layer.0.attention.self.query": (8, 8)})
     with pytest.raises(LoadError, match="do not fit rank 4 and the base's weight"):
@@ -207,7 +200,7 @@ def test_the_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
         equals_transformers(folder, "ort", np.empty(0))
 
 
-def test_alpha_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+def test_alpha_is_part_of_the_fingerprint(tmp_path):
     folder = tiny.write_family(tmp_path, "bert")
     shapes = shapes_of(folder, "query")
     found = set()
@@ -220,9 +213,7 @@ def test_alpha_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     assert len(found) == 4
 
 
-def test_an_adapter_alone_is_joined_with_its_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_alone_is_joined_with_its_base(tmp_path, monkeypatch):
     """As peft's and sentence-transformers' `save_pretrained` write it."""
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     base = tiny.write_modules(tiny.write_family(tmp_path / "base", "qwen3"), pooling="cls")
@@ -242,7 +233,7 @@ def test_an_adapter_alone_is_joined_with_its_base(
     ]
 
 
-def test_a_base_that_is_not_here_is_named_with_a_cure(tmp_path: Path) -> None:
+def test_a_base_that_is_not_here_is_named_with_a_cure(tmp_path):
     write(tmp_path, {"q_proj": (8, 8)}, base_model_name_or_path="/elsewhere/base")
     why = "`base_model_name_or_path` is '/elsewhere/base', which is not here: download it, or put"
     with pytest.raises(MissingArtifact, match=why):

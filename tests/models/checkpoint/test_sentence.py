@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,25 +14,24 @@ from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, tolerances, vocabulary
 from tests.inference.test_inference_free import routed
 from tests.models.refused import raised
+from tests.near import near
 
 Copied = Callable[[Path], Path]
 TEXTS = vocabulary.texts(12, seed=5)
 MODEL, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
 
 
-def close(
-    ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]
-) -> None:
-    np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=0)
+def close(ours, theirs, tolerance=tolerances.WEIGHTS["float32"]):
+    near(ours, theirs, tolerance)
 
 
-def dense_of(folder: Path, **options: Any) -> np.ndarray:
+def dense_of(folder, **options):
     dense = Encoder.load(str(folder), **options).encode(TEXTS, normalize=False).dense
     assert dense is not None
     return dense
 
 
-def with_settings(folder: Path, **settings: Any) -> Path:
+def with_settings(folder, **settings):
     tiny.write_json(
         folder / TRANSFORMER,
         {"max_seq_length": vocabulary.LONGEST, "do_lower_case": False, **settings},

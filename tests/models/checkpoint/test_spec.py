@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
@@ -59,7 +58,7 @@ def test_a_fact_that_config_must_tell(bert, copied, key, value):
     assert key in raised(LoadError, folder, "config.json")
 
 
-def lengths(folder: Path, *, table: Any = ..., tokenizer: Any = ..., sentence: Any = ...) -> Path:
+def lengths(folder, *, table=..., tokenizer=..., sentence=...):
     tiny.edit_json(folder / "config.json", max_position_embeddings=table)
     tiny.edit_json(folder / "tokenizer_config.json", model_max_length=tokenizer)
     if sentence is not ...:

@@ -6,9 +6,8 @@ import json
 import os
 import pickle
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,11 +31,11 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 GIGABYTE = 1 << 30
 
 
-def load(folder: Path) -> Encoder:
+def load(folder):
     return Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
 
 
-def refused(folder: Path) -> str:
+def refused(folder):
     with pytest.raises(LoadError) as caught:
         load(folder)
     assert str(folder) in str(caught.value)
@@ -44,7 +43,7 @@ def refused(folder: Path) -> str:
 
 
 @pytest.fixture
-def little_memory() -> Iterator[None]:
+def little_memory():
     """Two gigabytes more than there are, at most."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -180,10 +179,10 @@ def test_numbers_whose_sum_is_none_are_numbers(tmp_path):
 class Runs:
     """A pickle of it is a command."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, (str(self.path),)
 
 

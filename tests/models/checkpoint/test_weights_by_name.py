@@ -1,8 +1,6 @@
 """Tensors by name, without torch: prefixes, shards, half precision, and files that are not what they should be."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +10,12 @@ from safetensors.torch import save_file
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny
+from tests.near import same
 
 INDEX = "model.safetensors.index.json"
 
 
-def write(
-    folder: Path, *names: str, file: str = "model.safetensors", shape: tuple[int, ...] = (2, 3)
-) -> Path:
+def write(folder, *names, file="model.safetensors", shape=(2, 3)):
     """A file of tensors, each filled with its own number."""
     save_file(
         {name: torch.full(shape, float(number)) for number, name in enumerate(names)}, folder / file
@@ -26,7 +23,7 @@ def write(
     return folder
 
 
-def shards(folder: Path) -> Path:
+def shards(folder):
     write(folder, "a.weight", file="model-00001-of-00002.safetensors")
     write(folder, "x", "b.weight", file="model-00002-of-00002.safetensors")
     placed = {
@@ -68,7 +65,7 @@ def test_tensors_are_widened_to_single_precision(tmp_path, stored):
     found = Weights.open(tmp_path).float32("a")
     assert found.dtype == np.float32
     assert found.flags.c_contiguous
-    np.testing.assert_array_equal(found, values.float().numpy())
+    same(found, values.float().numpy())
 
 
 # --- views of the file -------------------------------------------------------------------------------------------------
@@ -88,18 +85,18 @@ def test_what_was_given_back_is_read_again(tmp_path):
     before, half = weights.float32("a"), weights.float32("half")
     for _ in range(2):
         weights.release()
-        np.testing.assert_array_equal(before, values.numpy())
-        np.testing.assert_array_equal(half, values.half().float().numpy())
-        np.testing.assert_array_equal(weights.float32("a"), values.numpy())
+        same(before, values.numpy())
+        same(half, values.half().float().numpy())
+        same(weights.float32("a"), values.numpy())
 
 
 def test_arrays_outlive_the_weights_and_the_file(tmp_path):
     found = Weights.open(write(tmp_path, "a", "b")).float32("b")
     (tmp_path / "model.safetensors").unlink()
-    np.testing.assert_array_equal(found, np.full((2, 3), 1, dtype=np.float32))
+    same(found, np.full((2, 3), 1, dtype=np.float32))
 
 
-def raw(folder: Path, header: Any, content: bytes) -> Path:
+def raw(folder, header, content):
     """A file with just this header, of whatever length."""
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content)
@@ -113,7 +110,7 @@ def test_a_header_of_any_length_will_do(tmp_path, padding):
     header = {"__metadata__": {"pad": "x" * padding}, "a": entry}
     found = Weights.open(raw(tmp_path, header, values.tobytes())).float32("a")
     assert found.flags.aligned
-    np.testing.assert_array_equal(found, values.reshape(2, 3))
+    same(found, values.reshape(2, 3))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import transformers
@@ -11,7 +10,7 @@ from conformance.families import declared
 from conformance.families.oracle import ENGINES
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families import FAMILIES
 from hybridtei.models.families.settings import IRRELEVANT, declared_keys
 from tests import tiny
@@ -20,7 +19,7 @@ from tests.sampled import paired
 
 WITHOUT_CLASS = {"jina_bert", "lfm2_bidirectional", "xlm-roberta-flash"}  # in transformers
 # Keys of the hub's checkpoints that no class reads.
-NOTES: dict[str, Any] = {
+NOTES = {
     "_num_labels": 5,
     "adapters": {"adapters": {}, "config_map": {}, "fusion_config_map": {}, "fusions": {}},
     "directionality": "bidi",
@@ -86,7 +85,7 @@ def test_a_declared_key_is_read_or_known_or_refused(tmp_path, family):
     assert passed <= PASSED.get(family, ROTARY)
 
 
-def _is_refused(spec: ModelSpec, key: str) -> bool:
+def _is_refused(spec, key):
     try:
         family_graph(replace(spec, config={**spec.config, key: "what no key can be"}))
     except LoadError:

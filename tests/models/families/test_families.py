@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -23,21 +21,20 @@ from conformance.families.oracle import (
 )
 from conformance.families.variants import VARIANTS
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.writer import Graph, contents
+from hybridtei.inference.backends.graph.writer import contents
 from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.sizes import SERVED
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families import FAMILIES
 from hybridtei.models.families.bert import deberta_buckets, distance_buckets
-from hybridtei.outputs import Floats
 from tests import tiny
+from tests.near import near, same
 from tests.sampled import paired
 
 # As the configurations of older checkpoints are written; others: `conformance/checkpoints`.
-OLDER: list[tuple[str, dict[str, Any]]] = [
+OLDER = [
     (
         "gemma3_text",
         {
@@ -79,13 +76,13 @@ OLDER: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def opened(engine: str, spec: ModelSpec) -> Backend:
+def opened(engine, spec):
     if engine == "openvino" and find_spec("openvino") is None:
         pytest.skip("openvino is not installed")
     return open_engine(engine, spec)
 
 
-def equals_transformers(folder: Path, engine: str = "ort", expected: Floats | None = None) -> None:
+def equals_transformers(folder, engine="ort", expected=None):
     """States of the common texts, together and alone; `expected`: instead of those that transformers reads from the folder."""
     spec = read_spec(folder, pooling="mean")
     texts = texts_of(spec)
@@ -135,7 +132,7 @@ def test_it_is_valid_onnx_of_a_few_kilobytes(family, rectangle):
     is_valid(tiny.graph_of(family, rectangle))
 
 
-def is_valid(graph: Graph) -> None:
+def is_valid(graph):
     model = onnx.load_from_string(graph.body)
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name)
@@ -151,7 +148,7 @@ def test_a_rectangle_gives_the_same(tmp_path, family):
     in_a_rectangle(spec, reference(tmp_path, texts_of(spec)))
 
 
-def in_a_rectangle(spec: ModelSpec, expected: Floats) -> None:
+def in_a_rectangle(spec, expected):
     """Texts padded at the end, as other programs' ONNX files take them. The values of padding have no effect."""
     graph = family_graph(spec, rectangle=True)
     session = ort.InferenceSession(
@@ -166,13 +163,11 @@ def in_a_rectangle(spec: ModelSpec, expected: Floats) -> None:
         "token_type_ids": np.zeros_like(ids),
     }
     (states,) = session.run(None, {node.name: feed[node.name] for node in session.get_inputs()})
-    np.testing.assert_allclose(
-        states[mask], expected, rtol=0, atol=HIDDEN_TOLERANCE * np.abs(expected).max()
-    )
+    near(states[mask], expected, HIDDEN_TOLERANCE * np.abs(expected).max())
 
 
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+REFUSED = [
     ("bert", {"hidden_act": "mish"}, "`hidden_act` is 'mish'"),
     ("bert", {"is_decoder": True}, "`is_decoder` is True"),
     ("bert", {"auto_map": {"AutoConfig": "a.BertConfig"}, "an_option": 1}, "`an_option` is 1"),
@@ -286,7 +281,7 @@ def test_debertas_buckets_are_transformers(number, furthest):
     ].numpy()
     ours = deberta_buckets(number, furthest, span, 600)
     distance = np.arange(600)[:, None] - np.arange(600)
-    np.testing.assert_array_equal(ours[distance + 600], np.clip(expected + span, 0, 2 * span - 1))
+    same(ours[distance + 600], np.clip(expected + span, 0, 2 * span - 1))
 
 
 @pytest.mark.parametrize(("number", "furthest"), [(32, 128), (8, 20), (64, 128), (32, 64)])
@@ -298,6 +293,4 @@ def test_buckets_of_distances_are_transformers(number, furthest):
     ours = distance_buckets(number, furthest)[distance.clamp(-furthest, furthest) + furthest]
     bucket_of = (MPNetEncoder.relative_position_bucket, T5Attention._relative_position_bucket)
     for one in bucket_of:
-        np.testing.assert_array_equal(
-            ours, one(distance, num_buckets=number, max_distance=furthest).numpy()
-        )
+        same(ours, one(distance, num_buckets=number, max_distance=furthest).numpy())

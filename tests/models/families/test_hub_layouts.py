@@ -1,7 +1,5 @@
 """Checkpoints as makers publish them, against transformers' class of the same model, alone and among neighbours."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -16,6 +14,7 @@ from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import published, tiny, tolerances, vocabulary
 from tests.models.families.test_families import equals_transformers, opened
+from tests.near import near
 from tests.sampled import paired
 
 NTK = {
@@ -24,7 +23,7 @@ NTK = {
     "factor": 8 ** (2 / 8),
 }  # of a factor of 8, for heads of 8
 # (family, transformers' settings, the maker's settings)
-PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+PUBLISHED = [
     ("nomic_bert", {}, {}),
     ("nomic_bert", {"hidden_act": "gelu", "type_vocab_size": 1}, {"activation_function": "geglu"}),
     ("nomic_bert", {"layer_norm_eps": 1e-3, "rope_parameters": {"rope_theta": 50.0}}, {}),
@@ -120,7 +119,7 @@ def test_makers_rerankers_score_as_transformers_does(tmp_path, family, rewrite, 
     scores = (
         opened(engine, spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
     )
-    np.testing.assert_allclose(scores, np.stack(expected), atol=tolerances.LOGITS["float32"])
+    near(scores, np.stack(expected), tolerances.LOGITS["float32"])
 
 
 @pytest.mark.parametrize(("engine", "task"), paired(ENGINES, ["QuestionEncoder", "ContextEncoder"]))
@@ -138,7 +137,7 @@ def test_a_dpr_embeds_by_its_first_token(tmp_path, task, engine):
             for text in texts
         ]
     dense = opened(engine, spec).forward(pack(texts, frozenset({Head.DENSE}), spec.positions)).dense
-    np.testing.assert_allclose(dense, np.stack(expected), atol=tolerances.HIDDEN["float32"])
+    near(dense, np.stack(expected), tolerances.HIDDEN["float32"])
     tiny.edit_json(tmp_path / "config.json", projection_dim=8)
     with pytest.raises(UnsupportedArchitecture, match="`projection_dim` is 8"):
         read_spec(tmp_path)
@@ -158,7 +157,7 @@ def test_ntk_scales_as_alibabas_code_does(tmp_path):
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+REFUSED = [
     ("nomic_bert", {"prenorm": True}, "`prenorm` is True; supported: False"),
     ("nomic_bert", {"causal": True}, "`causal` is True"),
     ("nomic_bert", {"use_rms_norm": True}, "`use_rms_norm` is True"),

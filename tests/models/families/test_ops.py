@@ -1,35 +1,33 @@
 """Adapters against transformers' native class with merged weights, alone and among neighbours of other adapters."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
 from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, reference, texts_of
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Head, pack
 from hybridtei.errors import UnsupportedArchitecture
-from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.fidelity import Guard
 from hybridtei.inference.backends.graph.int8 import make_int8
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import jina, tiny
 from tests.models.families.test_families import is_valid, opened
+from tests.near import near
 
 NUMBERS = range(len(jina.ADAPTERS) + 1)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory):
     return jina.write(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[Floats]]:
+def expected(checkpoint, tmp_path_factory):
     """States of each text under each adapter."""
     texts = texts_of(read_spec(checkpoint))
     folders = [
@@ -39,12 +37,12 @@ def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     return [[reference(folder, [text]) for text in texts] for folder in folders]
 
 
-def hidden(backend: Backend, texts: list[Encoding]) -> Floats:
+def hidden(backend, texts):
     tokens = backend.forward(pack(texts, frozenset({Head.TOKENS}), backend.spec.positions)).tokens
     return tokens.values
 
 
-def under(spec: ModelSpec, number: int) -> list[Encoding]:
+def under(spec, number):
     return [replace(text, adapter=number) for text in texts_of(spec)]
 
 
@@ -56,11 +54,11 @@ def test_each_text_has_its_adapter_alone_and_among_others(checkpoint, expected, 
     for number in NUMBERS:
         alone = [hidden(backend, [text]) for text in under(spec, number)]
         for ours, theirs in zip(alone, expected[number], strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=limit)
+            near(ours, theirs, limit)
     mixed = [(number, place) for place in range(len(expected[0])) for number in reversed(NUMBERS)]
     together = hidden(backend, [under(spec, number)[place] for number, place in mixed])
     theirs = np.concatenate([expected[number][place] for number, place in mixed])
-    np.testing.assert_allclose(together, theirs, rtol=0, atol=limit)
+    near(together, theirs, limit)
 
 
 def test_adapters_differ(expected):

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +23,9 @@ from tests.models.families.test_families import (
     is_valid,
     opened,
 )
+from tests.near import near, same
 
-JINA: list[dict[str, Any]] = [
+JINA = [
     {},
     {"feed_forward_type": "reglu", "hidden_act": "silu", "type_vocab_size": 1},
     {"feed_forward_type": "original", "layer_norm_eps": 1e-3},
@@ -51,7 +50,7 @@ EXPERTS = {
     "num_shared_experts": 0,
     "router_aux_loss_coef": 0.1,
 }
-NOMIC: list[dict[str, Any]] = [
+NOMIC = [
     {},
     BIASES,
     dict.fromkeys(BIASES, ...),  # they are there unless it is said that they are not
@@ -63,7 +62,7 @@ NOMIC: list[dict[str, Any]] = [
 ]
 
 
-def written(folder: Path, *, experts: bool) -> Path:
+def written(folder, *, experts):
     return (
         published.write_nomic(folder, **EXPERTS, moe_every_n_layers=2)
         if experts
@@ -71,7 +70,7 @@ def written(folder: Path, *, experts: bool) -> Path:
     )
 
 
-def matches(folder: Path, model: Any, engine: str) -> None:
+def matches(folder, model, engine):
     config, weights = json.loads((folder / "config.json").read_text()), Weights.open(folder)
     texts = texts_of(read_spec(folder, pooling="mean"))
     expected = plain.states(
@@ -101,7 +100,7 @@ def test_slopes_of_any_number_of_heads():
     """The numbers of jina-embeddings-v2-base-en: a power of two, and four between."""
     powers, between = 2.0 ** -np.arange(1, 9), 2.0 ** -np.arange(0.5, 4)
     np.testing.assert_allclose(slopes(12), [*powers, *between], rtol=1e-6)
-    np.testing.assert_array_equal(slopes(8), powers.astype(np.float32))
+    same(slopes(8), powers.astype(np.float32))
     assert len(slopes(1)) == 1
 
 
@@ -117,7 +116,7 @@ def test_int8_stays_near_and_apart_from_neighbours(tmp_path, experts):
     weights = Weights.open(spec.folder)
     graph, fidelity = make_int8(spec, weights, Guard())
     states = states_of(OnnxBackend(spec, graph, weights), texts_of(spec))
-    np.testing.assert_allclose(states.together, states.alone, atol=HIDDEN_TOLERANCE)
+    near(states.together, states.alone, HIDDEN_TOLERANCE)
     assert fidelity.worst > 0.99
 
 
@@ -173,10 +172,10 @@ def test_a_jina_reranker_has_berts_head(tmp_path):
         opened("ort", spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
     )
     assert (spec.kind, scores is None) == ("reranker", False)
-    np.testing.assert_allclose(scores, expected, atol=tolerances.LOGITS["float32"])
+    near(scores, expected, tolerances.LOGITS["float32"])
 
 
-OTHER_EXPERTS: list[tuple[dict[str, Any], str]] = [
+OTHER_EXPERTS = [
     (
         {"moe_normalize_expert_weights": True},
         "`moe_normalize_expert_weights` is True; supported: False",
@@ -187,7 +186,7 @@ OTHER_EXPERTS: list[tuple[dict[str, Any], str]] = [
     ({"moe_top_k": ...}, "`moe_top_k` is None, should be a positive integer"),
     ({"activation_function": "swiglu"}, "`moe_every_n_layers` is 2; supported: 0"),
 ]
-OTHER_JINA: list[tuple[dict[str, Any], str]] = [
+OTHER_JINA = [
     (
         {"feed_forward_type": "swiglu"},
         "`feed_forward_type` is 'swiglu'; supported: 'original', 'geglu', 'reglu'",

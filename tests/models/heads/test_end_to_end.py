@@ -1,9 +1,7 @@
 """The whole command on a tiny seeded BERT."""
 
-import argparse
 import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,13 +18,13 @@ from tests.vocabulary import WORDS
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A checkpoint folder: BERT of 2 layers, hidden size 32, one word a token."""
     return tiny.write_bert(tmp_path_factory.mktemp("tiny-bert"), pooling=None)
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pairs(tmp_path_factory):
     """Pairs whose query is three of the text's words."""
     draw = random.Random(0)
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
@@ -37,7 +35,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def options(model: Path, pairs: Path, folder: Path, *more: str) -> list[str]:
+def options(model, pairs, folder, *more):
     small = [
         "--min-words",
         "3",
@@ -73,11 +71,11 @@ def options(model: Path, pairs: Path, folder: Path, *more: str) -> list[str]:
     ]
 
 
-def parsed(words: list[str]) -> argparse.Namespace:
+def parsed(words):
     return command_parsers()["train"].parse_args(words)
 
 
-def main(words: list[str]) -> int:
+def main(words):
     return cli.main(["train", *words])
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from hybridtei.models.heads.fit import neighbour_groups
@@ -14,7 +13,7 @@ from hybridtei.models.heads.models import (
 )
 
 
-def unit_rows(count: int, width: int, seed: int) -> Tensor:
+def unit_rows(count, width, seed):
     return functional.normalize(
         torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=-1
     )

@@ -8,9 +8,7 @@ from hybridtei.models.text.tokenizer import Prompts
 TABLE = {"query": "search: ", "document": "", "größe": "x"}
 
 
-def configure(
-    table: dict[str, str] | None, prompt: str | None = None, name: str | None = None
-) -> Prompts:
+def configure(table, prompt=None, name=None):
     return Prompts.configure(table, default_prompt=prompt, default_prompt_name=name)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, TokenizerError
-from hybridtei.models.text.reader import CHARACTERS_PER_TOKEN, Input, TextReader
+from hybridtei.models.text.reader import CHARACTERS_PER_TOKEN, TextReader
 from hybridtei.models.text.tokenizer import Prompts, Tokenizer
 from tests import vocabulary
 
@@ -14,27 +14,27 @@ TABLE = {"query": "baka bake ", "empty": ""}
 
 
 def reader_of(
-    kind: str = "wordpiece",
+    kind="wordpiece",
     *,
-    limit: int = LIMIT,
-    vocab_size: int | None = None,
-    default: str | None = None,
-) -> TextReader:
+    limit=LIMIT,
+    vocab_size=None,
+    default=None,
+):
     tokenizer = Tokenizer(vocabulary.tokenizer(kind)._tokenizer)
     return TextReader(tokenizer, Prompts(TABLE, default), limit, vocab_size or tokenizer.vocab_size)
 
 
-def ids_of(reader: TextReader, inputs: list[Input], **options: object) -> list[list[int]]:
+def ids_of(reader, inputs, **options):
     options = {"truncate": False, **options}
-    return [encoding.input_ids.tolist() for encoding in reader.read(inputs, **options)]  # type: ignore[arg-type]
+    return [encoding.input_ids.tolist() for encoding in reader.read(inputs, **options)]
 
 
-def words(reader: TextReader, *names: str) -> list[int]:
+def words(reader, *names):
     found = [reader.tokenizer.encode([name], add_special_tokens=False)[0].ids for name in names]
     return [i for ids in found for i in ids]
 
 
-def refused(reader: TextReader, inputs: list[Input], **options: object) -> HybridTeiError:
+def refused(reader, inputs, **options):
     with pytest.raises(HybridTeiError) as caught:
         ids_of(reader, inputs, **options)
     return caught.value
@@ -169,14 +169,14 @@ class Counting(Tokenizer):
         return super().encode(texts, **settings)
 
 
-def counting(limit: int) -> tuple[TextReader, Counting]:
+def counting(limit):
     tokenizer = Counting(vocabulary.tokenizer("wordpiece")._tokenizer)
     return TextReader(tokenizer, Prompts(TABLE, None), limit, tokenizer.vocab_size), tokenizer
 
 
 def test_long_texts_are_tokenised_some_at_a_time_and_come_out_as_alone():
     reader, tokenizer = counting(100)
-    texts: list[Input] = [f"{'baka bulo ' * 2_000}{'dura ' * place}" for place in range(12)]
+    texts = [f"{'baka bulo ' * 2_000}{'dura ' * place}" for place in range(12)]
     together = ids_of(reader, texts, truncate=True, direction="left")
     assert together == [
         ids_of(reader, [text], truncate=True, direction="left")[0] for text in texts
@@ -200,10 +200,10 @@ def test_a_text_is_cut_to_so_many_tokens_and_what_no_input_can_hold_is_never_rea
     monkeypatch,
 ):
     reader = reader_of()
-    read: list[int] = []
+    read = []
     encode = Tokenizer.encode
 
-    def counted(self: Tokenizer, texts: list[str], **options: bool) -> object:
+    def counted(self, texts, **options):
         read.extend(map(len, texts))
         return encode(self, texts, **options)
 

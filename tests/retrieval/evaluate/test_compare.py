@@ -3,10 +3,7 @@
 import base64
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
 
 import httpx
 import numpy as np
@@ -25,14 +22,14 @@ from hybridtei.retrieval.evaluate.compare import (
 )
 from tests import tiny
 from tests.server.live import commanded
-from tests.stand_in import Answer, answering
+from tests.stand_in import answering
 
 PROMPTS = {"question": "Find what answers this question: ", "text": "A text of the collection: "}
 PROMPTED = {"prompts": PROMPTS, "default_prompt_name": "question"}
 DENSE = ((tiny.HIDDEN, tiny.HIDDEN, "torch.nn.modules.activation.Tanh"),)
 
 
-def write(folder: Path, **modules: Any) -> Path:
+def write(folder, **modules):
     """A tiny BERT with the words of the embedded model."""
     tiny.write_family(folder, "bert", vocab_size=30522)
     source, _ = embedded_model()
@@ -41,10 +38,10 @@ def write(folder: Path, **modules: Any) -> Path:
     return tiny.write_modules(folder, layout="old", **{"max_seq_length": tiny.LONGEST, **modules})
 
 
-def rewriting(url: str, **changes: Any) -> AbstractContextManager[str]:
+def rewriting(url, **changes):
     """A server in front of another that sets fields of every request: what a wrong client or proxy does."""
 
-    def answer(method: str, path: str, body: bytes) -> Answer:
+    def answer(method, path, body):
         passed = httpx.request(
             method, url + path, json={**json.loads(body), **changes} if body else None, timeout=60
         )
@@ -53,7 +50,7 @@ def rewriting(url: str, **changes: Any) -> AbstractContextManager[str]:
     return answering(answer)
 
 
-def other_weights(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def other_weights(tensors):
     draw = torch.Generator().manual_seed(3)
     return {
         name: tensor + 0.05 * tensor.std() * torch.randn(tensor.shape, generator=draw)
@@ -61,18 +58,18 @@ def other_weights(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def of_commands(folder: Path, stack: ExitStack, *flags: str) -> str:
+def of_commands(folder, stack, *flags):
     return stack.enter_context(commanded("--model-id", str(folder), "--auto-truncate", *flags))
 
 
-def report_of(capsys: pytest.CaptureFixture[str], a: str, b: str) -> tuple[int, dict[str, Any]]:
+def report_of(capsys, a, b):
     capsys.readouterr()
     status = cli.main(["compare", a, b, "--json"])
     return status, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+def plain(tmp_path_factory):
     """The folder and the server of A."""
     folder = write(tmp_path_factory.mktemp("plain"), **PROMPTED)
     with ExitStack() as stack:
@@ -130,7 +127,7 @@ def test_backends_in_float32_agree(backend, tmp_path, capsys):
     assert (status, report["overlap"]) == (0, 1.0)
 
 
-def row(numbers: list[float], **fields: Any) -> dict[str, Any]:
+def row(numbers, **fields):
     return {"embedding": numbers, **fields}
 
 
@@ -177,11 +174,11 @@ def test_what_holds_no_vectors_is_refused(answer):
 class Recorded(Endpoint):
     """A server of these vectors, by their place."""
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows):
         self._rows = rows
         self.info = {}
 
-    def replay(self, path: str, body: Mapping[str, Any]) -> Any:
+    def replay(self, path, body):
         return self._rows[body["at"]][None]
 
 

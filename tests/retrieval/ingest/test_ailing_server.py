@@ -1,10 +1,7 @@
 """Ingests whose embedding server, or something in front of it, goes wrong: what is stored stays as it is."""
 
 import json
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +14,7 @@ from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import serving
-from tests.stand_in import Answer, answering
+from tests.stand_in import answering
 
 LOGIN = b"<html><title>Sign in</title>your session has ended</html>"
 REFUSED = json.dumps(
@@ -28,11 +25,11 @@ REFUSED = json.dumps(
 class Proxy:
     """In front of a server: passes on what it is asked, or answers `instead(body)` where that gives something."""
 
-    def __init__(self, server_url: str) -> None:
+    def __init__(self, server_url):
         self.server_url, self.url = server_url, ""
-        self.instead: Callable[[bytes], Answer | None] = lambda body: None
+        self.instead = lambda body: None
 
-    def answer(self, method: str, path: str, body: bytes) -> Answer:
+    def answer(self, method, path, body):
         instead = self.instead(body) if body else None
         if instead is not None:
             return instead
@@ -53,19 +50,19 @@ class Proxy:
 
 
 @contextmanager
-def proxied(server_url: str) -> Iterator[Proxy]:
+def proxied(server_url):
     proxy = Proxy(server_url)
     with answering(proxy.answer) as proxy.url:
         yield proxy
 
 
-def texts_of(count: int, word: str) -> dict[str, str]:
+def texts_of(count, word):
     return {f"d{i}": f"text number {i} {word}" for i in range(count)}
 
 
-def stored(records: list[Any]) -> dict[str, str]:
+def stored(records):
     """The texts of the collection, by document, its chunks joined."""
-    found: dict[str, list[tuple[int, str]]] = {}
+    found = {}
     for record in records:
         found.setdefault(record.payload[DOCUMENT_ID], []).append(
             (record.payload[CHUNK], record.payload[TEXT])
@@ -73,9 +70,7 @@ def stored(records: list[Any]) -> dict[str, str]:
     return {name: "|".join(text for _, text in sorted(chunks)) for name, chunks in found.items()}
 
 
-async def changed_against(
-    tmp_path: Path, count: int, proxy: Proxy, instead: Callable[[bytes], Answer | None]
-) -> tuple[Any, Ingest]:
+async def changed_against(tmp_path, count, proxy, instead):
     """An ingest, and then one of other texts while the server is ill: (what the second raised, the ingest)."""
     store, ingest, raised = MemoryStore(), Ingest(tmp_path), None
     await ingest.run(

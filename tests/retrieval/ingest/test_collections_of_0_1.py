@@ -15,7 +15,7 @@ DOCUMENTS = 8
 
 
 @pytest.fixture
-def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def old(tmp_path, monkeypatch):
     """The working folder, with `docs` and its collection in `qdrant`."""
     with tarfile.open(Path(__file__).parents[2] / "data" / "collection-0.1.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")

@@ -1,11 +1,8 @@
 """Embedders: in process and by a server the same rows; a bad text alone; a server that is busy, away, or no hybridtei."""
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 
@@ -15,40 +12,38 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, NoKey, TokenizerError
 from hybridtei.inference.tasks.pooling import MultivectorBudget
-from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.pipeline import embed_each
 from hybridtei.retrieval.ingest.run import vector_heads
 from tests import stand_in
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import near, same
 from tests.server.live import serving
 
 TEXTS = [f"text {i} " + "words " * (i % 5) for i in range(50)]
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
-def local(model=None, **backend) -> Callable[[list[str]], Embeddings]:
+def local(model=None, **backend):
     model = model or small.model()
     return documents_by(
         Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig()), HEADS
     )
 
 
-def documents_by(
-    embedder: Encoder | Client, heads: frozenset[Head]
-) -> Callable[[list[str]], Embeddings]:
+def documents_by(embedder, heads):
     return partial(
         embedder.encode, outputs=heads, input_type="document", multivector=MultivectorBudget()
     )
 
 
-def assert_equal(one, other) -> None:
-    np.testing.assert_allclose(one.dense, other.dense, atol=1e-6)
-    np.testing.assert_allclose(one.multivector.values, other.multivector.values, atol=1e-6)
-    np.testing.assert_array_equal(one.multivector.offsets, other.multivector.offsets)
-    np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
-    np.testing.assert_array_equal(one.sparse.indptr, other.sparse.indptr)
-    np.testing.assert_allclose(one.sparse.values, other.sparse.values, atol=1e-6)
+def assert_equal(one, other):
+    near(one.dense, other.dense, 1e-6)
+    near(one.multivector.values, other.multivector.values, 1e-6)
+    same(one.multivector.offsets, other.multivector.offsets)
+    same(one.sparse.indices, other.sparse.indices)
+    same(one.sparse.indptr, other.sparse.indptr)
+    near(one.sparse.values, other.sparse.values, 1e-6)
 
 
 def test_a_servers_spans_are_the_engines():
@@ -109,11 +104,11 @@ INFO = {
 
 
 @contextmanager
-def answering(answers: list[tuple[int, dict[str, str], Any]]) -> Iterator[tuple[str, list[str]]]:
+def answering(answers):
     """A server of fixed answers after /info's; the last one stays. And the paths it was asked."""
-    asked: list[str] = []
+    asked = []
 
-    def answer(method: str, path: str, _: bytes) -> stand_in.Answer:
+    def answer(method, path, _):
         asked.append(path)
         status, headers, body = (
             (200, {}, INFO)

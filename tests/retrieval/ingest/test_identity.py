@@ -1,10 +1,8 @@
 """Whose documents are, who writes them, and that what is stored is never embedded again: from elsewhere too."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -14,12 +12,10 @@ from hybridtei.config import ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.models.checkpoint.files import EMBEDDED_HEADS
-from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest import run as running
 from hybridtei.retrieval.ingest.chunking import DIGEST
 from hybridtei.retrieval.ingest.ledger import SOURCES, Source
-from hybridtei.retrieval.ingest.options import Summary
 from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store.base import CollectionSchema, Stored
 from hybridtei.retrieval.store.query import CollectionPlan
@@ -32,7 +28,7 @@ COUNT = 40
 
 
 @pytest.fixture(scope="module")
-def encoder() -> Iterator[Encoder]:
+def encoder():
     """The embedded model, loaded once."""
     loaded = Encoder.load(config=ModelConfig(multivector_tokens=64, multivector_dtype="binary"))
     yield loaded
@@ -44,15 +40,15 @@ class Shared:
 
     name = "shared"
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder):
         self.encode = encoder.encode
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
 @pytest.fixture
-def nodes() -> Iterator[tuple[list[Node], list[str]]]:
+def nodes():
     """Two that share one state, and their addresses."""
     both = [Node(), Node()]
     both[1].join(both[0])
@@ -62,21 +58,19 @@ def nodes() -> Iterator[tuple[list[Node], list[str]]]:
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
+def small_batches(monkeypatch, encoder):
     monkeypatch.setattr(preparing, "BATCH_CHUNKS", 8)
     monkeypatch.setattr(running, "_embedder", lambda *_: Shared(encoder))
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     return write(
         tmp_path / "in.jsonl", {f"d{i}": f"a boundary layer on plate {i}" for i in range(COUNT)}
     )
 
 
-def run(
-    source: Path, url: str, machine: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
-) -> Summary:
+def run(source, url, machine, monkeypatch, **more):
     """The command's work on a machine, which is a folder. `tell`: takes its lines; others are options."""
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(machine))
     tell = more.pop("tell", lambda line: None)
@@ -128,7 +122,7 @@ def test_heads_of_ours_that_were_trained_anew_are_told_apart(tmp_path, source, n
         save_file(weights, other, metadata=file.metadata())
     find = running.find_model
 
-    def trained_anew(config: ModelConfig) -> ModelSpec:
+    def trained_anew(config):
         spec = find(config)
         return replace(
             spec,
@@ -145,7 +139,7 @@ def test_an_ingest_goes_on_across_a_failover(tmp_path, source, nodes, monkeypatc
     (first, second), (a, b) = nodes
     do, upserts = Node.do, []
 
-    def dying(node: Node, call: str, *arguments: Any, **options: Any) -> Any:
+    def dying(node, call, *arguments, **options):
         if node is first:
             upserts.extend([call] * (call == "upsert"))
             if len(upserts) > 2:
@@ -213,7 +207,7 @@ def test_the_label_of_a_path(place, chosen, label):
     assert Source.of(Path(place), known(KNOWN), chosen).label == label
 
 
-def known(sources: dict[Path, str]) -> CollectionSchema:
+def known(sources):
     return CollectionSchema({}, {}, {SOURCES: {name: str(path) for path, name in sources.items()}})
 
 
@@ -276,13 +270,13 @@ async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(t
 def test_a_run_waits_until_the_server_has_indexed(tmp_path, source, nodes, monkeypatch):
     (first, _), (a, _) = nodes
     first.status[:] = ["yellow", "green"]
-    told: list[str] = []
+    told = []
     run(source, a, tmp_path, monkeypatch, tell=told.append)
     assert told[-1] == "indexed   0 vectors, the collection is green"
 
 
 def test_a_collection_on_a_cluster_gets_copies(tmp_path, source, monkeypatch):
-    node, told, plan = Node(peers=3), list[str](), CollectionPlan(shards=6, replicas=1)
+    node, told, plan = Node(peers=3), [], CollectionPlan(shards=6, replicas=1)
     with serving_rest(node) as port:
         run(source, f"http://127.0.0.1:{port}", tmp_path, monkeypatch, plan=plan, tell=told.append)
     assert node.made["c"] == {"shard_number": 6, "replication_factor": 1}
@@ -294,7 +288,7 @@ def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(
     tmp_path, source, monkeypatch
 ):
     for serving, scheme, says in ((serving_rest, "http", False), (serving_grpc, "grpc", True)):
-        node, told = Node(), list[str]()
+        node, told = Node(), []
         with serving(node) as port:
             summary = run(
                 source, f"{scheme}://127.0.0.1:{port}", tmp_path, monkeypatch, tell=told.append

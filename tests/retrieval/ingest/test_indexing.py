@@ -1,7 +1,6 @@
 """An ingest waits until the server has indexed its points."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,17 +8,17 @@ from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
 from hybridtei.retrieval.ingest.write import wait_indexed
 from hybridtei.retrieval.store.server import ServerStore
-from tests.retrieval.store.speaking import Qdrant, speaking
+from tests.retrieval.store.speaking import speaking
 from tests.retrieval.store.stores import plan
 
 
 @pytest.fixture
-def qdrant() -> Iterator[Qdrant]:
+def qdrant():
     with speaking() as running:
         yield running
 
 
-def store_of(qdrant: Qdrant, protocol: str) -> ServerStore:
+def store_of(qdrant, protocol):
     url = (
         f"grpc://127.0.0.1:{qdrant.grpc_port}"
         if protocol == "grpc"
@@ -38,7 +37,7 @@ def store_of(qdrant: Qdrant, protocol: str) -> ServerStore:
     ids=["green", "red", "stalled"],
 )
 async def test_it_waits_until_the_server_has_indexed(qdrant, statuses, says):
-    store, told, now = store_of(qdrant, "rest"), list[str](), iter(range(0, 10_000, 100))
+    store, told, now = store_of(qdrant, "rest"), [], iter(range(0, 10_000, 100))
     await store.create("c", plan())
     qdrant.status = list(statuses)
     await wait_indexed(
@@ -50,7 +49,7 @@ async def test_it_waits_until_the_server_has_indexed(qdrant, statuses, says):
 
 
 async def test_waiting_ends_when_asked(qdrant):
-    store, told, stop = store_of(qdrant, "grpc"), list[str](), asyncio.Event()
+    store, told, stop = store_of(qdrant, "grpc"), [], asyncio.Event()
     await store.create("c", plan())
     qdrant.status = ["yellow"]
     waiting = asyncio.create_task(wait_indexed(store, "c", stop, told.append))

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def small_batches(monkeypatch):
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     return write(
         tmp_path / "texts.jsonl", {f"d{i}": f"text number {i} of words" for i in range(100)}
     )
@@ -218,7 +217,7 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
         asyncio.run(resumed(qdrant))
 
 
-def server_store(qdrant, *, patience: float = 30, timeout: float = 30) -> ServerStore:
+def server_store(qdrant, *, patience=30, timeout=30):
     url = f"grpc://127.0.0.1:{qdrant.grpc_port}"
     return ServerStore(
         StoreConfig(qdrant_url=url, qdrant_patience=patience, qdrant_timeout=timeout)
@@ -226,7 +225,7 @@ def server_store(qdrant, *, patience: float = 30, timeout: float = 30) -> Server
 
 
 @contextmanager
-def held(command: list[str], texts: int) -> Iterator[subprocess.Popen[bytes]]:
+def held(command, texts):
     """A process that holds a pass once it has embedded `texts` texts, until a line comes in."""
     with subprocess.Popen(
         [*command, str(texts)],
@@ -295,7 +294,7 @@ async def test_the_encoder_does_not_wait_for_the_store(tmp_path, source):
             loop.call_soon_threadsafe(later.set)
 
     class Waiting(MemoryStore):
-        async def upsert(self, name, points) -> None:
+        async def upsert(self, name, points):
             async with asyncio.timeout(HANG):
                 await later.wait()
             await super().upsert(name, points)

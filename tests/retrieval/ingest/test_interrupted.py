@@ -1,30 +1,27 @@
 """Ingests that are killed at any moment, and two at once: a later run makes the collection equal to a fresh one."""
 
 import asyncio
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from hybridtei.retrieval.ingest import prepare as preparing
-from hybridtei.retrieval.ingest.options import IngestStats
+from tests.ran import ran
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
 from tests.retrieval.store.memory_store import MemoryStore
 
-ROOT = Path(__file__).parents[3]
 MODULE = "tests.retrieval.ingest.killed"
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_after_a_kill_a_run_makes_the_collection_equal_to_a_fresh_one(tmp_path, kills):
     command = [sys.executable, "-m", MODULE, str(tmp_path), str(kills), "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ran(command)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
-def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def texts(monkeypatch):
     monkeypatch.setattr(preparing, "BATCH_CHUNKS", 8)
     return {
         f"d{number}": "\n".join(f"text {number} by words {line}" for line in range(number % 7 + 1))
@@ -32,11 +29,11 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     }
 
 
-async def contents(store: MemoryStore) -> dict:
+async def contents(store):
     return {point.id: point.payload for point in await points(store)}
 
 
-async def fresh(folder: Path, source: Path, chunk_tokens: int) -> dict:
+async def fresh(folder, source, chunk_tokens):
     store = MemoryStore()
     await Ingest(folder, chunk_tokens=chunk_tokens).run(source, store)
     return await contents(store)
@@ -56,7 +53,7 @@ async def test_two_at_once_of_other_settings_lose_no_text(tmp_path, texts):
     """They may leave both versions. The next ingest leaves its own."""
     source, store = write(tmp_path / "in.jsonl", texts), MemoryStore()
     await Ingest(tmp_path, chunk_tokens=20).run(source, store)
-    runs: list[IngestStats] = await asyncio.gather(
+    runs = await asyncio.gather(
         *(
             Ingest(tmp_path / str(tokens), chunk_tokens=tokens).run(source, store)
             for tokens in (24, 32)
@@ -92,7 +89,7 @@ class Deleting(MemoryStore):
 
     robs = False
 
-    async def upsert(self, name, points, schema=None) -> None:
+    async def upsert(self, name, points, schema=None):
         await super().upsert(name, points, schema)
         if self.robs:
             await super().delete(name, [points[0].id])

@@ -1,8 +1,6 @@
 """The collection is the ledger: which files are read again, and what points are deleted."""
 
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from tests.retrieval.store.memory_store import MemoryStore
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     folder = tmp_path / "docs"
     folder.mkdir()
     for name in ("a", "b", "c"):
@@ -22,16 +20,16 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def later(path: Path) -> None:
+def later(path):
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
-def same_size(path: Path) -> None:
+def same_size(path):
     path.write_text("two a")
 
 
-def replaced(path: Path) -> None:
+def replaced(path):
     """By a file of the same size and time, as an archive restores it."""
     status, other = path.stat(), path.with_suffix(".new")
     other.write_text("six a")
@@ -120,7 +118,7 @@ async def test_of_a_collection_a_file_alone_reads_only_its_own_points(tmp_path, 
     class Counting(MemoryStore):
         read = 0
 
-        async def scroll(self, name: str, **page: Any) -> Any:
+        async def scroll(self, name, **page):
             records, offset = await super().scroll(name, **page)
             self.read += len(records)
             return records, offset
@@ -137,7 +135,7 @@ async def test_payloads_of_any_kind_are_read(tmp_path, folder):
     store, ingest = MemoryStore(), Ingest(tmp_path)
     await ingest.run(folder, store)
     before = await points(store, with_vectors=True)
-    odd: list[Any] = [None, [5], {"a": 1}, 1.5, True, -7, 2**40, "x"]
+    odd = [None, [5], {"a": 1}, 1.5, True, -7, 2**40, "x"]
     for field in ("digest", "settings", "chunks", "chunk", "file", "document_id"):
         changed = [
             Stored(place, {**before[0].payload, field: value}, before[0].vector)

@@ -6,9 +6,7 @@ import json
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from hybridtei import cli
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.retrieval import ray as on_ray
-from hybridtei.retrieval.ingest.options import Summary
 from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.system import machine
@@ -30,7 +27,7 @@ CLOSE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     draw, words = (
         random.Random(1),
         ("flow", "of", "air", "over", "a", "swept", "wing", "at", "high", "speed"),
@@ -49,18 +46,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Path]:
+def alone(source, tmp_path_factory):
     """The points that one process makes from the source."""
     folder = tmp_path_factory.mktemp("alone")
     return ingested(source, folder, ray=False), folder
 
 
-def end(summary: Summary) -> tuple[int, int, int, bool]:
+def end(summary):
     stats = summary.stats
     return stats.points, stats.documents_missing, stats.documents_deleted, stats.stopped
 
 
-def ingested(source: Path, folder: Path, *, ray: bool = True) -> Summary:
+def ingested(source, folder, *, ray=True):
     engine = {"engine": "ray", "ray_workers": 2} if ray else {}
     return ingest(
         source,
@@ -72,8 +69,8 @@ def ingested(source: Path, folder: Path, *, ray: bool = True) -> Summary:
     )
 
 
-def stored(folder: Path) -> dict:
-    async def read() -> dict:
+def stored(folder):
+    async def read():
         store = EmbeddedStore(str(folder / "qdrant"))
         try:
             return {record.id: record for record in await points(store, "c", with_vectors=True)}
@@ -83,11 +80,11 @@ def stored(folder: Path) -> dict:
     return asyncio.run(read())
 
 
-def quarantined(folder: Path) -> list[str]:
+def quarantined(folder):
     return sorted((folder / "quarantine.jsonl").read_text().splitlines())
 
 
-def assert_same(found: dict, expected: dict) -> None:
+def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for name, record in found.items():
         other = expected[name]
@@ -102,14 +99,14 @@ def assert_same(found: dict, expected: dict) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster():
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     leave = on_ray.join("local", 2)
     yield
     leave()
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, each: Callable[[int], None]) -> None:
+def meanwhile(monkeypatch, each):
     """Call `each` with the number of every batch, before it is embedded."""
     encode, numbers = on_ray.RayEmbedder.encode, itertools.count()
 
@@ -122,10 +119,10 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, each: Callable[[int], None]) -> N
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, alone):
-    seen: dict = {}
+    seen = {}
     killed = []
 
-    def kill(number: int) -> None:
+    def kill(number):
         seen.update(named(ACTORS))
         if number >= 2 and not killed:
             killed.append(min(seen))

@@ -3,7 +3,6 @@
 from collections import Counter
 
 from hybridtei.errors import BackendError
-from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import Ingest, ids_of, points, reasons, write, written
@@ -30,10 +29,10 @@ async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(t
     class Poisoned:
         """The small model's, but for two texts: sparse lengths that differ, a vector that is not a number."""
 
-        def __init__(self, inner) -> None:
+        def __init__(self, inner):
             self.inner = inner
 
-        def encode(self, texts, **settings) -> Embeddings:
+        def encode(self, texts, **settings):
             found = self.inner.encode(texts, **settings)
             for row, text in enumerate(texts):
                 if text.startswith("nan"):
@@ -42,7 +41,7 @@ async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(t
                     raise BackendError("2 indices and 1 values in a sparse vector")
             return found
 
-        def close(self) -> None:
+        def close(self):
             self.inner.close()
 
     store = EmbeddedStore(str(tmp_path / "qdrant"))

@@ -2,16 +2,14 @@
 
 import ast
 import os
-import subprocess
 import sys
 
 import pytest
 
 from hybridtei.retrieval.ray import join
 from hybridtei.system.machine import GRANTED, available_cores
+from tests.ran import ran
 from tests.server.live import ROOT
-
-HANG = 240
 
 
 @pytest.mark.parametrize(
@@ -59,15 +57,7 @@ def test_its_processes_find_no_modules_in_the_working_folder(tmp_path):
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "-c", ASKED]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG,
-    )
+    done = ran(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     *path, reports_off = ast.literal_eval(done.stdout.splitlines()[-1])
     assert str(ROOT) in path

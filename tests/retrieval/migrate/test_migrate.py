@@ -5,31 +5,27 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import CollectionMismatch, HybridTeiError, InvalidInput
-from hybridtei.retrieval.ingest.options import Summary
 from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.migrate import run as running
 from hybridtei.retrieval.migrate.run import MigrationRun
 from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.searcher import Searcher
-from hybridtei.retrieval.store.base import Store, Stored
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import schema_for
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.store.memory_store import MemoryStore
-from tests.retrieval.store.speaking import Failure, Qdrant, speaking
+from tests.retrieval.store.speaking import Failure, speaking
 from tests.retrieval.store.stores import STAND_INS, asked, plan, standing_in
 from tests.tiny import write_bert
 
@@ -37,61 +33,59 @@ NAME, POINTS = "papers", 150
 KINDS = ("memory", "grpc")
 
 
-def texts(count: int = POINTS) -> list[str]:
+def texts(count=POINTS):
     return [f"{i} wing flow over plate {i * 7 % 31}. heat" for i in range(count)]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def folders(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
     return write_bert(place / "old", seed=0), write_bert(place / "new", seed=1, hidden_size=48)
 
 
-async def filled(store: Store, folder: Path, rows: Sequence[str]) -> Encoder:
+async def filled(store, folder, rows):
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder)))
     await store.create(NAME, schema_for(encoder.spec, str(folder)))
     await store.upsert(NAME, points(encoder, list(range(len(rows))), rows))
     return encoder
 
 
-def points(encoder: Encoder, ids: Sequence[int], rows: Sequence[str]) -> list[Stored]:
+def points(encoder, ids, rows):
     return to_points(
         encoder.encode(list(rows), ("dense",)), list(ids), [{"text": row} for row in rows]
     )
 
 
-async def step(store: Store, said: list[str] | None = None, **options: Any) -> None:
+async def step(store, said=None, **options):
     chosen = MigrateOptions(collection=NAME, quiet=True, **options)
     await MigrationRun(
         store, chosen, ModelConfig(), EngineConfig(), ([] if said is None else said).append
     ).run()
 
 
-async def payloads(store: Store, name: str) -> dict[Any, Any]:
+async def payloads(store, name):
     records, _ = await store.scroll(name, limit=10_000)
     return {record.id: record.payload for record in records}
 
 
 @contextmanager
-def fresh(kind: str) -> Iterator[Store]:
+def fresh(kind):
     """An empty store, in memory or the client of the stand-in."""
     with nullcontext(MemoryStore()) if kind == "memory" else standing_in(kind) as store:
         yield store
 
 
-async def searched(
-    store: Store, encoder: Encoder, folder: Path, text: str = "wing flow 3"
-) -> list[Any]:
+async def searched(store, encoder, folder, text="wing flow 3"):
     searcher = Searcher(store, query_model(encoder, str(folder)), schemas=CollectionSchemas(store))
     return [(hit.id, hit.score) for hit in (await searcher.search(NAME, text)).hits]
 
 
 async def write(
-    schemas: CollectionSchemas,
-    encoders: dict[str, Encoder],
-    ids: Sequence[int],
-    rows: Sequence[str],
-) -> None:
+    schemas,
+    encoders,
+    ids,
+    rows,
+):
     """A writer that has both models, as a server has."""
     while True:
         schema = await schemas.of(NAME, writing=True)
@@ -106,7 +100,7 @@ def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind
     """A writer changes, adds and deletes points before each call of the migration to the store, without a wait: a write may be
     acknowledged only if it is there in the end, and a search always finds points of one model."""
 
-    async def story(store: Store) -> None:
+    async def story(store):
         encoders = {
             str(folder): Encoder.load(config=ModelConfig(model_id=str(folder)))
             for folder in folders
@@ -116,7 +110,7 @@ def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind
         schemas, expected = CollectionSchemas(store), dict(enumerate(texts()))
         over = asyncio.Event()
 
-        async def traffic() -> None:
+        async def traffic():
             for turn in itertools.count():
                 if over.is_set():
                     return
@@ -154,14 +148,14 @@ def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind
 
 @pytest.mark.parametrize("kind", [*KINDS, "embedded"])
 def test_searches_follow_the_switch_and_the_way_back(kind, folders, tmp_path):
-    async def story(store: Store) -> None:
+    async def story(store):
         old = await filled(store, folders[0], texts(40))
         new = Encoder.load(config=ModelConfig(model_id=str(folders[1])))
         before = await searched(store, old, folders[0])
         with pytest.raises(InvalidInput, match="--yes accepts this"):
             await step(store, to=str(folders[1]))
         assert await store.collections() == [NAME]  # nothing was begun
-        said: list[str] = []
+        said = []
         await step(store, said, to=str(folders[1]), no_switch=True)
         assert f"{NAME}.1 (40 points of {folders[1]}) is a copy" in said[-1]
         await store.delete(NAME, [7])
@@ -198,22 +192,22 @@ def test_searches_follow_the_switch_and_the_way_back(kind, folders, tmp_path):
 def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, monkeypatch):
     monkeypatch.setattr(running, "KEPT_S", -1.0)  # no search is under way
 
-    async def story(state: Qdrant, store: Store, writes: int) -> bool:
+    async def story(state, store, writes):
         (await filled(store, folders[0], texts(9))).close()
         await step(store, to=str(folders[1]), no_switch=True)
         do, left = state.do, iter(range(writes))
 
-        def dying(*arguments: Any, **options: Any) -> Any:
+        def dying(*arguments, **options):
             if options.get("write") and next(left, None) is None:
                 raise Failure(400, "killed")
             return do(*arguments, **options)
 
-        state.do = dying  # type: ignore[method-assign]
+        state.do = dying
         is_killed = False
         try:
             await step(store, to=str(folders[1]), yes=True)
         except HybridTeiError:
-            state.do, is_killed = do, True  # type: ignore[method-assign]
+            state.do, is_killed = do, True
             await step(store, to=str(folders[1]), yes=True)
         assert (await store.aliases())[NAME] == f"{NAME}.1"
         assert await store.collections() == [f"{NAME}.0", f"{NAME}.1"]
@@ -237,7 +231,7 @@ def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_embedded_is_not_copied(kind, folders):
-    async def story(store: Store) -> None:
+    async def story(store):
         encoder = await filled(store, folders[0], texts(20))
         await store.upsert(
             NAME, to_points(encoder.encode(["a"], ("dense",)), [0], [{"title": "no text"}])
@@ -292,12 +286,12 @@ def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again
     assert len(told["rows"]) == 11
 
 
-def ingested(place: Path, folder: Path) -> Summary:
+def ingested(place, folder):
     model = ModelConfig(model_id=str(folder))
     return ingest(place / "notes", NAME, model, place / "store", quiet=True)
 
 
-def migrated(place: Path, said: list[str] | None = None, **options: Any) -> None:
+def migrated(place, said=None, **options):
     tell = ([] if said is None else said).append
     chosen, store = (
         MigrateOptions(collection=NAME, quiet=True, **options),
@@ -307,7 +301,7 @@ def migrated(place: Path, said: list[str] | None = None, **options: Any) -> None
 
 
 @pytest.fixture
-def notes(tmp_path: Path) -> Path:
+def notes(tmp_path):
     (tmp_path / "notes").mkdir()
     for i, text in enumerate(texts(5)):
         (tmp_path / f"notes/{i}.txt").write_text(text)
@@ -324,7 +318,7 @@ def test_an_ingest_after_a_migration_embeds_nothing_again(notes, folders):
 
 
 def test_vectors_that_the_new_model_lacks_are_named(notes, folders, hybrid):
-    said: list[str] = []
+    said = []
     ingested(notes, hybrid)
     try:
         migrated(notes, said, to=str(folders[0]), no_switch=True)
@@ -334,7 +328,7 @@ def test_vectors_that_the_new_model_lacks_are_named(notes, folders, hybrid):
 
 
 def test_migrating_back_restores_the_vectors_that_were_dropped(notes, folders, hybrid):
-    async def sparse() -> set[str]:
+    async def sparse():
         store = EmbeddedStore(str(notes / "store"))
         described = await store.describe(NAME)
         await store.close()

@@ -1,7 +1,5 @@
 """Candidates in tiers: normalised scores are numpy's, pages hold every point once, and a document has one hit."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from msgspec import structs
@@ -46,7 +44,7 @@ def shared(tmp_path_factory):
         yield one
 
 
-def searched(kind, shared, encoder, texts, work: Any, **plan: Any):
+def searched(kind, shared, encoder, texts, work, **plan):
     """What `work` makes of a searcher over the texts; five texts in a row are chunks of a document."""
     store = shared.store if kind == "embedded" else MemoryStore()
 
@@ -141,7 +139,7 @@ def test_legs_that_agree_on_all_points_of_a_tier_hide_no_others(encoder, shared)
     dense_order, sparse_order = [0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 0, 1, 4, 5, 6, 7]
     one, width = np.zeros(1, np.int64), encoder.spec.dense_width
 
-    def vectors(angle: float, weight: float) -> Embeddings:
+    def vectors(angle, weight):
         dense = np.zeros((1, width), np.float32)
         dense[0, :2] = np.cos(angle), np.sin(angle)
         return Embeddings(

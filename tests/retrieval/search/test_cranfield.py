@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 
-def part_of_it(folder: Path) -> Path:
+def part_of_it(folder):
     """The collection's first documents, and the judgements of them."""
     folder.mkdir()
     corpus = (
@@ -41,7 +41,7 @@ def part_of_it(folder: Path) -> Path:
     )
     kept = {json.loads(line)["id"] for line in corpus}
 
-    def is_kept(query: str, document: str, _: str) -> bool:
+    def is_kept(query, document, _):
         return int(query) <= QUERIES and document in kept
 
     header, *judgements = (

@@ -1,7 +1,5 @@
 """Which vectors of a query take part in a search, what they weigh, and that ranks are fused as Qdrant fuses them."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +9,7 @@ from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import PRESETS
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.search.fusion import Legs, legs_of, reciprocal_ranks
+from hybridtei.retrieval.search.fusion import legs_of, reciprocal_ranks
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import Stored
 from tests.retrieval.search.fusion import Ranking, rrf
@@ -24,9 +22,7 @@ WORDLESS = Embeddings(
 )
 
 
-def legs(
-    query: Embeddings = QUERY, *, is_packed: bool = False, mode: Any = "rrf", **fields: Any
-) -> Legs:
+def legs(query=QUERY, *, is_packed=False, mode="rrf", **fields):
     options = SearchOptions(
         mode=mode,
         **{name: list(one) if isinstance(one, tuple) else one for name, one in fields.items()},

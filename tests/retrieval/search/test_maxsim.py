@@ -1,7 +1,6 @@
 """Multi-vectors as bytes of the payload: what a point and a collection say of them, and every way of ranking by them."""
 
 import asyncio
-from collections.abc import Iterator
 from threading import current_thread
 from typing import Any
 
@@ -13,7 +12,7 @@ from hybridtei.errors import InvalidPoint
 from hybridtei.inference.tasks.pooling import MultivectorBudget, budgeted, unpacked
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search import candidates as module
-from hybridtei.retrieval.search.candidates import Candidate, Candidates, packed_scores
+from hybridtei.retrieval.search.candidates import Candidates, packed_scores
 from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import CollectionSchema, Stored
@@ -35,18 +34,18 @@ COUNT = 30
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 
 
-def schema(dtype: str) -> CollectionSchema:
+def schema(dtype):
     whole = plan()
     vectors = {name: params for name, params in whole.vectors.items() if name != "multivector"}
     return CollectionSchema(vectors, whole.sparse, {DTYPE: dtype, WIDTH: ROW_WIDTH})
 
 
-def packed(dtype: str) -> Embeddings:
+def packed(dtype):
     full = embeddings(COUNT)
     assert full.multivector is not None
     return Embeddings(
         full.dense, full.sparse, budgeted(full.multivector, MultivectorBudget(dtype=dtype))
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ ROWS = QUERY.multivector.row(0)
 Filled = tuple[Asked, dict[Any, float], PackedFormat]
 
 
-def floats(points: Embeddings) -> Ragged:
+def floats(points):
     """The numbers that the bytes represent."""
     rows = points.multivector
     assert rows is not None
@@ -101,15 +100,13 @@ def floats(points: Embeddings) -> Ragged:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Asked]:
+def shared(request, tmp_path_factory):
     with asked(request.param, tmp_path_factory.mktemp("packed")) as given:
         yield given
 
 
 @pytest.fixture(scope="module", params=["binary", "int8"])
-def filled(request: pytest.FixtureRequest, shared: Asked) -> Iterator[Filled]:
+def filled(request, shared):
     """A store, the score of each of its points by MaxSim, and how it keeps multi-vectors."""
     with emptied(shared) as given:
         points = packed(request.param)
@@ -126,7 +123,7 @@ def filled(request: pytest.FixtureRequest, shared: Asked) -> Iterator[Filled]:
         yield given, truth, PackedFormat(request.param, ROW_WIDTH)
 
 
-def best(filled: Filled, count: int, **fields: Any) -> list[Candidate]:
+def best(filled, count, **fields):
     given, _, packed_as = filled
     options = SearchOptions(group_by=None, **fields)
     legs = legs_of(QUERY, 0, options, is_packed=True)
@@ -148,7 +145,7 @@ def test_candidates_stand_in_the_order_of_maxsim(filled, mode):
 def test_of_a_few_candidates_the_best_above_a_threshold(filled):
     truth = filled[1]
     first = sorted((one.id for one in best(filled, 10, mode="dense")), key=lambda one: -truth[one])
-    rescored: dict[str, Any] = {"mode": "dense", "rescore": True, "prefetch_limit": 10}
+    rescored = {"mode": "dense", "rescore": True, "prefetch_limit": 10}
     assert [one.id for one in best(filled, 10, **rescored)] == first
     above = best(filled, 10, **rescored, score_threshold=truth[first[3]] - 1e-4)
     assert [one.id for one in above] == first[: len(above)]
@@ -164,10 +161,10 @@ def test_weighted_takes_the_mean_over_the_querys_rows(filled):
 
 def test_bytes_are_read_a_few_points_at_a_time(filled, monkeypatch):
     given, truth, packed_as = filled
-    read: list[int] = []
+    read = []
     retrieve = type(given.store).retrieve
 
-    async def counted(store: Any, *arguments: Any, **selected: Any) -> Any:
+    async def counted(store, *arguments, **selected):
         answer = await retrieve(store, *arguments, **selected)
         read.append(sum(PACKED in (one.payload or {}) for one in answer))
         return answer
@@ -193,7 +190,7 @@ def test_a_payload_is_given_without_them(filled):
 
 def test_many_searches_at_once_take_few_threads(filled, monkeypatch):
     given, _, packed_as = filled
-    names: set[str] = set()
+    names = set()
     scores = module._maxsims
     monkeypatch.setattr(
         module,
@@ -201,7 +198,7 @@ def test_many_searches_at_once_take_few_threads(filled, monkeypatch):
         lambda *arguments: (names.add(current_thread().name), scores(*arguments))[1],
     )
 
-    async def all_at_once() -> None:
+    async def all_at_once():
         await asyncio.gather(
             *(packed_scores(given.store, given.name, IDS, ROWS, packed_as) for _ in range(10))
         )

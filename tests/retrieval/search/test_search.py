@@ -394,9 +394,9 @@ def test_highlights_are_made_beside_the_event_loop(store, encoder):
 class CountedStore(MemoryStore):
     """Notes the calls that a search makes for points."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.calls: list[str] = []
+        self.calls = []
 
     async def query(self, *arguments, **options):
         self.calls.append("query")

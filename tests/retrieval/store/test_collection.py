@@ -2,8 +2,6 @@
 
 import dataclasses
 import hashlib
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -37,7 +35,7 @@ TOKENIZER = b'{"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token"
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> ModelSpec:
+def spec(tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(TOKENIZER)
     return ModelSpec(
         folder=tmp_path,
@@ -70,7 +68,7 @@ def test_every_output_has_its_vector(spec):
 
 
 def test_idf_is_for_heads_that_profit(spec):
-    def modifier(sparse: SparseHead, **settings: Any) -> str | None:
+    def modifier(sparse, **settings):
         return (
             schema_for(dataclasses.replace(spec, sparse=sparse), "m", **settings)
             .sparse["sparse"]
@@ -103,7 +101,7 @@ def test_a_lone_multivector_is_indexed(spec):
 
 
 def test_an_unknown_quantisation_is_named(spec):
-    unknown: Any = "int3"
+    unknown = "int3"
     with pytest.raises(InvalidInput, match="`quantization` is 'int3'"):
         schema_for(spec, "m", quantization=unknown)
 
@@ -196,7 +194,7 @@ def test_a_name_that_all_take(kind, tmp_path):
 
 
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
-PLANS: list[dict[str, Any]] = [
+PLANS = [
     {},
     {"multivector_tokens": 32, "multivector_dtype": "int8", "multivector_dim": 16},
     {"multivector_tokens": 0, "multivector_dtype": "float", "datatype": "float16", "dense_dim": 8},

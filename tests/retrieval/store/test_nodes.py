@@ -6,9 +6,7 @@ import contextlib
 import itertools
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import Any
 
 import pytest
 from grpc.aio import AioRpcError
@@ -27,16 +25,16 @@ from tests.retrieval.store.test_server_store import POINTS
 class Server:
     """A server's answer, and the number of its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls, self.checks = 0, 0
-        self.failure: Exception | None = None
+        self.failure = None
         self.held, self.deaf = asyncio.Event(), asyncio.Event()
         self.held.set()
         self.deaf.set()
-        client: Any = self
+        client = self
         self.nodes = Nodes({"here": client}, lambda _: self.check(), 0.01, 0.01)
 
-    async def answer(self, _: Any) -> str:
+    async def answer(self, _):
         self.calls += 1
         await self.held.wait()
         await self.deaf.wait()
@@ -44,21 +42,21 @@ class Server:
             raise self.failure
         return "found"
 
-    async def check(self) -> None:
+    async def check(self):
         self.checks += 1
         await self.deaf.wait()
         if isinstance(self.failure, OSError):
             raise self.failure
 
-    async def close(self) -> None:
+    async def close(self):
         """As a client is closed."""
 
-    def ask(self) -> Awaitable[str]:
+    def ask(self):
         return self.nodes.call(self.answer)
 
 
 @asynccontextmanager
-async def server_of(failure: Exception | None = None) -> AsyncIterator[Server]:
+async def server_of(failure=None):
     server = Server()
     server.failure = failure
     yield server
@@ -67,7 +65,7 @@ async def server_of(failure: Exception | None = None) -> AsyncIterator[Server]:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def away(server: Server) -> None:
+async def away(server):
     with pytest.raises(StoreAway, match="no such host"):
         await server.ask()
 
@@ -135,7 +133,7 @@ async def test_a_server_that_hangs_is_away_and_the_call_is_cancelled():
 
 
 PROTOCOLS = ("grpc", "rest")
-SERVING: dict[str, Any] = {"grpc": serving_grpc, "rest": serving_rest}
+SERVING = {"grpc": serving_grpc, "rest": serving_rest}
 
 
 class Node(Qdrant):
@@ -143,11 +141,11 @@ class Node(Qdrant):
 
     is_flaky = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         super().__post_init__()
         self._turns = itertools.count()
 
-    def join(self, other: Qdrant) -> None:
+    def join(self, other):
         self.local.close()
         self.local, self.lock = other.local, other.lock
         self.made, self.optimizers, self.status, self.peers = (
@@ -157,15 +155,13 @@ class Node(Qdrant):
             other.peers,
         )
 
-    def do(self, call: str, *arguments: Any, **options: Any) -> Any:
+    def do(self, call, *arguments, **options):
         if self.is_flaky and next(self._turns) % 2:
             raise Failure(503, "this node is ill")
         return super().do(call, *arguments, **options)
 
 
-def cluster(
-    protocol: str, story: Callable[[ServerStore, list[Node]], Awaitable[None]], **settings: Any
-) -> None:
+def cluster(protocol, story, **settings):
     """Runs the story with a store of two nodes."""
     nodes = [Node(), Node()]
     nodes[1].join(nodes[0])
@@ -174,7 +170,7 @@ def cluster(
         scheme = "grpc" if protocol == "grpc" else "http"
         urls = ",".join(f"{scheme}://127.0.0.1:{port}" for port in ports)
 
-        async def run() -> None:
+        async def run():
             store = ServerStore(
                 StoreConfig(qdrant_url=urls, **settings),
                 patient=settings.get("qdrant_patience") is not None,
@@ -193,7 +189,7 @@ def cluster(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_node_that_fails_half_its_calls_costs_no_call(protocol):
-    async def story(store: ServerStore, nodes: list[Node]) -> None:
+    async def story(store, nodes):
         await store.create("c", plan())
         nodes[0].is_flaky = True
         for point in POINTS:
@@ -209,7 +205,7 @@ def test_a_node_that_fails_half_its_calls_costs_no_call(protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_node_that_hangs_is_left_and_asked_again_once_it_answers(protocol):
-    async def story(store: ServerStore, nodes: list[Node]) -> None:
+    async def story(store, nodes):
         await store.create("c", plan())
         store._nodes._check_after_s = store._nodes._check_s = 0.05
         nodes[0].held.clear()
@@ -233,7 +229,7 @@ def test_a_first_node_that_is_gone_is_nothing_to_wait_for(protocol):
     with SERVING[protocol](node) as port:
         scheme = "grpc" if protocol == "grpc" else "http"
 
-        async def run() -> None:
+        async def run():
             urls = f"{scheme}://127.0.0.1:1,{scheme}://127.0.0.1:{port}"
             store = ServerStore(StoreConfig(qdrant_url=urls, qdrant_patience=0.0))
             await store.create("c", plan())
@@ -253,7 +249,7 @@ def test_an_error_of_one_collection_is_that_collections(protocol, status):
     with SERVING[protocol](node) as port:
         scheme = "grpc" if protocol == "grpc" else "http"
 
-        async def run() -> None:
+        async def run():
             urls = f"{scheme}://127.0.0.1:{port},{scheme}://127.0.0.1:1"
             store = ServerStore(StoreConfig(qdrant_url=urls), patient=False)
             await store.create("c", plan())
@@ -277,7 +273,7 @@ def test_no_port_is_asked_that_was_not_given(monkeypatch):
         state.peers = 3
         monkeypatch.setattr(addresses, "REST_PORT", state.rest_port)
 
-        async def peers(**settings: Any) -> int:
+        async def peers(**settings):
             url = f"grpc://127.0.0.1:{state.grpc_port}"
             store = ServerStore(StoreConfig(qdrant_url=url, qdrant_api_key="secret", **settings))
             try:
@@ -294,13 +290,13 @@ def test_no_port_is_asked_that_was_not_given(monkeypatch):
 class Names:
     """A DNS server with one address for every name. `asked`: how often it was asked for it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         self.address, self.asked = address, 0
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
 
-    def answer(self) -> None:
+    def answer(self):
         while len(query := (received := self._socket.recvfrom(512))[0]) > 12:
             question = query[12 : query.index(b"\0", 12) + 5]  # labels, type and class
             is_v4 = question.endswith(b"\0\1\0\1")
@@ -312,7 +308,7 @@ class Names:
             self._socket.sendto(query[:2] + b"\x84\0" + counts + question + record, received[1])
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def answering(self):
         thread = threading.Thread(target=self.answer)
         thread.start()
         try:
@@ -331,7 +327,7 @@ def test_a_server_that_comes_back_at_another_address_is_found():
             f"dns://127.0.0.1:{names.port}/qdrant.test", None, port, tls=False
         )
 
-        async def run() -> None:
+        async def run():
             client = addresses.client_of("grpc://qdrant.test", address, StoreConfig())
             while (
                 names.asked < 6

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import pytest
@@ -6,6 +5,7 @@ import pytest
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
 from hybridtei.retrieval.store import open_store
+from tests.ran import ran
 
 
 def test_no_settings_no_store():
@@ -27,7 +27,7 @@ def test_a_string_is_no_settings(tmp_path):
     with pytest.raises(
         StoreError, match=rf"the store is '{tmp_path}': should be `StoreConfig\(qdrant_path="
     ):
-        open_store(str(tmp_path))  # type: ignore[arg-type]
+        open_store(str(tmp_path))
 
 
 def test_what_is_no_folder_is_refused_at_once(tmp_path):
@@ -63,13 +63,7 @@ def test_missing_software_is_named_with_its_extra(tmp_path):
         "except LoadError as error: print(error)\n"
     )
     for package in ("qdrant_client", "qdrant_edge"):
-        told = subprocess.run(
-            [sys.executable, "-c", story, package],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        told = ran([sys.executable, "-c", story, package], check=True)
         assert told.stdout.startswith(
             f"the package `{package}` is missing: pip install '.[qdrant]'"
         )

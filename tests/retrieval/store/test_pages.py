@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from itertools import groupby
-from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -11,27 +10,27 @@ import pytest
 
 from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.search.candidates import Candidate, Candidates
+from hybridtei.retrieval.search.candidates import Candidates
 from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import SPARES, PayloadBudget, Stored, best_points, sort_points
 from hybridtei.retrieval.store.points import to_points
-from hybridtei.retrieval.store.query import MAX_LIMIT, Query
+from hybridtei.retrieval.store.query import MAX_LIMIT
 from tests.retrieval.store.memory_store import MemoryStore
-from tests.retrieval.store.stores import KINDS, STAND_INS, Asked, asked, embeddings, leg, plan
+from tests.retrieval.store.stores import KINDS, STAND_INS, asked, embeddings, leg, plan
 
 TEXTS, COPIES = 12, 9
 ASKED = embeddings(1, seed=7)
 LEGS = ("dense", "sparse", "multivector")
 
 
-def ids_of(count: int) -> list[int | str]:
+def ids_of(count):
     """Numbers and UUIDs, in no order."""
     mixed = [place if place % 3 else str(UUID(int=place)) for place in range(count)]
     return [mixed[place] for place in np.random.default_rng(0).permutation(count)]
 
 
-def copied() -> list[Stored]:
+def copied():
     """Every text many times over: as many equal scores as copies."""
     several = Embeddings.concat([embeddings(TEXTS)] * COPIES)
     ids = ids_of(TEXTS * COPIES)
@@ -39,7 +38,7 @@ def copied() -> list[Stored]:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def stored(request, tmp_path_factory):
     """Read only."""
     with asked(request.param, tmp_path_factory.mktemp("store")) as one:
         one.run(one.store.create(one.name, plan()))
@@ -47,7 +46,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield one
 
 
-def found(stored: Asked, using: str = "dense", limit: int = 10, **wanted: Any) -> list[Stored]:
+def found(stored, using="dense", limit=10, **wanted):
     return stored.run(best_points(stored.store, stored.name, leg(ASKED, using, limit, **wanted)))
 
 
@@ -84,7 +83,7 @@ def test_a_tie_that_is_wider_than_the_first_spare_is_settled(tmp_path):
         ]
 
 
-WAYS: list[dict[str, Any]] = [
+WAYS = [
     *({"mode": mode} for mode in (*LEGS, "rrf", "zscore")),
     {"mode": "weighted", "weights": "m3"},
     {"mode": "rrf", "k": 61, "weights": {"dense": 3.0, "sparse": 1.0}},
@@ -95,7 +94,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def large(tmp_path_factory):
     """The same 230 points in the embedded engine, and behind a server's protocol."""
     with ExitStack() as stack:
         stores = [
@@ -111,7 +110,7 @@ def large(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-
         yield stores
 
 
-def best(stored: Asked, count: int, **fields: Any) -> list[Candidate]:
+def best(stored, count, **fields):
     options = SearchOptions(**{"group_by": None, **fields})
     legs = legs_of(ASKED, 0, options, is_packed=False)
     return stored.run(Candidates(stored.store, stored.name, legs, options).best(count))
@@ -144,11 +143,11 @@ def test_stores_of_every_kind_give_one_order(large, way):
 class Strict(MemoryStore):
     """One whose administrator lets nobody ask for more than ten."""
 
-    def __init__(self, error: StoreError) -> None:
+    def __init__(self, error):
         super().__init__()
         self.error, self.asked = error, []
 
-    async def query(self, name: str, query: Query) -> list[Stored]:
+    async def query(self, name, query):
         self.asked.append(query.limit)
         if query.limit > 10:
             raise self.error
@@ -189,7 +188,7 @@ def test_payloads_are_weighed_as_they_come(stored):
         for point in found(stored, limit=40, with_payload=["place"])
     )
 
-    def spent(budget: PayloadBudget) -> int:
+    def spent(budget):
         query = leg(ASKED, limit=40, with_payload=["place"])
         return len(stored.run(best_points(stored.store, stored.name, query, budget=budget)))
 

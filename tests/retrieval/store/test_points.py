@@ -3,7 +3,6 @@ import json
 import math
 import uuid
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,17 +20,18 @@ from hybridtei.retrieval.store.points import (
     size_of,
     to_points,
 )
+from tests.near import same
 from tests.retrieval.store.stores import ROW_WIDTH, WIDTH, embeddings, plan
 
 ZEROS = [0.0] * WIDTH
 
 
-def point(*, identity: Any = 1, payload: Any = None, **vectors: Any) -> Any:
+def point(*, identity=1, payload=None, **vectors):
     """As users of qdrant-client make it."""
     return models.PointStruct.model_construct(id=identity, vector=vectors, payload=payload)
 
 
-def sparse(indices: Any, values: Any) -> models.SparseVector:
+def sparse(indices, values):
     return models.SparseVector.model_construct(indices=indices, values=values)
 
 
@@ -45,13 +45,9 @@ def test_each_column_becomes_a_named_vector():
     points = to_points(given_embeddings, [1, 2, 3], [{"text": str(i)} for i in range(3)])
     assert [made.payload for made in points] == [{"text": "0"}, {"text": "1"}, {"text": "2"}]
     for i, made in enumerate(points):
-        np.testing.assert_array_equal(made.vector["dense"], given_embeddings.dense[i])
-        np.testing.assert_array_equal(
-            made.vector["multivector"], given_embeddings.multivector.row(i)
-        )
-        np.testing.assert_array_equal(
-            made.vector["sparse"]["indices"], given_embeddings.sparse.row(i)[0]
-        )
+        same(made.vector["dense"], given_embeddings.dense[i])
+        same(made.vector["multivector"], given_embeddings.multivector.row(i))
+        same(made.vector["sparse"]["indices"], given_embeddings.sparse.row(i)[0])
     assert len(check_points(points, plan())) == 3
 
 
@@ -68,7 +64,7 @@ def test_counts_must_agree():
         to_points(embeddings(3), [1, 2])
 
 
-BAD: list[tuple[Any, str]] = [
+BAD = [
     (point(identity=-1), "point -1: `id` should be between 0 and"),
     (point(identity=2**64), "`id` should be between"),
     (point(identity=True), "`id` is bool"),
@@ -125,7 +121,7 @@ def test_a_bad_point_is_named_with_its_field_and_limit(bad, message):
 
 
 def test_a_payload_has_a_deepest_level():
-    payload: dict[str, Any] = {}
+    payload = {}
     for _ in range(200):
         payload = {"a": payload}
     with pytest.raises(InvalidPoint, match="deeper than 100"):
@@ -195,7 +191,7 @@ def test_a_payload_passes_exactly_if_it_is_json_of_64_bits(payload):
     assert json.loads(json.dumps(kept.payload, allow_nan=False)) == payload
 
 
-def is_json(payload: dict[str, Any]) -> bool:
+def is_json(payload):
     try:
         json.dumps(payload, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:  # of which UnicodeEncodeError is one
@@ -203,7 +199,7 @@ def is_json(payload: dict[str, Any]) -> bool:
     return all(-(2**63) <= number < 2**63 for number in integers(payload))
 
 
-def integers(value: Any) -> list[int]:
+def integers(value):
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         return [number for item in items for number in integers(item)]

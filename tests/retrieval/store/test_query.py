@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from qdrant_client import models
@@ -17,7 +15,7 @@ from hybridtei.retrieval.store.query import (
     Filter,
     filter_from,
 )
-from tests.retrieval.store.stores import KINDS, Asked, asked, embeddings, leg, plan
+from tests.retrieval.store.stores import KINDS, asked, embeddings, leg, plan
 
 
 def test_what_qdrant_takes():
@@ -88,7 +86,7 @@ def test_bytes_are_bounded_before_a_step_for_each_item(large, as_json):
     value = json.dumps(large) if as_json else large
     steps = 0
 
-    def count(*_: Any) -> None:
+    def count(*_):
         nonlocal steps
         steps += 1
 
@@ -101,7 +99,7 @@ def test_bytes_are_bounded_before_a_step_for_each_item(large, as_json):
     assert steps < 2_000
 
 
-def matched(**match: Any) -> dict[str, Any]:
+def matched(**match):
     return {"key": "a", "match": match}
 
 
@@ -173,7 +171,7 @@ def test_a_typo_is_named_where_it_stands(condition, typo, meant):
 
 MISSING = object()
 BERLIN, ORIGIN = {"lat": 52.5, "lon": 13.4}, {"lat": 0, "lon": 0}
-VALUES: dict[str, Any] = {
+VALUES = {
     "true": True,
     "false": False,
     "1": 1,
@@ -205,12 +203,12 @@ TIMES = {"top_left": {"lat": 53, "lon": 13}, "bottom_right": {"lat": 52, "lon": 
 RING = [{"lat": lat, "lon": lon} for lat, lon in ((-1, -1), (-1, 1), (1, 1), (1, -1), (-1, -1))]
 
 
-def without(names: str) -> str:
+def without(names):
     return " ".join(name for name in THERE.split() if name not in names.split())
 
 
 # What a condition of the key `v` finds.
-OF_A_KEY: list[tuple[dict[str, Any], str]] = [
+OF_A_KEY = [
     ({"match": {"value": True}}, "true truths"),  # true is not 1
     ({"match": {"value": False}}, "false"),
     ({"match": {"value": 1}}, "1 ints"),
@@ -246,7 +244,7 @@ OF_A_KEY: list[tuple[dict[str, Any], str]] = [
     ({"is_empty": False}, THERE),
     ({"is_null": True}, "null"),
 ]
-OTHERS: list[tuple[dict[str, Any], str]] = [
+OTHERS = [
     ({"is_empty": {"key": "v"}}, "null nothing empty"),
     ({"is_null": {"key": "v"}}, "null"),
     ({"has_id": [NAMES.index("1"), 999]}, "1"),
@@ -281,9 +279,7 @@ OTHERS.append(({"min_should": LEAST}, "ints"))
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def stored(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Asked]:
+def stored(request, tmp_path_factory):
     with asked(request.param, tmp_path_factory.mktemp("conditions")) as one:
         payloads = [
             {"name": name} | ({} if value is MISSING else {"v": value})

@@ -1,9 +1,7 @@
 """A server store against a real endpoint of both protocols: what it sends, and what it does when the server is in trouble."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +27,12 @@ POINTS = to_points(
 
 
 @pytest.fixture
-def qdrant() -> Iterator[Qdrant]:
+def qdrant():
     with speaking() as state:
         yield state
 
 
-def url_of(state: Qdrant, protocol: str) -> str:
+def url_of(state, protocol):
     return (
         f"grpc://127.0.0.1:{state.grpc_port}"
         if protocol == "grpc"
@@ -42,13 +40,13 @@ def url_of(state: Qdrant, protocol: str) -> str:
     )
 
 
-def store_of(state: Qdrant, protocol: str, **settings: Any) -> ServerStore:
+def store_of(state, protocol, **settings):
     settings = {"qdrant_timeout": 10.0, "qdrant_patience": 5.0, **settings}
     return ServerStore(StoreConfig(qdrant_url=url_of(state, protocol), **settings))
 
 
 @asynccontextmanager
-async def telling(state: Qdrant, protocol: str, **settings: Any) -> AsyncIterator[ServerStore]:
+async def telling(state, protocol, **settings):
     store = store_of(state, protocol, **settings)
     try:
         yield store
@@ -230,7 +228,7 @@ async def test_a_collection_deleted_while_it_is_described_is_none(qdrant, protoc
         await store.create("papers", plan())
         exists = store._exists
 
-        async def then_deleted(name: str) -> bool:
+        async def then_deleted(name):
             found = await exists(name)
             if found:
                 await store.drop(name)

@@ -4,9 +4,6 @@ named server.
 `QDRANT_TEST_URL` names a server. Order is compared only where scores differ by more than the tolerance.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -14,16 +11,16 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.store.base import Stored, VectorParams
+from hybridtei.retrieval.store.base import VectorParams
 from hybridtei.retrieval.store.collection import check_fits
 from hybridtei.retrieval.store.plan import _quantization, plan_of
 from hybridtei.retrieval.store.points import point_id, to_points
 from hybridtei.retrieval.store.query import of_ids
+from tests.near import near
 from tests.retrieval.search import fusion
 from tests.retrieval.store.stores import (
     KINDS,
     TOLERANCE,
-    Asked,
     asked,
     embeddings,
     emptied,
@@ -35,37 +32,35 @@ COUNT = 40
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 POINTS = embeddings(COUNT)
 QUERY = embeddings(1, seed=7)
-FLAGS: list[Any] = [True, False, 1, [0, True]]  # true and false are not 1 and 0
+FLAGS = [True, False, 1, [0, True]]  # true and false are not 1 and 0
 LEGS = ("dense", "sparse", "multivector")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Asked]:
+def shared(request, tmp_path_factory):
     with asked(request.param, tmp_path_factory.mktemp("vectors")) as given:
         yield given
 
 
 @pytest.fixture
-def empty(shared: Asked) -> Iterator[Asked]:
+def empty(shared):
     with emptied(shared) as given:
         yield given
 
 
 @pytest.fixture
-def filled(empty: Asked) -> Asked:
+def filled(empty):
     return fill(empty)
 
 
 @pytest.fixture(scope="module")
-def stored(shared: Asked) -> Iterator[Asked]:
+def stored(shared):
     """Read only."""
     with emptied(shared) as given:
         yield fill(given)
 
 
-def fill(empty: Asked) -> Asked:
+def fill(empty):
     empty.run(empty.store.create(empty.name, plan(model_id="tiny")))
     payloads = [
         {
@@ -80,7 +75,7 @@ def fill(empty: Asked) -> Asked:
     return empty
 
 
-def truth(name: str) -> fusion.Ranking:
+def truth(name):
     """Every point's exact score by one representation, best first, without what a sparse search leaves out."""
     if name == "dense":
         scores = POINTS.dense @ QUERY.dense[0]
@@ -97,22 +92,20 @@ def truth(name: str) -> fusion.Ranking:
     )
 
 
-def shares_an_index(i: int) -> bool:
+def shares_an_index(i):
     return bool(set(POINTS.sparse.row(i)[0].tolist()) & set(QUERY.sparse.row(0)[0].tolist()))
 
 
-def expected(name: str) -> dict[Any, float]:
+def expected(name):
     """id -> score, by numpy."""
     return dict(zip(truth(name).ids, truth(name).scores, strict=True))
 
 
-def check(found: list[Stored], scores: dict[Any, float], limit: int) -> None:
+def check(found, scores, limit):
     """The found scores are the best expected ones, and each belongs to its point; ties may fall either way."""
     best = sorted(scores.values(), reverse=True)[:limit]
-    np.testing.assert_allclose([point.score for point in found], best, atol=TOLERANCE)
-    np.testing.assert_allclose(
-        [point.score for point in found], [scores[point.id] for point in found], atol=TOLERANCE
-    )
+    near([point.score for point in found], best, TOLERANCE)
+    near([point.score for point in found], [scores[point.id] for point in found], TOLERANCE)
 
 
 @pytest.mark.parametrize("name", LEGS)
@@ -127,13 +120,11 @@ def test_exact_scores_of_given_points(stored, name):
     )
     scores = expected(name)
     assert {point.id for point in answer} == set(IDS[:12]) & set(scores)
-    np.testing.assert_allclose(
-        [p.score for p in answer], [scores[p.id] for p in answer], atol=TOLERANCE
-    )
+    near([p.score for p in answer], [scores[p.id] for p in answer], TOLERANCE)
 
 
 def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored):
-    seen: list[Any] = []
+    seen = []
     offset = None
     while True:
         records, offset = stored.run(
@@ -155,9 +146,9 @@ def test_vectors_and_payload_come_back_as_they_went(stored):
         "nested": {"text": "ä 4"},
         "flag": FLAGS[0],
     }
-    vectors: Any = records[0].vector
-    np.testing.assert_allclose(vectors["dense"], POINTS.dense[4], atol=1e-6)
-    np.testing.assert_allclose(vectors["multivector"], POINTS.multivector.row(4), atol=1e-6)
+    vectors = records[0].vector
+    near(vectors["dense"], POINTS.dense[4], 1e-6)
+    near(vectors["multivector"], POINTS.multivector.row(4), 1e-6)
     indices, values = POINTS.sparse.row(4)
     assert dict(
         zip(vectors["sparse"]["indices"], vectors["sparse"]["values"], strict=True)

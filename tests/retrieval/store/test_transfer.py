@@ -3,8 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +11,14 @@ from hypothesis import strategies as st
 
 from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
 from hybridtei.retrieval.store import transfer
-from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.collection import MIGRATION_OF, CollectionSchemas
 from hybridtei.retrieval.store.points import point_id, to_points
-from tests.retrieval.store.stores import Asked, asked, embeddings, emptied, plan
+from tests.retrieval.store.stores import asked, embeddings, emptied, plan
 
 COUNT = 150  # three pages
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 KINDS = ("memory", "embedded", "grpc", "rest")
-PAYLOADS: list[dict[str, Any]] = [
+PAYLOADS = [
     {
         "text": f"ä\n\u2028 {i}",
         "whole": i,
@@ -34,39 +31,37 @@ PAYLOADS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Asked]:
+def shared(request, tmp_path_factory):
     with asked(request.param, tmp_path_factory.mktemp("from")) as given:
         yield given
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def other(tmp_path_factory):
     with asked("embedded", tmp_path_factory.mktemp("to")) as given:
         yield given
 
 
 @pytest.fixture
-def empty(other: Asked) -> Iterator[Asked]:
+def empty(other):
     with emptied(other) as given:
         yield given
 
 
 @pytest.fixture(scope="module")
-def filled(shared: Asked) -> Iterator[Asked]:
+def filled(shared):
     with emptied(shared) as given:
         yield fill(given, plan(model_id="tiny", **{MIGRATION_OF: "docs"}))
 
 
-def fill(given: Asked, schema: CollectionSchema) -> Asked:
+def fill(given, schema):
     given.run(given.store.create(given.name, schema))
     given.run(given.store.upsert(given.name, to_points(embeddings(COUNT), IDS, PAYLOADS)))
     return given
 
 
-def stream(given: Asked) -> bytes:
-    async def whole() -> bytes:
+def stream(given):
+    async def whole():
         return b"".join(
             [lines async for lines in transfer.exported(CollectionSchemas(given.store), given.name)]
         )
@@ -74,23 +69,23 @@ def stream(given: Asked) -> bytes:
     return given.run(whole())
 
 
-async def pieces(content: bytes, size: int = 1000) -> AsyncIterator[bytes]:
+async def pieces(content, size=1000):
     for begin in range(0, len(content), size):
         yield content[begin : begin + size]
 
 
-def taken(given: Asked, content: bytes, **settings: Any) -> transfer.Imported:
+def taken(given, content, **settings):
     schemas = CollectionSchemas(given.store)
     return given.run(transfer.import_from(schemas, pieces(content), given.name, **settings))
 
 
-def records(given: Asked) -> dict[Any, Any]:
+def records(given):
     found, _ = given.run(given.store.scroll(given.name, limit=1000, with_vectors=True))
     return {one.id: (one.payload, bits(one.vector)) for one in found}
 
 
-def bits(vectors: Any) -> dict[str, Any]:
-    def of(vector: Any) -> Any:
+def bits(vectors):
+    def of(vector):
         if isinstance(vector, dict):
             indices, values = (
                 np.asarray(vector["indices"], np.uint32),
@@ -143,7 +138,7 @@ def test_an_export_goes_on_behind_the_last_whole_line(filled, tmp_path):
     cuts += [len(b"".join(lines[:n])) + more for n in (2, 64, 65, 66, 150) for more in (0, 7)]
     for cut in cuts:
         path.write_bytes(whole[:cut])
-        told: list[int] = []
+        told = []
         assert (
             filled.run(transfer.export_to(schemas, filled.name, path, told.append))
             == COUNT
@@ -155,7 +150,7 @@ def test_an_export_goes_on_behind_the_last_whole_line(filled, tmp_path):
 def test_a_file_of_something_else_stays_as_it_is(filled, tmp_path):
     schemas, path = CollectionSchemas(filled.store), tmp_path / "docs.jsonl"
 
-    def export(name: str) -> int:
+    def export(name):
         return filled.run(transfer.export_to(schemas, name, path, lambda count: None))
 
     for content, message in (
@@ -184,7 +179,7 @@ def test_an_import_that_was_stopped_writes_what_is_missing(filled, empty):
         match=r'line 102: should be ."points":100. as the last one: the export was cut off',
     ):
         taken(empty, b"".join(lines[:101]))
-    told: list[int] = []
+    told = []
     assert taken(empty, content, advance=told.append) == transfer.Imported(
         empty.name, False, COUNT, 50
     )
@@ -205,8 +200,8 @@ GOOD = {
 HEADER = {"hybridtei": "0", "collection": "docs", "schema": {"vectors": {}, "sparse": {}}}
 
 
-def changed(**vectors: Any) -> dict[str, Any]:
-    return {**GOOD, "vectors": {**GOOD["vectors"], **vectors}}  # type: ignore[dict-item]
+def changed(**vectors):
+    return {**GOOD, "vectors": {**GOOD["vectors"], **vectors}}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +251,7 @@ def test_a_broken_line_is_named_with_its_field(tmp_path_factory, line, message, 
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def broken(tmp_path_factory):
     with asked("memory", tmp_path_factory.mktemp("unused")) as given:
         given.run(given.store.create(given.name, plan()))
         yield given
@@ -314,7 +309,7 @@ def test_a_collection_of_another_model_is_refused(filled, empty):
 def test_lines_are_the_same_however_they_come(lines, size, is_ended):
     content = b"\n".join(lines) + (b"\n" if is_ended and lines else b"")
 
-    async def split() -> list[bytes]:
+    async def split():
         return [
             line
             async for lines in transfer._whole_lines(pieces(content, size), 9)

@@ -1,22 +1,21 @@
 """Adapters over HTTP: `prompt_name`, Jina's `task` and what other dialects say of inputs choose one, each for its request."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from hybridtei.models.checkpoint.sizes import Adapters
 from tests.inference.engine import small
 from tests.jina import ADAPTERS
-from tests.server.live import Running, serving
+from tests.near import near
+from tests.server.live import serving
 
 PROMPTS = {**dict.fromkeys(ADAPTERS, ""), "retrieval.query": "one: ", "plain": ""}
 TEXT = "hybrid search"
 
 
 @pytest.fixture(scope="module")
-def adapted() -> Iterator[Running]:
+def adapted():
     """The fake backend's states depend on the adapter of a token."""
     adapters = Adapters(ADAPTERS, 4, 0.25, PROMPTS)
     with serving(
@@ -25,11 +24,11 @@ def adapted() -> Iterator[Running]:
         yield running
 
 
-def embed(server: Running, text: str = TEXT, **body: object) -> list[float]:
+def embed(server, text=TEXT, **body):
     return server.post("/embed", {"inputs": [text], **body}).json()[0]
 
 
-def openai(server: Running, **body: object) -> list[float]:
+def openai(server, **body):
     return server.post("/v1/embeddings", {"input": [TEXT], **body}).json()["data"][0]["embedding"]
 
 
@@ -50,9 +49,7 @@ def test_the_prompt_is_put_before_the_text(adapted):
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_jinas_task_is_the_same(adapted, name):
-    np.testing.assert_allclose(
-        openai(adapted, task=name), embed(adapted, prompt_name=name), rtol=0, atol=1e-7
-    )
+    near(openai(adapted, task=name), embed(adapted, prompt_name=name), 1e-7)
 
 
 def test_the_side_of_other_dialects_is_the_same(adapted):
@@ -80,9 +77,7 @@ def test_requests_at_once_and_the_cache_mix_none(adapted):
         )
     with serving(adapted.service.model.spec) as fresh:
         for text, name, vector in zip(texts[:18], names, together, strict=False):
-            np.testing.assert_allclose(
-                vector, embed(fresh, text, prompt_name=name), rtol=0, atol=1e-6
-            )
+            near(vector, embed(fresh, text, prompt_name=name), 1e-6)
 
 
 def test_info_lists_them(adapted):

@@ -1,21 +1,20 @@
 """What clients of OpenAI's, Cohere's, Voyage's, infinity's and Ollama's servers rely on, which TEI has not."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from hybridtei.server.routing import ROUTES
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 
 @pytest.fixture(scope="module")
-def tei() -> Iterator[Running]:
+def tei():
     with serving(server={"only_tei_routes": True}) as running:
         yield running
 
 
-def own_ids(server: Running, text: str) -> list[int]:
+def own_ids(server, text):
     """The ids of a text, with the special tokens."""
     tokens = server.post("/tokenize", {"inputs": text}).json()[0]
     return [token["id"] for token in tokens]

@@ -5,6 +5,7 @@ import pytest
 
 from hybridtei.models.checkpoint.heads import SparseHead
 from tests.inference.engine import small
+from tests.near import near
 from tests.server.live import serving
 
 TEXTS = ["a hybrid search", "one two one two three"]
@@ -84,7 +85,7 @@ def test_normalize_and_dimensions(server):
     for short, long in zip(raw, whole, strict=True):
         assert short["dense"] == long["dense"][:4]
         assert np.shape(short["multivector"]) == (len(long["multivector"]), 4)
-        np.testing.assert_allclose(np.linalg.norm(short["multivector"], axis=1), 1, atol=TOLERANCE)
+        near(np.linalg.norm(short["multivector"], axis=1), 1, TOLERANCE)
     between = server.post("/embed_hybrid", {**body, "dimensions": small.DIM + 2}).json()
     assert np.shape(between[0]["dense"]) == (small.DIM + 2,)
     assert np.shape(between[0]["multivector"])[1] == small.DIM
@@ -94,7 +95,7 @@ def test_multivectors_are_unit_rows_and_drop_the_first_token(server):
     response = server.post("/embed_multivector", {"inputs": TEXTS})
     assert [np.shape(rows) for rows in response.json()] == [(4, small.DIM), (6, small.DIM)]
     for rows in response.json():
-        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=TOLERANCE)
+        near(np.linalg.norm(rows, axis=1), 1, TOLERANCE)
     assert response.headers["x-compute-type"] == "gpu+optimized"
     short = server.post("/embed_multivector", {"inputs": "one", "dimensions": 3}).json()
     assert np.shape(short) == (1, 2, 3)
@@ -163,12 +164,8 @@ def test_spans_are_slices_of_whole_texts(server):
     rows = server.post("/embed_multivector", {"inputs": SPANNED["text"]}).json()[0]
     (multivector,) = server.post("/embed_multivector", {"inputs": SPANNED}).json()
     for place, tokens in enumerate(PLACES):
-        np.testing.assert_allclose(
-            spans[place]["dense"], np.mean(states[tokens], axis=0), atol=TOLERANCE
-        )
-        np.testing.assert_allclose(
-            multivector[place], rows[tokens.start - 1 : tokens.stop - 1], atol=TOLERANCE
-        )
+        near(spans[place]["dense"], np.mean(states[tokens], axis=0), TOLERANCE)
+        near(multivector[place], rows[tokens.start - 1 : tokens.stop - 1], TOLERANCE)
         assert spans[place]["multivector"] == multivector[place]
     assert spans[2]["sparse"] == server.post("/embed_sparse", {"inputs": SPANNED["text"]}).json()[0]
     several = server.post(

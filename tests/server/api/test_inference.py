@@ -5,6 +5,7 @@ import pytest
 
 from hybridtei.server.api.qdrant_inference import split_model
 from tests.inference.engine import small
+from tests.near import near
 from tests.retrieval.search.small_search import TEXTS, encoder_of
 from tests.server.live import serving
 
@@ -36,11 +37,11 @@ def test_each_kind_of_vector_by_the_end_of_the_name(server):
     dense, sparse, multivector = answer["embeddings"]
     encoder = encoder_of(small.model_spec())
     here = encoder.encode([TEXTS[2]], ALL, input_type="document")
-    np.testing.assert_allclose(dense, here.dense[0], atol=TOLERANCE)
-    np.testing.assert_allclose(multivector, here.multivector.row(0), atol=TOLERANCE)
+    near(dense, here.dense[0], TOLERANCE)
+    near(multivector, here.multivector.row(0), TOLERANCE)
     indices, values = here.sparse.row(0)
     assert sparse["indices"] == indices.tolist()
-    np.testing.assert_allclose(sparse["values"], values, atol=TOLERANCE)
+    near(sparse["values"], values, TOLERANCE)
     tokens = answer["usage"]["models"]
     read = len(server.post("/tokenize", {"inputs": TEXTS[2], "prompt_name": "passage"}).json()[0])
     assert tokens == {
@@ -67,23 +68,15 @@ def test_a_query_is_read_as_one(server):
     encoder = encoder_of(small.model_spec())
     for inference, side in (("update", "document"), ("search", "query")):
         (dense,) = hook(server, [of("one two")], inference).json()["embeddings"]
-        np.testing.assert_allclose(
-            dense, encoder.encode(["one two"], input_type=side).dense[0], atol=TOLERANCE
-        )
+        near(dense, encoder.encode(["one two"], input_type=side).dense[0], TOLERANCE)
     told, asked, named = hook(
         server,
         [of("one two", input_type="document"), of("one two"), of("one two", prompt_name="passage")],
         "search",
     ).json()["embeddings"]
-    np.testing.assert_allclose(
-        told, encoder.encode(["one two"], input_type="document").dense[0], atol=TOLERANCE
-    )
-    np.testing.assert_allclose(
-        asked, encoder.encode(["one two"], input_type="query").dense[0], atol=TOLERANCE
-    )
-    np.testing.assert_allclose(
-        named, encoder.encode(["one two"], prompt_name="passage").dense[0], atol=TOLERANCE
-    )
+    near(told, encoder.encode(["one two"], input_type="document").dense[0], TOLERANCE)
+    near(asked, encoder.encode(["one two"], input_type="query").dense[0], TOLERANCE)
+    near(named, encoder.encode(["one two"], prompt_name="passage").dense[0], TOLERANCE)
 
 
 def test_dimensions_cut_what_a_pass_of_all_made(server):
@@ -92,9 +85,9 @@ def test_dimensions_cut_what_a_pass_of_all_made(server):
         server, [of("one"), of("one", dimensions=4), of("one", "small/multivector", dimensions=3)]
     ).json()["embeddings"]
     assert server.backend.forwards == before + 1
-    np.testing.assert_allclose(cut, np.array(whole[:4]) / np.linalg.norm(whole[:4]), atol=TOLERANCE)
+    near(cut, np.array(whole[:4]) / np.linalg.norm(whole[:4]), TOLERANCE)
     assert np.shape(rows)[1] == 3
-    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=TOLERANCE)
+    near(np.linalg.norm(rows, axis=1), 1, TOLERANCE)
 
 
 @pytest.mark.parametrize(

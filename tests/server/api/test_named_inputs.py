@@ -1,14 +1,12 @@
 """An error that concerns one of many inputs names it, on every route that is not TEI's."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
 from tests.inference.engine import small
 from tests.server.conftest import LABELS, TAGS, labelled
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 LONG = "one " * 1000
 GOOD = ["one"] * 20
@@ -23,7 +21,7 @@ SPECS = {
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[dict[str, Running]]:
+def servers():
     """A server of each kind, which refuses long inputs."""
     with ExitStack() as stack:
         yield {
@@ -32,15 +30,15 @@ def servers() -> Iterator[dict[str, Running]]:
         }
 
 
-def hooked(*texts: str, **options: Any) -> list[dict[str, Any]]:
+def hooked(*texts, **options):
     return [{"data": text, "model": "small", "options": options or None} for text in texts]
 
 
-def spanned(*texts: str) -> list[dict[str, Any]]:
+def spanned(*texts):
     return [{"text": text, "spans": [[0, 3]]} for text in texts]
 
 
-def content(*texts: str) -> list[dict[str, Any]]:
+def content(*texts):
     return [{"content": [{"type": "text", "text": text}]} for text in texts]
 
 

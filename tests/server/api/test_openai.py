@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.inference.engine import small
+from tests.near import same
 from tests.server.live import serving
 
 TEXTS = ["one two", "three"]
@@ -123,15 +124,13 @@ def test_base64(server, form):
         np.frombuffer(base64.b64decode(text), "<f4")
         for text in vectors(server, embedding_type=form)
     ]
-    np.testing.assert_array_equal(unpacked, np.float32(native(server)))
+    same(unpacked, np.float32(native(server)))
 
 
 def test_bits(server):
     bits = np.packbits(np.float32(native(server)) > 0, axis=1)
-    np.testing.assert_array_equal(vectors(server, embedding_type="ubinary"), bits)
-    np.testing.assert_array_equal(
-        vectors(server, embedding_type=["binary"]), bits.astype(int) - 128
-    )
+    same(vectors(server, embedding_type="ubinary"), bits)
+    same(vectors(server, embedding_type=["binary"]), bits.astype(int) - 128)
 
 
 def test_truncate(server):

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from hybridtei import __version__
-from hybridtei.batch import PackedBatch
 from tests.inference.engine import small
 from tests.server.live import serving
 
@@ -13,7 +12,7 @@ from tests.server.live import serving
 def test_health_says_so_and_recovers():
     broken = [True]
 
-    def gate(_: PackedBatch) -> None:
+    def gate(_):
         if broken:
             raise RuntimeError("no device")
 

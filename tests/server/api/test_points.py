@@ -143,7 +143,7 @@ def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(
 ):
     module, _, name = work.rpartition(".")
     plain = getattr(importlib.import_module(module), name)
-    threads: list[tuple[bool, str]] = []
+    threads = []
 
     def noting(given, *others):
         size = len(given) if isinstance(given, bytes | memoryview) else len(str(given[0].payload))

@@ -301,7 +301,7 @@ def test_ten_thousand_documents_pass_in_parts(reranker):
 def test_however_many_long_rankings_run_a_small_request_is_let_in():
     begun, go_on = threading.Event(), threading.Event()
 
-    def hold(_: object) -> None:
+    def hold(_):
         begun.set()
         assert go_on.wait(HANG)
 

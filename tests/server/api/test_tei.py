@@ -11,7 +11,7 @@ from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.server.answers import to_json
 from hybridtei.server.api.tei import TokenizeRequest, tokenize
 from hybridtei.server.app import context_for
-from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
+from hybridtei.server.context import OFFLOAD_NUMBERS
 from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
 from tests.server.live import serving
@@ -26,7 +26,7 @@ TIMES = {
 TOLERANCE = 1e-6
 
 
-def vectors(response) -> np.ndarray:
+def vectors(response):
     assert response.status_code == 200, response.text
     return np.array(response.json(), dtype=np.float32)
 
@@ -180,7 +180,7 @@ def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer():
         small.service(), ServerConfig(), ModelConfig(model_id="small"), Registry()
     )
 
-    async def asked() -> Reply:
+    async def asked():
         return await tokenize(context, TokenizeRequest(inputs=["a " * 4000] * 32))
 
     reply = asyncio.run(asked())

@@ -1,10 +1,8 @@
 """Whole collections over HTTP: out and in bit for bit, refused before any work, broken in a line, left by a client midway."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -21,7 +19,7 @@ from tests.retrieval.store.stores import embeddings, plan
 from tests.retrieval.store.test_transfer import bits
 from tests.server.http.raw import connected
 from tests.server.http.test_unsent import unsent
-from tests.server.live import JSON, Running, serving, until
+from tests.server.live import JSON, serving, until
 
 T = TypeVar("T")
 COUNT = 3 * PAGE_POINTS
@@ -36,15 +34,15 @@ class Counted(EmbeddedStore):
 
     pages = 0
 
-    async def scroll(self, *given: Any, **settings: Any) -> Any:
+    async def scroll(self, *given, **settings):
         self.pages += 1
         return await super().scroll(*given, **settings)
 
 
-def asked(folder: Path, call: Callable[[EmbeddedStore], Awaitable[T]]) -> T:
+def asked(folder, call):
     """What another client of the folder is answered."""
 
-    async def opened() -> T:
+    async def opened():
         store = EmbeddedStore(str(folder))
         try:
             return await call(store)
@@ -55,8 +53,8 @@ def asked(folder: Path, call: Callable[[EmbeddedStore], Awaitable[T]]) -> T:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    async def fill(store: EmbeddedStore) -> None:
+def folder(tmp_path_factory):
+    async def fill(store):
         await store.create("docs", plan(model_id="tiny"))
         payloads = [
             {"text": f"ä\n {i} " + "x" * LARGE, "deep": [{"none": None}]} for i in range(COUNT)
@@ -69,12 +67,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(folder: Path) -> Counted:
+def store(folder):
     return Counted(str(folder))
 
 
 @pytest.fixture(scope="module")
-def keyed(store: Counted) -> Iterator[Running]:
+def keyed(store):
     """A server with a key that runs one export or import at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hybridtei.server.models.MAX_TRANSFERS", 1)
@@ -87,17 +85,17 @@ def keyed(store: Counted) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def export(keyed: Running) -> bytes:
+def export(keyed):
     answer = keyed.get(EXPORT.format("docs"), headers=KEY)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/jsonl")
     return answer.content
 
 
-def imported(keyed: Running, name: str, content: Any) -> httpx.Response:
+def imported(keyed, name, content):
     return keyed.client.post(IMPORT.format(name), content=content, headers=KEY)
 
 
-def records(folder: Path, name: str) -> dict[Any, Any]:
+def records(folder, name):
     found, _ = asked(folder, lambda store: store.scroll(name, limit=1000, with_vectors=True))
     return {one.id: (one.payload, bits(one.vector)) for one in found}
 
@@ -156,7 +154,7 @@ def test_without_keys_the_server_says_what_the_role_is_for():
 
 
 def test_a_client_that_leaves_an_import_midway_imports_again(keyed, folder, export):
-    def half() -> Iterator[bytes]:
+    def half():
         yield export[: len(export) // 2]
         assert keyed.get(EXPORT.format("docs"), headers=KEY).status_code == 429
         raise KeyboardInterrupt
@@ -210,7 +208,7 @@ def test_exports_that_nobody_reads_hold_neither_permits_nor_the_bytes_of_other_a
 
 
 def test_an_export_that_the_store_cuts_off_lacks_its_last_line(keyed, store, monkeypatch):
-    async def failing(*given: Any, **settings: Any) -> Any:
+    async def failing(*given, **settings):
         raise StoreUnavailable("away")
 
     monkeypatch.setattr(store, "scroll", failing)

@@ -2,9 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import httpx
 import pytest
@@ -54,7 +52,7 @@ INSTANCES = [name for name in BODIES if name not in ("similarity", "rerank as Li
 
 
 @contextmanager
-def serving_all(order: tuple[str, ...]) -> Iterator[httpx.Client]:
+def serving_all(order):
     """A client of one server with these models, in this order."""
     contexts = {}
     for name in order:
@@ -76,12 +74,12 @@ def serving_all(order: tuple[str, ...]) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def clients() -> Iterator[Mapping[tuple[str, ...], httpx.Client]]:
+def clients():
     with ExitStack() as stack:
         yield {order: stack.enter_context(serving_all(order)) for order in ORDERS}
 
 
-def answered(client: httpx.Client, path: str, body: Any) -> Any:
+def answered(client, path, body):
     answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()

@@ -1,8 +1,6 @@
 """Three models in one process, by the real command: embed, rerank and tag; each by its alias; one loaded beside the others."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,7 +12,7 @@ KEY = {"authorization": "Bearer secret"}
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
     return {
         "ranker": tiny.write_classifier(folder / "ranker", "bert"),
@@ -23,7 +21,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @contextmanager
-def in_a_process(*flags: str) -> Iterator[str]:
+def in_a_process(*flags):
     words = [
         "-m",
         "hybridtei",
@@ -47,11 +45,11 @@ def in_a_process(*flags: str) -> Iterator[str]:
     scope="module", params=[commanded, pytest.param(in_a_process, marks=pytest.mark.slow)]
 )
 def client(
-    request: pytest.FixtureRequest,
-    hybrid: Path,
-    checkpoints: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[httpx.Client]:
+    request,
+    hybrid,
+    checkpoints,
+    tmp_path_factory,
+):
     listed = tmp_path_factory.mktemp("list") / "models.toml"
     models = {"hybrid": hybrid, **checkpoints, "gone": hybrid.parent / "gone"}
     listed.write_text(

@@ -38,7 +38,7 @@ def test_loads_that_hang_leave_large_answers_and_the_end_alone(tmp_path):
             base_url=server.wait_ready(), headers=headers, timeout=HANG, trust_env=False
         ) as client:
 
-            def load(number: int) -> None:
+            def load(number):
                 with suppress(httpx.HTTPError):  # the end cuts it off
                     client.post(
                         "/models/load", json={"model_id": str(folder), "alias": f"stuck-{number}"}

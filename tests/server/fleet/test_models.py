@@ -1,7 +1,6 @@
 """Which model answers, and how models come and go while others serve."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
 
 
-def context(model_id: str, spec: Any = None, **settings: Any) -> Context:
+def context(model_id, spec=None, **settings):
     registry = Registry()
     service = small.service(spec, registry=registry)
     return Context(
@@ -27,12 +26,12 @@ def context(model_id: str, spec: Any = None, **settings: Any) -> Context:
     )
 
 
-def is_splade(candidate: Context) -> bool:
+def is_splade(candidate):
     return candidate.is_splade
 
 
 @pytest.fixture
-def two() -> Models:
+def two():
     return Models(
         {"plain": context("org/plain"), "lexical": context("org/lexical", small.splade())}
     )
@@ -72,7 +71,7 @@ def test_one_model_takes_every_name_but_not_every_path():
 async def test_a_model_that_loads_or_failed_to_changes_no_others_names():
     go = asyncio.Event()
 
-    async def opener(config: NamedModel) -> Context:
+    async def opener(config):
         await go.wait()
         raise LoadError("no weights")
 
@@ -94,7 +93,7 @@ async def test_models_come_and_go_while_others_stay():
 
     go = asyncio.Event()
 
-    async def opener(config: NamedModel) -> Context:
+    async def opener(config):
         await go.wait()
         if config.model_id == "broken":
             raise LoadError("broken: no weights")
@@ -134,9 +133,9 @@ async def test_a_server_may_load_nothing():
 
 
 async def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later():
-    loaded: list[NamedModel] = []
+    loaded = []
 
-    async def opener(config: NamedModel) -> Context:
+    async def opener(config):
         loaded.append(config)
         return context(config.model_id)
 
@@ -149,7 +148,7 @@ async def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later():
 
 
 async def test_what_a_model_counted_stays_counted_when_it_goes():
-    async def opener(config: NamedModel) -> Context:
+    async def opener(config):
         return context(config.model_id)
 
     models = Models({"first": context("first")}, opener)
@@ -172,7 +171,7 @@ async def test_so_many_models_load_at_once_and_no_more():
 
     go_on = asyncio.Event()
 
-    async def opener(config: NamedModel) -> Context:
+    async def opener(config):
         await go_on.wait()
         return context(config.model_id)
 

@@ -44,12 +44,12 @@ TIMED = {errors.TimedOut: 503}  # refused for want of time, not of room
 STORE = {errors.StoreError: 502, errors.StoreUnavailable: 503, errors.CollectionMismatch: 409}
 
 
-def family(kind: type[Exception]) -> set[type[Exception]]:
+def family(kind):
     """The class and all below it."""
     return {kind}.union(*(family(child) for child in kind.__subclasses__()))
 
 
-def make(kind: type[Exception]) -> Exception:
+def make(kind):
     if kind is RoleNeeded:
         return RoleNeeded("write", "dashboard", ["search"])
     if kind is errors.Ended:
@@ -123,13 +123,13 @@ def test_the_nearest_row_counts():
     assert row_of(ValueError("x")).status == 500
 
 
-def ask(error: Exception, shape) -> httpx.Response:
+def ask(error, shape):
     """A route that raises, behind our handlers."""
 
     of_error = Route(paths=["/"], methods=["GET"], work=ask, request=None, answer=None, error=shape)
 
     @get("/", opt={ROUTE: of_error})
-    async def route() -> None:
+    async def route():
         raise error
 
     app = Litestar([route], exception_handlers=dict(HANDLERS), openapi_config=None)
@@ -138,7 +138,7 @@ def ask(error: Exception, shape) -> httpx.Response:
         server=server, origins=Origins([]), limits=ConnectionLimits(server, Registry())
     )
 
-    async def call() -> httpx.Response:
+    async def call():
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://test"
         ) as client:
@@ -159,7 +159,7 @@ def test_what_a_failed_request_held_is_let_go_with_its_answer(error):
         kept.append(weakref.ref(held))
         raise error
 
-    kept: list[weakref.ref] = []
+    kept = []
     with pytest.raises(type(error)) as caught:
         handle()
     HANDLERS[BodyError if isinstance(error, SchemaError) else errors.HybridTeiError](

@@ -10,18 +10,18 @@ from hybridtei.server.grpc import messages
 from tests.inference.engine import small
 from tests.sampled import sampled
 from tests.server.conftest import LABELS, labelled
-from tests.server.grpc.live import Rpc, rpc_serving, start
+from tests.server.grpc.live import rpc_serving, start
 
 TEXTS = ["one two three", "a hybrid search", "the engine finds text", "words"]
 
 
-def near(given, wanted) -> bool:
+def near(given, wanted):
     return np.allclose(
         np.array(given, dtype=np.float32), np.array(wanted, dtype=np.float32), atol=1e-6
     )
 
 
-def over_http(rpc: Rpc, path: str, **body):
+def over_http(rpc, path, **body):
     response = rpc.running.post(path, body)
     assert response.status_code == 200, response.text
     return response

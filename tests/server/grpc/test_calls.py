@@ -1,7 +1,6 @@
 """Which calls may be open: idle calls lock no client out, and a call that its client leaves open ends."""
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -16,7 +15,7 @@ from hybridtei.server.grpc import calls
 from hybridtei.server.grpc.server import REFLECTIONS
 from hybridtei.server.routing import TABLE
 from tests.server.conftest import labelled
-from tests.server.grpc.live import Rpc, rpc_serving, start
+from tests.server.grpc.live import rpc_serving, start
 from tests.server.live import HANG, Hold, until
 
 KEY = (("authorization", "Bearer secret"),)
@@ -28,7 +27,7 @@ INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED
 class Silent:
     """Requests of a client that says what it is given, and then nothing until it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.let_go = threading.Event()
 
     def after(self, *said):
@@ -37,7 +36,7 @@ class Silent:
 
 
 @contextmanager
-def silent() -> Iterator[Silent]:
+def silent():
     one = Silent()
     try:
         yield one
@@ -45,7 +44,7 @@ def silent() -> Iterator[Silent]:
         one.let_go.set()
 
 
-def code_of(call) -> str:
+def code_of(call):
     """Of a stream, after its answers."""
     with pytest.raises(grpc.RpcError) as caught:
         for _ in call:
@@ -54,12 +53,12 @@ def code_of(call) -> str:
     return caught.value.code().name
 
 
-def headers_only(channel, path, one: Silent, **settings):
+def headers_only(channel, path, one, **settings):
     """A call of a single method whose client never sends its message."""
     return channel.stream_stream(path)(one.after(), timeout=HANG, **settings)
 
 
-def reflecting(channel, one: Silent, service: str = REFLECTIONS[0]):
+def reflecting(channel, one, service=REFLECTIONS[0]):
     """A reflection call that was answered once, and is left open."""
     path, parse = (
         f"/{service}/ServerReflectionInfo",
@@ -82,7 +81,7 @@ def watching(channel):
     return answers
 
 
-def is_serving(rpc: Rpc) -> bool:
+def is_serving(rpc):
     return health_pb2_grpc.HealthStub(rpc.channel).Check(WATCH, timeout=HANG).status == SERVING
 
 

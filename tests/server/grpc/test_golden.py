@@ -1,7 +1,6 @@
 """The answers of TEI's gRPC build, compared with ours."""
 
 import importlib
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +14,7 @@ grpc_replay = importlib.import_module("conformance.wire.grpc_replay")
 
 
 @contextmanager
-def in_a_thread(model: Path, flags: Sequence[str]) -> Iterator[str]:
+def in_a_thread(model, flags):
     port = free_port()
     with commanded("--model-id", str(model), "--grpc-port", str(port), *flags):
         yield f"127.0.0.1:{port}"

@@ -2,13 +2,12 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import grpc
 import pytest
 
 from tests.server.conftest import labelled
-from tests.server.grpc.live import Rpc, rpc_serving, start
+from tests.server.grpc.live import rpc_serving, start
 from tests.server.live import HANG, Hold, until
 
 
@@ -100,7 +99,7 @@ def test_whoever_leaves_costs_no_pass_and_no_permit(name, how):
         rpc.is_well()
 
 
-def open_queued(rpc: Rpc, channel: grpc.Channel, name: str, timeouts: list[float]):
+def open_queued(rpc, channel, name, timeouts):
     """A call that waits in the queue: with the shortest time that is enough to come so far."""
     grpc.channel_ready_future(channel).result(HANG)
     queued = rpc.running.service.engine.metrics.queued
@@ -113,11 +112,11 @@ def open_queued(rpc: Rpc, channel: grpc.Channel, name: str, timeouts: list[float
     raise AssertionError("never queued")
 
 
-def has_ended(call: Any) -> bool:
+def has_ended(call):
     return call.done() if hasattr(call, "done") else not call.is_active()
 
 
-def open_call(channel: grpc.Channel, name: str, *, timeout: float):
+def open_call(channel, name, *, timeout):
     """A call that is under way, and what ends its requests. All but EmbedStream have sent all they will send."""
     done = threading.Event()
 

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import httpx
@@ -29,7 +28,7 @@ from tests.server.grpc.live import free_port, rpc_serving, start
 from tests.server.live import HANG, commanded, process, until
 
 
-def address_of(running) -> str:
+def address_of(running):
     running.wait_ready()
     found = re.search(r"Starting gRPC server: (127\.0\.0\.1:\d+)", "".join(running.lines))
     assert found is not None, "".join(running.lines)
@@ -37,7 +36,7 @@ def address_of(running) -> str:
 
 
 @pytest.fixture(scope="module")
-def ranker(tmp_path_factory) -> Path:
+def ranker(tmp_path_factory):
     return tiny.write_classifier(tmp_path_factory.mktemp("ranker"), "bert")
 
 
@@ -69,7 +68,7 @@ def test_several_models_beside_http_and_reflection(hybrid, ranker):
             check_reflection(channel)
 
 
-def check_reflection(channel: grpc.Channel) -> None:
+def check_reflection(channel):
     """Without the key, and enough to build every message from."""
     database = ProtoReflectionDescriptorDatabase(channel)
     own = {f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize")}
@@ -95,7 +94,7 @@ def check_reflection(channel: grpc.Channel) -> None:
         assert asked.full_name == name.replace("ServerReflection", "ServerReflectionRequest")
 
 
-def fake(folder: Path, seconds: str, *settings: str) -> list[str]:
+def fake(folder, seconds, *settings):
     return [
         "-m",
         "tests.server.processes.fake_process",
@@ -171,7 +170,7 @@ def test_a_second_interrupt_ends_the_wait(hybrid):
             assert isinstance(reading.exception(HANG), grpc.RpcError)
 
 
-def refused(channel: grpc.Channel) -> bool:
+def refused(channel):
     try:
         start(channel, "Info", {})
     except grpc.RpcError:

@@ -1,7 +1,6 @@
 """Laws of a stream: order, how much is in the works, and that nothing runs on."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
@@ -13,9 +12,9 @@ from hybridtei.server.grpc.calls import in_order
 class Scene:
     """The events of one stream: the numbers of requests read, begun and left, and the sent answers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.read = self.left = self.inside = self.most_inside = 0
-        self.sent: list[bytes] = []
+        self.sent = []
         self.reads, self.answers = (
             asyncio.Event(),
             asyncio.Event(),
@@ -23,21 +22,21 @@ class Scene:
         self.reads.set()
         self.answers.set()
 
-    async def requests(self, items: list[bytes]) -> AsyncIterator[bytes]:
+    async def requests(self, items):
         for item in items:
             await asyncio.sleep(0)
             self.read += 1
             yield item
 
-    async def begin(self, item: bytes) -> asyncio.Task[bytes]:
+    async def begin(self, item):
         task = asyncio.ensure_future(self.answer(item))
         task.add_done_callback(self.leave)
         return task
 
-    def leave(self, _: object) -> None:
+    def leave(self, _):
         self.left += 1
 
-    async def answer(self, item: bytes) -> bytes:
+    async def answer(self, item):
         self.inside += 1
         self.most_inside = max(self.most_inside, self.inside)
         try:
@@ -50,24 +49,24 @@ class Scene:
         finally:
             self.inside -= 1
 
-    async def send(self, body: bytes) -> None:
+    async def send(self, body):
         await self.reads.wait()
         self.sent.append(body)
 
-    def run(self, items: list[bytes], most: int) -> asyncio.Task[None]:
+    def run(self, items, most):
         return asyncio.ensure_future(
             in_order(self.requests(items), self.begin, self.send, lambda count: count >= most)
         )
 
 
-async def turns() -> None:
+async def turns():
     for _ in range(100):
         await asyncio.sleep(0)
 
 
 @given(st.lists(st.integers(1, 32).map(lambda number: bytes([number]))), st.integers(1, 5))
 def test_answers_keep_the_order_and_no_more_are_in_the_works(items, most):
-    async def run() -> None:
+    async def run():
         scene = Scene()
         await scene.run(items, most)
         assert scene.sent == [item * 2 for item in items]
@@ -79,7 +78,7 @@ def test_answers_keep_the_order_and_no_more_are_in_the_works(items, most):
 
 @given(st.integers(0, 6), st.integers(0, 6))
 def test_the_first_failure_by_place_ends_it_and_what_came_before_was_sent(before, after):
-    async def run() -> None:
+    async def run():
         scene = Scene()
         with pytest.raises(ValueError, match="bad"):
             await scene.run([b"\x06"] * before + [b"!"] + [b"\x06"] * after, 4)
@@ -115,7 +114,7 @@ async def test_when_it_is_cancelled_nothing_runs_on_and_every_request_leaves():
 
 
 async def test_requests_that_break_off_break_it_off_behind_the_answers():
-    async def requests() -> AsyncIterator[bytes]:
+    async def requests():
         yield b"\x01"
         raise ConnectionError("gone")
 

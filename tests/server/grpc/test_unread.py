@@ -2,9 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from hybridtei.server.grpc import messages
 from tests.inference.engine import small
 from tests.resident import resident
-from tests.server.grpc.live import Rpc, method_of, rpc_serving, start
+from tests.server.grpc.live import method_of, rpc_serving, start
 from tests.server.http.test_unsent import unsent
 from tests.server.live import HANG, until
 
@@ -27,9 +25,7 @@ AS_MANY = 100  # messages of a stream, or calls of a connection
 
 
 @contextmanager
-def unread(
-    rpc: Rpc, name: str, clients: int, messages_of_each: int = AS_MANY
-) -> Iterator[list[Any]]:
+def unread(rpc, name, clients, messages_of_each=AS_MANY):
     """Calls that ask for much, on a connection for each client. It takes nothing: answers are taken by iterating over them."""
     method = method_of(name)
     body = messages.message(method.input_type.name)(inputs=TEXT).SerializeToString()
@@ -37,7 +33,7 @@ def unread(
     over = threading.Event()
     in_a_call, calls = (messages_of_each, 1) if method.client_streaming else (1, messages_of_each)
 
-    def asks() -> Iterator[bytes]:
+    def asks():
         yield from itertools.repeat(body, in_a_call)
         over.wait(HANG)
 
@@ -55,7 +51,7 @@ def unread(
         yield opened  # and kept: a call ends when it is forgotten
 
 
-def ended(opened: list[Any]) -> list[Any]:
+def ended(opened):
     return [call for call in opened if not call.is_active()]
 
 

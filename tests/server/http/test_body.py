@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from hybridtei.server.api.tei import EmbedRequest, PredictRequest
 from hybridtei.server.http.body import BodyError, decode
 from tests.inference.engine import small
-from tests.server.live import HANG, JSON, Running
+from tests.server.live import HANG, JSON
 
 EMPTY = "`inputs` cannot be empty"
 SYNTAX = "Failed to parse the request body as JSON: "
@@ -28,7 +27,7 @@ MIXED = "inputs: got ids beside texts or lists, expected ids alone, or texts and
 
 
 @pytest.fixture
-def asked(server: Running) -> Iterator[Running]:
+def asked(server):
     """The shared server, which must be well afterwards."""
     yield server
     server.is_well()
@@ -239,7 +238,7 @@ def test_what_is_not_http_or_ends_early_harms_nobody(asked, data):
     assert not answer.startswith(b"HTTP/1.1 2")
 
 
-def decoded(body: bytes, kind: type) -> object:
+def decoded(body, kind):
     """The decoded request, or the refusal."""
     try:
         return decode(body, kind)

@@ -12,6 +12,7 @@ from hybridtei.batch import Ragged
 from hybridtei.outputs import SparseVectors
 from hybridtei.server import answers as encoding
 from hybridtei.server.api.tei import SparseValue
+from tests.near import same
 
 floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=8)
 
@@ -25,9 +26,9 @@ def test_float32_survives_the_round_trip(values):
     row = np.array(values, dtype=np.float32)
     text = encoding.to_json(row)
     assert b" " not in text
-    np.testing.assert_array_equal(np.array(json.loads(text), dtype=np.float32), row)
+    same(np.array(json.loads(text), dtype=np.float32), row)
     unpacked = np.frombuffer(base64.b64decode(encoding.as_base64(row)), dtype="<f4")
-    np.testing.assert_array_equal(unpacked, row)
+    same(unpacked, row)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_views_with_gaps_and_structs():
 def test_base64_is_little_endian(dtype):
     row = np.array([1, 2, 3]).astype(dtype)
     unpacked = np.frombuffer(base64.b64decode(encoding.as_base64(row)), row.dtype.newbyteorder("<"))
-    np.testing.assert_array_equal(unpacked, row)
+    same(unpacked, row)
 
 
 def test_a_large_answer_is_written_in_pieces_and_comes_out_the_same():

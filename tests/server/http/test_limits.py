@@ -2,10 +2,7 @@
 
 import json
 import resource
-import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,12 +20,12 @@ from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.clock import SteppedClock
 from tests.server.http.raw import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
-from tests.server.live import HANG, JSON, Hold, Running, serving, until
+from tests.server.live import HANG, JSON, Hold, serving, until
 
 SOON = 0.2  # seconds: a bound that is reached at once
 
 
-def refusals(running: Running, limit: str) -> int:
+def refusals(running, limit):
     line = f'hybridtei_refusals_total{{limit="{limit}"}} '
     text = running.get("/metrics").text
     return next(
@@ -37,16 +34,14 @@ def refusals(running: Running, limit: str) -> int:
 
 
 @contextmanager
-def clocked(
-    server: dict[str, int], **settings: Any
-) -> Iterator[tuple[Running, socket.socket, SteppedClock]]:
+def clocked(server, **settings):
     """A server, a connection to it, and the clock by which it keeps the bounds."""
     clock = SteppedClock()
     with serving(server=server, clock=clock, **settings) as running, connected(running) as client:
         yield running, client, clock
 
 
-def send(running: Running, client: socket.socket, data: bytes) -> None:
+def send(running, client, data):
     """Returns once the server has read it."""
     protocol = protocol_of(running, client)
     before = protocol.bytes_read
@@ -54,18 +49,18 @@ def send(running: Running, client: socket.socket, data: bytes) -> None:
     until(lambda: protocol.bytes_read == before + len(data))
 
 
-def protocol_of(running: Running, client: socket.socket) -> Any:
+def protocol_of(running, client):
     """The server's end of a connection, once it is accepted."""
     address = client.getsockname()
 
-    def found() -> list[Any]:
+    def found():
         return [connection for connection in [*running.connections] if connection.client == address]
 
     until(found)
     return found()[0]
 
 
-def answered(client: socket.socket, count: int) -> None:
+def answered(client, count):
     """This many answers have arrived, each 200."""
     answers = b""
     while answers.count(b"HTTP/1.1 ") < count or not answers.endswith(b"]" * bool(count)):
@@ -75,7 +70,7 @@ def answered(client: socket.socket, count: int) -> None:
     assert answers.count(b"HTTP/1.1 200") == count
 
 
-def drip(client: socket.socket, clock: SteppedClock, part: bytes, seconds: float) -> None:
+def drip(client, clock, part, seconds):
     """A part every half second."""
     for _ in range(int(2 * seconds)):
         client.sendall(part)
@@ -192,7 +187,7 @@ def test_connections_beyond_the_most_are_told_so_and_a_place_that_is_free_is_giv
         assert refusals(running, "max_connections") == 2
         second.close()
 
-        def has_room() -> bool:
+        def has_room():
             with connected(running) as client:
                 client.sendall(WHOLE)
                 return client.recv(1 << 16).startswith(b"HTTP/1.1 200")

@@ -8,10 +8,10 @@ import pytest
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import ports
-from tests.server.live import Process, process
+from tests.server.live import process
 
 
-def metrics_url(running: Process) -> str:
+def metrics_url(running):
     found = re.search(r"Serving metrics: ([\d.]+:\d+)", "".join(running.lines))
     return f"http://{found[1]}"
 

@@ -1,9 +1,7 @@
 """At capacity: which requests are refused, before their bodies are read, and when their connections are read again."""
 
 import json
-import socket
 import threading
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -15,14 +13,14 @@ from hybridtei.server.http import protocol
 from hybridtei.server.routing import ROUTES
 from tests.server.clock import SteppedClock
 from tests.server.http.raw import BODY, CHUNKED, POST, WHOLE, connected
-from tests.server.live import HANG, Hold, Running, serving, until
+from tests.server.live import HANG, Hold, serving, until
 
 PERMITS = 8
 Answer = tuple[int, dict[str, str], bytes]
 
 
 @contextmanager
-def at_capacity(**settings) -> Iterator[tuple[Running, Hold]]:
+def at_capacity(**settings):
     """A server of which a request holds all permits until the gate is opened, or this ends."""
     hold = Hold()
     with serving(engine={"max_concurrent_requests": PERMITS}, gate=hold, **settings) as running:
@@ -44,7 +42,7 @@ def at_capacity(**settings) -> Iterator[tuple[Running, Hold]]:
 
 
 @pytest.fixture(scope="module")
-def full() -> Iterator[Running]:
+def full():
     """A server that all here may ask, and which reads on at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(protocol, "PAUSE_SECONDS", 0.0)
@@ -52,7 +50,7 @@ def full() -> Iterator[Running]:
             yield running
 
 
-def answers(client: socket.socket, count: int, *, heads: Sequence[int] = ()) -> list[Answer]:
+def answers(client, count, *, heads=()):
     """So many answers, none of them longer than it says; `heads`: places of those without their body."""
     stream = client.makefile("rb")
     found = []

@@ -22,7 +22,7 @@ from tests.server.http.raw import (
 from tests.server.live import HANG, Hold, serving, until
 
 
-def send_without_end(client: socket.socket, part: bytes) -> None:
+def send_without_end(client, part):
     while True:
         client.sendall(part)
 

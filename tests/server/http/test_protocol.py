@@ -227,12 +227,12 @@ def test_an_offer_to_upgrade_is_declined_and_the_body_read(server):
 
 def test_a_head_waits_for_its_body_and_nothing_else_waits():
     class Written:
-        def __init__(self) -> None:
-            self.parts: list[bytes] = []
+        def __init__(self):
+            self.parts = []
             self.write = self.parts.append
             self.writelines = lambda parts: self.parts.append(b"".join(parts))
 
-        def is_closing(self) -> bool:
+        def is_closing(self):
             return False
 
     head, body, leave = (

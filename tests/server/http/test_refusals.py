@@ -42,7 +42,7 @@ KINDS = [
 ]
 
 
-def refusal(kind, body: bytes) -> tuple[int, str]:
+def refusal(kind, body):
     with pytest.raises(BodyError) as caught:
         decode(body, kind)
     return caught.value.status, caught.value.detail
@@ -176,7 +176,7 @@ def test_what_is_refused_is_told_in_a_sentence(value, kind):
     assert refused == bool(re.search("expected|missing|duplicate|out of range", told))
 
 
-def by_field(body: bytes) -> object:
+def by_field(body):
     return decode(body, kind_of(body, BY_FIELD))
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from select import select
 
@@ -18,7 +16,7 @@ from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.http.raw import GET, connected
 from tests.server.http.test_limits import refusals
-from tests.server.live import Running, serving, until
+from tests.server.live import serving, until
 
 HANG = 60
 LIMIT = 64_000_000
@@ -28,7 +26,7 @@ WIDE = small.model_spec(
 TEXTS = {"inputs": ["one two three " * 20] * 32}
 
 
-def unsent(running: Running) -> int:
+def unsent(running):
     """How many bytes the server says it keeps for its clients."""
     line = next(
         line
@@ -38,7 +36,7 @@ def unsent(running: Running) -> int:
     return int(line.split()[1])
 
 
-def asking(path: str, body: object) -> bytes:
+def asking(path, body):
     content = json.dumps(body).encode()
     return (
         b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -48,9 +46,7 @@ def asking(path: str, body: object) -> bytes:
 
 
 @contextmanager
-def unread(
-    running: Running, count: int, request: tuple[str, object] = ("/embed_all", TEXTS)
-) -> Iterator[list[socket.socket]]:
+def unread(running, count, request=("/embed_all", TEXTS)):
     """Clients that ask for much and read nothing of it."""
     with ExitStack() as stack:
         clients = [stack.enter_context(connected(running)) for _ in range(count)]
@@ -97,14 +93,14 @@ def test_answers_that_carry_stored_texts_are_weighed_by_their_bytes(tmp_path):
         until(lambda: unsent(running) == 0)
 
 
-def received(client: socket.socket, most: int) -> bytes:
+def received(client, most):
     """Not nothing: the server has not cut the client off."""
     data = client.recv(most)
     assert data
     return data
 
 
-def is_whole(answer: bytearray) -> bool:
+def is_whole(answer):
     """True if head and content have arrived."""
     end = answer.find(b"\r\n\r\n")
     return end >= 0 and len(answer) == end + 4 + int(
@@ -177,11 +173,11 @@ def test_the_next_request_of_a_connection_waits_for_its_reader():
 class Turns:
     """Who was let in, in order."""
 
-    def __init__(self, limit: int, wait_seconds: float = 60) -> None:
+    def __init__(self, limit, wait_seconds=60):
         self.limit, self.unsent = limit, Unsent(limit, wait_seconds)
-        self.came: list[int] = []
+        self.came = []
 
-    async def ask(self, name: int, size: int) -> None:
+    async def ask(self, name, size):
         reserved = await self.unsent.room(size)
         self.came.append(name)
         assert self.unsent.bytes <= self.limit
@@ -192,7 +188,7 @@ class Turns:
 # As many bytes may wait as the bound has.
 @given(st.lists(st.integers(1, 9), max_size=10) | st.lists(st.integers(1, 150), max_size=1))
 def test_turns_come_in_order_and_never_beyond_the_bound(sizes):
-    async def all_of_them() -> None:
+    async def all_of_them():
         turns = Turns(100)
         turns.unsent.add(100)
         asking = [asyncio.create_task(turns.ask(name, size)) for name, size in enumerate(sizes)]

@@ -1,8 +1,5 @@
 """`/docs` in a real browser: each operation under its API, with an example that works as it stands."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from hybridtei.server.openapi import EXAMPLES
@@ -19,7 +16,7 @@ OF_OTHER_MODELS = {"/predict", "/predict_tokens", "/classify", "/v1/classify"}
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory):
     """The embedded model with a store and a key, which collections are exported with."""
     store = tmp_path_factory.mktemp("docs") / "store"
     flags = ["--port", "0", "--hostname", "127.0.0.1", "--qdrant-path", str(store)]
@@ -27,14 +24,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running.wait_ready()
 
 
-def authorize(page: Any) -> None:
+def authorize(page):
     page.locator(".auth-wrapper .authorize").click()
     page.get_by_label("auth-bearer-value").fill(KEY)
     page.get_by_role("button", name="Apply credentials").click()
     page.get_by_role("button", name="Close", exact=True).click()
 
 
-def press(page: Any, path: str) -> str:
+def press(page, path):
     """Try an operation as it stands; return the status that the page shows."""
     operation = page.locator(".opblock", has=page.locator(f'[data-path="{path}"]'))
     operation.locator(".opblock-summary-control").click()

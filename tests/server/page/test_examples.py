@@ -2,7 +2,6 @@
 
 import json
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +22,11 @@ FIRST = {  # which kinds rank the answer first, beside the fusion, which always 
 
 
 @pytest.fixture(scope="module")
-def encoder() -> Encoder:
+def encoder():
     return Encoder.load()
 
 
-def scores(encoder: Encoder, example: Any) -> dict[str, Any]:
+def scores(encoder, example):
     vectors = encoder.encode(
         [example["query"], *example["documents"]], outputs=("dense", "sparse", "multivector")
     )
@@ -42,7 +41,7 @@ def scores(encoder: Encoder, example: Any) -> dict[str, Any]:
     }
 
 
-def ranks(values: Any) -> Any:
+def ranks(values):
     return np.array([1 + sum(other > one for other in values) for one in values])
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,7 @@ LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark"
 
 
 @pytest.fixture(scope="module", params=SERVERS)
-def kind_and_url(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, str]]:
+def kind_and_url(request, tmp_path_factory):
     """A server of the embedded model, started as users do."""
     kind = request.param
     folder = tmp_path_factory.mktemp("opening")

@@ -3,15 +3,14 @@
 import functools
 import http.server
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from hybridtei import Encoder
 from tests.conformance.test_clients import environments
+from tests.near import near
 from tests.server.live import commanded
 from tests.server.page.conftest import MOST_MS
 
@@ -34,11 +33,11 @@ class Files(http.server.SimpleHTTPRequestHandler):
 
     extensions_map: ClassVar = {".html": "text/html", ".mjs": "text/javascript"}
 
-    def log_message(self, *_: Any) -> None: ...
+    def log_message(self, *_): ...
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def shop(tmp_path_factory):
     """The origin of a page that has the package."""
     home = environments.ready(environments.NODE)
     if home is None:
@@ -56,7 +55,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def opened(browser: Any, url: str) -> Iterator[Any]:
+def opened(browser, url):
     with browser.new_context() as context:
         context.set_default_timeout(MOST_MS)
         page = context.new_page()
@@ -72,7 +71,7 @@ def test_an_allowed_page_embeds_with_a_key(browser, shop, is_listed):
         commanded("--offline", "--api-key", KEY, *flags) as url,
         opened(browser, shop) as page,
     ):
-        requests: list[dict[str, str]] = []
+        requests = []
         page.on("request", lambda request: requests.append(request.headers))
         answer = page.evaluate(EMBED, [url, KEY, TEXTS])
         refused = page.evaluate(EMBED, [url, "another-key", TEXTS])
@@ -80,7 +79,7 @@ def test_an_allowed_page_embeds_with_a_key(browser, shop, is_listed):
     sent = {name for headers in requests for name in headers}
     assert {"authorization", "x-stainless-lang", "x-stainless-retry-count"} <= sent
     encoder = Encoder.load()
-    np.testing.assert_allclose(answer["vectors"], encoder.encode(TEXTS).dense, atol=1e-5)
+    near(answer["vectors"], encoder.encode(TEXTS).dense, 1e-5)
     encoder.close()
     assert refused["error"] == "AuthenticationError"
     assert "`input[1]` cannot be empty" in empty["message"]

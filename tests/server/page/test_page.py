@@ -2,7 +2,6 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_live_view_is_of_metrics_and_rests_while_nobody_looks(server, visit):
-    asked: list[str] = []
+    asked = []
     with visit(server.url, clock=True) as page:
         page.on(
             "request",
@@ -27,7 +26,7 @@ def test_live_view_is_of_metrics_and_rests_while_nobody_looks(server, visit):
             "#table tbody tr"
         ).first.wait_for()  # what opens the page has read /metrics by then
 
-        def second() -> None:
+        def second():
             with page.expect_response("**/metrics") as answered:
                 page.clock.run_for(1000)
             answered.value.finished()
@@ -156,7 +155,7 @@ def test_by_keyboard_only(server, visit, width, scheme):
             assert control.evaluate("one => one.labels.length") == 1
 
 
-def reach(page: Any, selector: str) -> None:
+def reach(page, selector):
     """Press Tab until an element that matches has the focus, which is seen."""
     for _ in range(60):
         page.keyboard.press("Tab")

@@ -1,14 +1,13 @@
 """What the page shows of texts, in a real browser: scores, weights, matches and ranks are those of the API."""
 
-from typing import Any
-
 import httpx
 import numpy as np
 import pytest
 
 from tests import tiny
 from tests.inference.engine import small
-from tests.server.live import Running, process, serving
+from tests.near import near
+from tests.server.live import process, serving
 from tests.server.page.browser import (
     DOCUMENTS,
     QUERY,
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def expected(server: Running) -> dict[str, Any]:
+def expected(server):
     """The same from the API, by numpy."""
     (query,), documents = vectors(server, [QUERY], "query"), vectors(server, DOCUMENTS, "passage")
     wanted = weights(query["sparse"])
@@ -84,9 +83,7 @@ def test_query_scores_heat_map_rerank(server, visit, expected):
         assert page.locator(".error:visible, #search:visible").count() == 0  # there is no store
 
 
-def check_weights(
-    page: Any, server: Running, document: dict[int, float], query: dict[int, float]
-) -> None:
+def check_weights(page, server, document, query):
     (tokens,) = server.post(
         "/tokenize", {"inputs": [DOCUMENTS[2]], "add_special_tokens": False}
     ).json()
@@ -100,8 +97,8 @@ def check_weights(
     assert page.locator('#texts article[data-text="2"] .spelled').inner_text() == DOCUMENTS[2]
 
 
-def check_heat_map(page: Any, server: Running, expected: np.ndarray) -> None:
-    def names(text: str, prompt_name: str) -> list[str]:
+def check_heat_map(page, server, expected):
+    def names(text, prompt_name):
         (tokens,) = server.post("/tokenize", {"inputs": [text], "prompt_name": prompt_name}).json()
         return [token["text"] for token in tokens][1:]  # the first has no vector
 
@@ -112,7 +109,7 @@ def check_heat_map(page: Any, server: Running, expected: np.ndarray) -> None:
     cells = [
         float(cell.get_attribute("data-value")) for cell in page.locator("#heat-map td.heat").all()
     ]
-    np.testing.assert_allclose(np.reshape(cells, expected.shape), expected, atol=1e-6)
+    near(np.reshape(cells, expected.shape), expected, 1e-6)
     rows = page.locator("#heat-map tbody tr").all()
     best = [
         [("best" in cell.get_attribute("class")) for cell in row.locator("td.heat").all()].index(
@@ -123,7 +120,7 @@ def check_heat_map(page: Any, server: Running, expected: np.ndarray) -> None:
     assert best == expected.argmax(axis=1).tolist()
 
 
-def check_moves(page: Any, fused_ranks: Any) -> None:
+def check_moves(page, fused_ranks):
     for place, row in enumerate(order(page, "#ranks li"), 1):
         by = int(fused_ranks[row]) - place
         words = page.locator(f'#ranks li[data-row="{row}"] .moved').inner_text()

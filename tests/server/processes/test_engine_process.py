@@ -6,13 +6,11 @@ import os
 import signal
 import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import httpx
 import numpy as np
@@ -27,7 +25,7 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server import engine_process
 from hybridtei.server.engine_process import IN_BAND, EngineProcess, receive, send
-from tests.server.live import HANG, Process, process, until
+from tests.server.live import HANG, process, until
 from tests.vocabulary import texts
 
 SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--offline"]
@@ -61,9 +59,7 @@ def test_a_result_is_copied_once_into_the_memory_that_receives_it():
 
 
 @asynccontextmanager
-async def engine(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> AsyncIterator[tuple[EngineProcess, EngineService]]:
+async def engine(monkeypatch, folder):
     monkeypatch.setattr(engine_process, "MODULE", "tests.server.processes.fake_child")
     monkeypatch.setattr(engine_process, "RETRY_SECONDS", 0.0)
     config = EngineConfig()
@@ -80,11 +76,11 @@ async def engine(
         await asyncio.to_thread(running.close)
 
 
-def embedded(text: str) -> Embed:
+def embedded(text):
     return Embed([text], frozenset({Head.DENSE}))
 
 
-async def again(service: EngineService) -> Any:
+async def again(service):
     """An answer, once the process is there again."""
     while True:
         try:
@@ -150,7 +146,7 @@ def test_a_model_that_does_not_load_is_told_as_ever(tmp_path):
     running.close()
 
 
-FORMS: tuple[Callable[[list[str]], tuple[str, Any]], ...] = (
+FORMS = (
     lambda given: ("/embed", {"inputs": given[0]}),
     lambda given: (
         "/embed_hybrid",
@@ -164,19 +160,19 @@ FORMS: tuple[Callable[[list[str]], tuple[str, Any]], ...] = (
 
 
 @pytest.fixture(scope="module")
-def server(hybrid: Path) -> Iterator[tuple[Process, str]]:
+def server(hybrid):
     with process([*SERVE, "--model-id", str(hybrid), "--engine-process", "true"]) as running:
         yield running, running.wait_ready()
 
 
-def child_of(running: Process) -> psutil.Process | None:
+def child_of(running):
     return next(
         (child for child in psutil.Process(running.process.pid).children() if child.is_running()),
         None,
     )
 
 
-def counted(url: str, name: str) -> float:
+def counted(url, name):
     lines = WEB.get(f"{url}/metrics").text.splitlines()
     return sum(
         float(line.rpartition(" ")[2])
@@ -189,7 +185,7 @@ def test_answers_are_those_of_one_process(server, hybrid):
     _, url = server
     requests = [FORMS[i % len(FORMS)](LINES[i : i + 1 + i % 3]) for i in range(24)]
 
-    def ask(url: str) -> list[tuple[int, Any]]:
+    def ask(url):
         answers = [WEB.post(url + path, json=body) for path, body in requests]
         return [(answer.status_code, answer.json()) for answer in answers]
 
@@ -216,9 +212,9 @@ def test_no_runtime_is_loaded_beside_http(server):
 def test_killed_under_load_it_costs_one_error_and_no_descriptor(server, times):
     running, url = server
     parent, done = psutil.Process(running.process.pid), Event()
-    seen: Counter[tuple[int, str]] = Counter()
+    seen = Counter()
 
-    def ask(number: int) -> None:
+    def ask(number):
         with httpx.Client(timeout=HANG, trust_env=False) as client:
             while not done.is_set():
                 path, body = FORMS[number % 4](LINES[number : number + 3])

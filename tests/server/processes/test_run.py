@@ -24,7 +24,7 @@ FAKE = ["-m", "tests.server.processes.fake_server"]
 BODY = {"inputs": ["one two three"] * 4}
 
 
-def metric(url: str, name: str) -> float:
+def metric(url, name):
     text = httpx.get(f"{url}/metrics").text
     return next(
         (float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)), 0
@@ -64,7 +64,7 @@ STALLED = {
 }
 
 
-def said_with_stalled(drain: str, *places: bytes) -> list[str]:
+def said_with_stalled(drain, *places):
     """What a server says until it has ended, while a client stalls at each of these places."""
     with process([*FAKE, "0", drain]) as running, ExitStack() as stack:
         url = running.wait_ready()
@@ -93,14 +93,14 @@ SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"]
 
 
 @pytest.fixture(scope="module")
-def namespaces() -> None:
+def namespaces():
     try:
         subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=HANG, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"needs unshare and the right to make process namespaces: {error}")
 
 
-def children(pid: int) -> list[int]:
+def children(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

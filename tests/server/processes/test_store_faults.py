@@ -2,11 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -23,7 +21,7 @@ from hybridtei.server.app import close_within
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
 from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest
 from tests.retrieval.store.stores import plan
-from tests.server.live import HANG, Running, commanded, serving, until
+from tests.server.live import HANG, commanded, serving, until
 
 POINTS = [
     {"id": place, "text": text}
@@ -34,7 +32,7 @@ Serve = Callable[[Qdrant, int], AbstractContextManager[int]]
 
 
 @contextmanager
-def served(model: Path, *flags: str) -> Iterator[httpx.Client]:
+def served(model, *flags):
     """A client of the real command."""
     with (
         commanded("--model-id", str(model), *flags) as url,
@@ -43,11 +41,11 @@ def served(model: Path, *flags: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def upsert(client: Any) -> Any:
+def upsert(client):
     return client.post("/collections/papers/points", json={"points": POINTS, "create": True})
 
 
-def all_but_the_store_is_well(client: httpx.Client) -> None:
+def all_but_the_store_is_well(client):
     assert client.post("/embed", json={"inputs": "baka"}).status_code == 200
     assert client.get("/health").status_code == 200
     assert (
@@ -55,20 +53,20 @@ def all_but_the_store_is_well(client: httpx.Client) -> None:
     )  # what is wrong is told as ever
 
 
-def refused(response: httpx.Response, statuses: set[int], *words: str) -> None:
+def refused(response, statuses, *words):
     assert response.status_code in statuses, response.text
     told = response.json()
     assert told["error_type"] == "Store"
     assert any(word in told["error"] for word in words), told
 
 
-def found(client: httpx.Client) -> set[int]:
+def found(client):
     response = client.post("/search", json=SEARCH)
     assert response.status_code == 200, response.text
     return {hit["id"] for hit in response.json()["hits"]}
 
 
-def owner_of(folder: Path) -> psutil.Process:
+def owner_of(folder):
     """The process that has the folder."""
     (owner,) = [
         one
@@ -78,11 +76,11 @@ def owner_of(folder: Path) -> psutil.Process:
     return owner
 
 
-def taken(path: Path) -> Any:
+def taken(path):
     """The folder's lock, once its killed owner has let go of it."""
-    found: list[Any] = []
+    found = []
 
-    def free() -> bool:
+    def free():
         with suppress(StoreError):
             found.append(take(path))
         return bool(found)
@@ -201,7 +199,7 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid):
 
 
 @contextmanager
-def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, EmbeddedStore]]:
+def hanging(tmp_path, **engine):
     """A server whose collection is there, and the owner of its embedded engine, which is stopped."""
     store = EmbeddedStore(str(tmp_path / "store"))
     with serving(

@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,7 +19,7 @@ REQUESTS = 200  # whose lines do not fit into the pipe
 class Server:
     """A process whose output is read when somebody calls `line`."""
 
-    def __init__(self, keys: Path) -> None:
+    def __init__(self, keys):
         known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         environment = {**known, "HF_HUB_OFFLINE": "1", "API_KEY_FILE": str(keys)}
         self.process = subprocess.Popen(
@@ -38,14 +36,14 @@ class Server:
             found = re.search(r"Starting HTTP server: ([\d.:]+)", line)
             self.url = f"http://{found[1]}" if found else self.url
 
-    def line(self) -> str:
+    def line(self):
         line = self.process.stdout.readline()
         assert line, "it has ended"
         return line
 
 
 @pytest.fixture
-def unread(tmp_path: Path) -> Iterator[Server]:
+def unread(tmp_path):
     """A server that has more to say than the pipe takes."""
     keys = tmp_path / "keys"
     keys.write_text("a:key\n")

@@ -2,13 +2,12 @@
 
 import json
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
 from tests.server.http.raw import connected, heard
-from tests.server.live import HANG, Running, serving, until
+from tests.server.live import HANG, serving, until
 
 SIZE = 1_900_000
 KEY = {"authorization": "Bearer secret"}
@@ -19,7 +18,7 @@ LONG = json.dumps(
 
 
 @pytest.fixture(scope="module")
-def locked() -> Iterator[Running]:
+def locked():
     with serving(server={"api_key": "secret"}) as running:
         yield running
 
@@ -28,7 +27,7 @@ HEAD = b"POST /qdrant/inference HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\
 
 
 @contextmanager
-def unfinished(running: Running, count: int) -> Iterator[list[socket.socket]]:
+def unfinished(running, count):
     """Clients that send all but the end of a body."""
     with ExitStack() as stack:
         clients = []
@@ -53,7 +52,7 @@ def unfinished(running: Running, count: int) -> Iterator[list[socket.socket]]:
         yield clients
 
 
-def held(running: Running) -> int:
+def held(running):
     """How many bytes of unfinished bodies the requests at work were given."""
     return sum(
         len(connection.cycle.body)
@@ -62,7 +61,7 @@ def held(running: Running) -> int:
     )
 
 
-def refused(clients: list[socket.socket]) -> int:
+def refused(clients):
     found = 0
     for client in clients:
         with suppress(OSError):

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.server.http.security import FLAG_NAME, Key, Keyring, is_sendable, read_keys
+from hybridtei.server.http.security import FLAG_NAME, Keyring, is_sendable, read_keys
 from hybridtei.system.tracing import CURRENT
 from tests.server.http.raw import CLOSE, GET, WHOLE, connected, heard, statuses
 from tests.server.live import JSON, process, serving, until
@@ -18,17 +18,17 @@ BODY = {"inputs": "one"}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "keys"
     path.write_text(KEYS)
     return path
 
 
-def bearing(key: str) -> dict[str, str]:
+def bearing(key):
     return {**JSON, "authorization": f"Bearer {key}"}
 
 
-def name_of(key: Key | None) -> str | None:
+def name_of(key):
     return key and key.name
 
 
@@ -138,7 +138,7 @@ def test_a_pipelined_request_is_not_logged_under_the_key_of_the_one_before(file)
     callers = []
 
     class Callers(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
+        def emit(self, record):
             span = CURRENT.get()
             callers.append(span and span.caller)
 

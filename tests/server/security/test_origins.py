@@ -1,6 +1,5 @@
 """Pages of other origins, or of a name that leads here, do not read or write the vector store, unless a key or the settings say that they may."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
-from tests.server.live import JSON, Running, serving
+from tests.server.live import JSON, serving
 
 BODY = {"points": [{"id": 1, "text": "one two"}], "create": True}
 OTHERS = [
@@ -28,14 +27,14 @@ def spec(tmp_path_factory):
 
 
 @contextmanager
-def stored(spec, **server: object) -> Iterator[Running]:
+def stored(spec, **server):
     with serving(
         spec, server=server, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
     ) as running:
         yield running
 
 
-def write(running: Running, headers: dict[str, str], path: str = "/collections/papers/points"):
+def write(running, headers, path="/collections/papers/points"):
     host = f"127.0.0.1:{running.port}"
     return running.post(
         path,
@@ -62,11 +61,11 @@ def test_without_a_key_only_its_own_pages_and_clients_write(spec):
             assert embed(running, headers).status_code == 200
 
 
-def embed(running: Running, headers: dict[str, str]):
+def embed(running, headers):
     return running.post("/embed", {"inputs": "one"}, headers={**JSON, **headers})
 
 
-def search(running: Running, headers: dict[str, str]):
+def search(running, headers):
     query = {"collection": "papers", "query": "one"}
     return running.post("/search", query, headers={**JSON, **headers})
 

@@ -1,12 +1,10 @@
 """What a key may be used for: each route asks for one role, and says so in the words of its dialect."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from hybridtei.errors import LoadError
 from hybridtei.server.http.security import Keyring, read_keys
-from tests.server.grpc.live import Rpc, rpc_serving
+from tests.server.grpc.live import rpc_serving
 from tests.server.live import JSON, POSTS
 
 ROLES = ("infer", "search", "write", "manage")
@@ -57,14 +55,14 @@ STREAMS = [
 
 
 @pytest.fixture(scope="module")
-def rpc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rpc]:
+def rpc(tmp_path_factory):
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(FILE)
     with rpc_serving(server={"api_key_file": str(path), "api_key": "key-flag"}) as running:
         yield running
 
 
-def bearing(name: str) -> dict[str, str]:
+def bearing(name):
     return {**JSON, "authorization": f"Bearer key-{name}"}
 
 
@@ -94,7 +92,7 @@ def test_a_route_asks_for_its_role_before_the_body(rpc, path, role):
     ("path", "role"), [("/collections", "search"), ("/collections/c/export", "manage")]
 )
 def test_what_a_collection_holds_needs_a_role(rpc, path, role):
-    def status(name: str) -> int:
+    def status(name):
         return rpc.running.get(path, headers=bearing(name)).status_code
 
     assert [status(name) for name in ROLES] == [

@@ -1,10 +1,8 @@
 """The API key: who needs it, and when it is looked at."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 KEY = "s3cret-Kéy"
 RIGHT = f"Bearer {KEY}".encode()
@@ -22,7 +20,7 @@ OPEN = [
 
 
 @pytest.fixture(scope="module")
-def locked() -> Iterator[Running]:
+def locked():
     with serving(server={"api_key": KEY, "payload_limit": 1000}) as running:
         yield running
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 BODY = {"inputs": "one two"}
 
 
-def make(folder: Path, *more: str) -> dict[str, str]:
+def make(folder, *more):
     """A certificate for this machine, and its key."""
     folder.mkdir()
     paths = {"certfile": str(folder / "cert.pem"), "keyfile": str(folder / "key.pem")}
@@ -41,11 +41,11 @@ def make(folder: Path, *more: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def files(tmp_path_factory):
     return make(tmp_path_factory.mktemp("tls") / "a")
 
 
-def trusting(files: dict[str, str]) -> ssl.SSLContext:
+def trusting(files):
     return ssl.create_default_context(cafile=files["certfile"])
 
 
@@ -94,12 +94,12 @@ def test_a_reload_between_the_two_writes_keeps_the_old_pair_and_the_next_one_tak
     with process(["-m", "tests.server.processes.fake_server", "0"], environment) as running:
         url = running.wait_ready().replace("http:", "https:")
 
-        def reload(expected: str) -> None:
+        def reload(expected):
             seen = sum(expected in line for line in running.lines)
             running.process.send_signal(signal.SIGHUP)
             until(lambda: sum(expected in line for line in running.lines) > seen)
 
-        def check(trusted: dict[str, str]) -> None:
+        def check(trusted):
             assert (
                 httpx.get(f"{url}/health", verify=trusting(trusted), trust_env=False).status_code
                 == 200

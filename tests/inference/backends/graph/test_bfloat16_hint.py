@@ -4,9 +4,6 @@ Where the processor has bfloat16, `test_engine_laws` holds OpenVINO's own to tra
 `rounded`, which runs everywhere.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,19 +11,17 @@ pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.errors import BackendError
-from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.graph import openvino_backend
 from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import tiny, tolerances
 from tests.inference.backends.graph.rounded import round_all
 from tests.inference.backends.test_engine_laws import MODELS, POSITIONS, family
 
 LONG = 600
-FAMILIES: dict[str, Callable[[Path], Path]] = {
+FAMILIES = {
     **MODELS,
     **{
         name: family(name)
@@ -35,16 +30,16 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
 }
 
 
-def opened(spec: ModelSpec) -> OpenVinoBackend:
+def opened(spec):
     return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
 
 
 @pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelSpec], OpenVinoBackend]:
+def rounds(monkeypatch):
     """Opens a model with every number rounded to bfloat16."""
     plain = openvino_backend.model_of
 
-    def open_rounded(spec: ModelSpec) -> OpenVinoBackend:
+    def open_rounded(spec):
         with monkeypatch.context() as patch:
 
             def rounded(*values, **options):
@@ -58,14 +53,14 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelSpec], OpenVinoBac
     return open_rounded
 
 
-def states(backend: Backend, ids: np.ndarray) -> Floats:
+def states(backend, ids):
     batch = pack([Encoding(ids)], frozenset({Head.TOKENS}), backend.spec.positions)
     tokens = backend.forward(batch).tokens
     assert tokens is not None
     return tokens.values
 
 
-def cosines(ours: Floats, theirs: Floats) -> Floats:
+def cosines(ours, theirs):
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     return (ours * theirs).sum(1) / lengths
 

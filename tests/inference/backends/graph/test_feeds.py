@@ -5,21 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
+from hybridtei.batch import Encoding, Head, Padding, Positions, pack
 from hybridtei.inference.backends.graph.host import (
-    Feed,
-    Sizes,
     end_to_end,
     in_rectangle,
     padding_of,
 )
-from hybridtei.outputs import Floats
 
 INPUTS = frozenset({"input_ids", "position_ids", "rows", "places", "seen", "token_type_ids"})
 lengths_of = st.lists(st.integers(1, 12), min_size=1, max_size=9)
 
 
-def batch_of(lengths: list[int], unseen: int = 0) -> PackedBatch:
+def batch_of(lengths, unseen=0):
     starts = np.cumsum([0, *lengths])
     texts = [
         Encoding(np.arange(start, start + size), unseen=min(unseen, size - 1))
@@ -28,12 +25,12 @@ def batch_of(lengths: list[int], unseen: int = 0) -> PackedBatch:
     return pack(texts, frozenset({Head.TOKENS}), Positions())
 
 
-def larger(sizes: Sizes) -> Sizes:
+def larger(sizes):
     tokens, rows, columns = sizes
     return tokens + 3, rows + 2, columns + 1
 
 
-def attended(feed: Feed) -> Floats:
+def attended(feed):
     """The result of a graph with one layer of sums: for each token the sum of the ids that it attends to."""
     rectangle = feed["input_ids"][feed["rows"]].reshape(feed["seen"].shape)
     sums = np.where(feed["seen"] != 0, rectangle, 0).sum(1, keepdims=True) + 0 * rectangle
@@ -59,7 +56,7 @@ def test_a_token_sees_its_own_text_without_what_is_unseen(grown, lengths, unseen
 
 @given(lengths=lengths_of)
 def test_every_row_of_a_grown_rectangle_sees_something(lengths):
-    feeds: list[Feed] = []
+    feeds = []
     end_to_end(
         batch_of(lengths), INPUTS, lambda feed: (feeds.append(feed), attended(feed))[1], larger
     )

@@ -11,13 +11,13 @@ import pytest
 
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.base import made_up
-from hybridtei.inference.backends.fidelity import Fidelity, Guard, compare
+from hybridtei.inference.backends.fidelity import Guard, compare
 from hybridtei.inference.backends.graph import int8
 from hybridtei.inference.backends.graph.int8 import int8_graph, make_int8
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.writer import Graph, integer_product_graph
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.inference.backends.graph.writer import integer_product_graph
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny, tolerances
 from tests.sampled import sampled
@@ -44,7 +44,7 @@ INT8_FAMILIES = (
 )  # each other form of a layer's products
 
 
-def parts(folder: Path) -> tuple[ModelSpec, Weights]:
+def parts(folder):
     return read_spec(folder, pooling="mean"), Weights.open(folder)
 
 
@@ -104,10 +104,10 @@ def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert):
 
 
 def test_a_graph_is_made_once_for_the_weights_it_is_made_of(bert, copied, cache, monkeypatch):
-    made = list[Guard]()
+    made = []
     make = int8.make_int8
 
-    def counted(spec: ModelSpec, weights: Weights, guard: Guard) -> tuple[Graph, Fidelity]:
+    def counted(spec, weights, guard):
         made.append(guard)
         return make(spec, weights, LOOSE)
 

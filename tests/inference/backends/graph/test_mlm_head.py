@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,11 +11,11 @@ from hybridtei.errors import WeightMismatch
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import tiny, tolerances
 from tests.inference.backends.outputs import random_encodings
+from tests.near import near
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
@@ -24,16 +23,16 @@ BIAS = "cls.predictions.bias"
 DECODER = "cls.predictions.decoder.weight"
 
 
-def spec_of(folder: Path) -> ModelSpec:
+def spec_of(folder):
     return read_spec(folder, pooling="splade")
 
 
-def onnx(folder: Path) -> OnnxBackend:
+def onnx(folder):
     spec = spec_of(folder)
     return OnnxBackend(spec, family_graph(spec), Weights.open(folder))
 
 
-def rows(backend: OnnxBackend | TorchBackend, *, use_all_cores: bool = False) -> Floats:
+def rows(backend, *, use_all_cores=False):
     spec = backend.spec
     outputs = backend.forward(
         pack(random_encodings(spec), frozenset({Head.SPARSE}), spec.positions),
@@ -43,10 +42,10 @@ def rows(backend: OnnxBackend | TorchBackend, *, use_all_cores: bool = False) ->
     return outputs.splade.to_dense()
 
 
-def agree(folder: Path) -> None:
+def agree(folder):
     found, expected = rows(onnx(folder)), rows(TorchBackend(spec_of(folder)))
     assert 0.05 < (expected > 0).mean() < 0.95
-    np.testing.assert_allclose(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    near(found, expected, tolerances.WEIGHTS["float32"])
 
 
 @pytest.mark.parametrize(
@@ -67,9 +66,7 @@ def test_families_agree_with_torch(tmp_path, model_type, settings):
 
 def test_a_pass_over_all_cores_changes_nothing(splade):
     backend = onnx(splade)
-    np.testing.assert_allclose(
-        rows(backend, use_all_cores=True), rows(backend), atol=tolerances.WEIGHTS["float32"], rtol=0
-    )
+    near(rows(backend, use_all_cores=True), rows(backend), tolerances.WEIGHTS["float32"])
 
 
 def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(splade, copied):
@@ -79,7 +76,7 @@ def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(spl
 
 
 def test_names_of_old_checkpoints_are_understood(splade, copied):
-    def old(name: str) -> str:
+    def old(name):
         return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
             "LayerNorm.bias", "LayerNorm.beta"
         )

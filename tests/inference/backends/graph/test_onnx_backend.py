@@ -5,7 +5,6 @@ import sys
 from concurrent.futures import wait
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +18,7 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.modules import POOLINGS
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind
@@ -37,14 +36,14 @@ ACTIVATIONS = [
 ]
 
 
-def onnx(spec: ModelSpec, threads: int = 1) -> OnnxBackend:
+def onnx(spec, threads=1):
     """By a graph that was made from other weights of the same shape."""
     return OnnxBackend(
         spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), threads=threads
     )
 
 
-def agree(spec: ModelSpec) -> None:
+def agree(spec):
     """Torch and ONNX Runtime, every output of a model."""
     texts = random_encodings(spec)
     same(run(onnx(spec), texts), run(TorchBackend(spec), texts), len(texts))
@@ -105,7 +104,7 @@ def test_a_text_alone_reads_the_weights_of_the_packed_file(tmp_path, monkeypatch
     agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder), cache_gb=1))
 
 
-def agree_alone(backend: OnnxBackend) -> None:
+def agree_alone(backend):
     """The graph of one text and that of any batch give the same bits."""
     wait(backend._openings)
     assert backend._alone is not None
@@ -123,7 +122,7 @@ def agree_alone(backend: OnnxBackend) -> None:
 @pytest.mark.usefixtures("cache")
 def test_a_session_that_cannot_be_opened_leaves_its_work_to_the_first(bert, monkeypatch, caplog):
     class OnlyFirst(Session):
-        def __init__(self, graph: bytes | Path, threads: int, *more: Any, **named: Any) -> None:
+        def __init__(self, graph, threads, *more, **named):
             if threads > 1 or isinstance(graph, bytes):
                 raise MemoryError("no room for it")
             super().__init__(graph, threads, *more, **named)

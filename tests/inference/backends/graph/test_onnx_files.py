@@ -3,7 +3,6 @@ the same as what they were made of."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -35,12 +34,12 @@ ROWS = ["n", "s", tiny.HIDDEN]
 
 
 def own_file(
-    folder: Path,
+    folder,
     *,
-    external: bool = False,
-    path: str = "onnx/model.onnx",
-    output: str = "last_hidden_state",
-) -> Path:
+    external=False,
+    path="onnx/model.onnx",
+    output="last_hidden_state",
+):
     """The checkpoint's trunk as a file that holds its weights, as optimum would write it; its safetensors are gone then."""
     spec, weights = read_spec(folder), Weights.open(folder)
     graph = tiny.graph_of(spec.model_type, rectangle=True)
@@ -67,9 +66,7 @@ def own_file(
     return file
 
 
-def toy(
-    file: Path, inputs: dict[str, Any], outputs: dict[str, Any], kind: int = TensorProto.INT64
-) -> Path:
+def toy(file, inputs, outputs, kind=TensorProto.INT64):
     """A graph with the given ends, which computes nothing sensible."""
     nodes = [
         helper.make_node(
@@ -212,11 +209,11 @@ def test_a_file_that_is_no_onnx_is_a_load_error(bert, copied, content):
 
 
 def exported(
-    folder: Path,
-    out: Path,
-    dtype: Literal["float32", "int8"] = "float32",
-    pooling: str | None = None,
-) -> OnnxBackend:
+    folder,
+    out,
+    dtype="float32",
+    pooling=None,
+):
     report = export_model(
         find_model(ModelConfig(model_id=str(folder), pooling=pooling)), out, dtype, LOOSE
     )
@@ -231,7 +228,7 @@ def exported(
 
 @pytest.mark.parametrize("name", ["hybrid", "m3"])
 def test_a_folder_gives_what_its_checkpoint_gives(request, tmp_path, name):
-    folder: Path = request.getfixturevalue(name)
+    folder = request.getfixturevalue(name)
     backend, theirs = exported(folder, tmp_path / "out"), TorchBackend(read_spec(folder))
     assert backend.spec.heads == theirs.spec.heads
     texts = random_encodings(theirs.spec)

@@ -3,13 +3,12 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.inference.backends.graph.onnx_backend import Session, open_sessions
+from hybridtei.inference.backends.graph.onnx_backend import open_sessions
 from hybridtei.inference.backends.graph.writer import Graph, product_graph
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
@@ -22,7 +21,7 @@ GRAPH = Graph(product_graph("rows", "matrix", "product"), {"matrix": MATRIX.shap
 WEIGHTS = Weights(Path("/folder"), {})
 
 
-def opened(*threads: int) -> list[Session]:
+def opened(*threads):
     return [
         session
         for one in open_sessions(GRAPH, {"matrix": MATRIX}, WEIGHTS, threads)
@@ -69,18 +68,18 @@ def test_threads_of_a_session_over_all_cores_have_a_processor_each():
     len(own_processors()) < 2, reason="this process has one processor, or a part of several"
 )
 def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run():
-    everywhere, during = os.sched_getaffinity(0), list[set[int]]()
+    everywhere, during = os.sched_getaffinity(0), []
 
     class Watched(dict[str, Floats]):
-        def values(self) -> Any:
+        def values(self):
             during.append(os.sched_getaffinity(0))
             return super().values()
 
-        def keys(self) -> Any:
+        def keys(self):
             during.append(os.sched_getaffinity(0))
             return super().keys()
 
-        def __iter__(self) -> Any:  # so that `dict` asks for the keys
+        def __iter__(self):  # so that `dict` asks for the keys
             return super().__iter__()
 
     one, every = opened(1, len(own_processors()))

@@ -2,12 +2,10 @@
 backends: tests/inference/backends/test_laws.py."""
 
 import os
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +21,13 @@ from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.system.machine import LaneKind
 from tests import tiny
 from tests.inference.backends.outputs import random_encodings, run, same, sixty_four
 from tests.precisions import openvino_has_bfloat16
+from tests.ran import ran
 from tests.sampled import sampled
 
 ABLE = openvino_has_bfloat16()
@@ -39,19 +38,19 @@ ON_LINUX = pytest.mark.skipif(
 )
 
 
-def openvino(spec: ModelSpec, **settings: Any) -> OpenVinoBackend:
+def openvino(spec, **settings):
     return OpenVinoBackend(
         spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), **settings
     )
 
 
 @pytest.fixture(scope="module")
-def m3_backend(m3: Path) -> OpenVinoBackend:
+def m3_backend(m3):
     return openvino(read_spec(m3))
 
 
 @pytest.fixture(scope="module", params=DTYPES)
-def hybrid_backend(request: pytest.FixtureRequest, hybrid: Path) -> OpenVinoBackend:
+def hybrid_backend(request, hybrid):
     return openvino(read_spec(hybrid), dtype=request.param)
 
 
@@ -142,9 +141,9 @@ def test_each_kind_of_lane_computes_at_its_own_priority(hybrid, kind):
         openvino(read_spec(hybrid), bulk_niceness=other).close()
     backend = openvino(read_spec(hybrid), bulk_niceness=lower)
     texts = sixty_four(backend.spec.vocab_size)
-    own: set[int] = set()
+    own = set()
 
-    def lane() -> None:
+    def lane():
         own.add(threading.get_native_id())
         backend.enter_lane(kind)
         run(backend, texts, frozenset({Head.TOKENS}))
@@ -164,7 +163,7 @@ def test_each_kind_of_lane_computes_at_its_own_priority(hybrid, kind):
     del keeper
 
 
-def cpu_ticks() -> dict[int, int]:
+def cpu_ticks():
     """Processor time that each thread of this process has had."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
@@ -184,9 +183,7 @@ def test_importing_it_does_not_bring_telemetry(tmp_path):
         "XDG_CONFIG_HOME": str(tmp_path),
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
+    done = ran([sys.executable, "-c", program], env=environment, check=True)
     assert done.stdout.strip() == "None"
     assert not [
         path
@@ -235,8 +232,8 @@ def test_a_graph_that_openvino_does_not_take_is_a_load_error(bert, content):
 
 
 def test_bfloat16_is_refused_where_the_processor_lacks_it(bert, monkeypatch):
-    class Older(ov.Core):  # type: ignore[misc]
-        def get_property(self, *_: object) -> list[str]:
+    class Older(ov.Core):
+        def get_property(self, *_):
             return ["FP32", "INT8"]
 
     monkeypatch.setattr(ov, "Core", Older)
@@ -249,8 +246,8 @@ def test_bfloat16_is_refused_where_the_processor_lacks_it(bert, monkeypatch):
 
 @ABLE_ONLY
 def test_another_precision_than_the_one_asked_for_is_a_load_error(bert, monkeypatch):
-    class Stubborn(ov.Core):  # type: ignore[misc]
-        def compile_model(self, model: Any, device: str, settings: dict[str, Any]) -> Any:
+    class Stubborn(ov.Core):
+        def compile_model(self, model, device, settings):
             return super().compile_model(
                 model, device, {**settings, "INFERENCE_PRECISION_HINT": "f32"}
             )
@@ -265,7 +262,7 @@ def test_memory_is_freed_beside_passes(hybrid):
     backend, over = openvino(read_spec(hybrid)), threading.Event()
     encodings = random_encodings(backend.spec, [5, 40, 64, 9])
 
-    def passes() -> None:
+    def passes():
         while not over.is_set():
             run(backend, encodings)
 

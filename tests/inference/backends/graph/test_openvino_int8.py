@@ -4,7 +4,6 @@ import logging
 import re
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Head, pack
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.fidelity import Fidelity, Guard, compare, sample_vectors
@@ -35,11 +34,12 @@ from hybridtei.inference.backends.graph.openvino_model import Int8Form, declared
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.select import open_backend
 from hybridtei.inference.load import find_model
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny
 from tests.inference.backends.graph.test_int8 import INT8_FAMILIES, LOOSE, NO_MATRIX, parts
 from tests.inference.backends.outputs import sixty_four
+from tests.near import near
 from tests.sampled import paired, sampled
 from tests.tiny import change
 from tests.vocabulary import LONGEST
@@ -48,13 +48,13 @@ pytestmark = pytest.mark.usefixtures("cache")
 CLOSE, FAR = Fidelity(0.999, 0.9999, 0.99), Fidelity(0.98, 0.999, 0.99)
 
 
-def in_form(spec: ModelSpec, form: Int8Form = Int8Form(16)) -> OpenVinoBackend:  # noqa: B008
+def in_form(spec, form=Int8Form(16)):  # noqa: B008
     return OpenVinoBackend(
         spec, family_graph(spec), Weights.open(spec.folder), dtype="int8", int8=form, threads=2
     )
 
 
-def unit(backend: OpenVinoBackend, texts: list[Encoding]) -> np.ndarray:
+def unit(backend, texts):
     """Unit vectors float32[n, d]."""
     dense = backend.forward(pack(texts, frozenset({Head.DENSE}), backend.spec.positions)).dense
     return dense / np.linalg.norm(dense, axis=1, keepdims=True)
@@ -240,9 +240,9 @@ def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert):
 
 
 def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache, monkeypatch):
-    asked = list[Path]()
+    asked = []
 
-    def judge(spec: ModelSpec, *_: object) -> Fidelity:
+    def judge(spec, *_):
         asked.append(spec.folder)
         return CLOSE
 
@@ -302,7 +302,7 @@ def test_a_long_text_is_judged_beyond_what_bfloat16_counts(bert):
     spec = replace(read_spec(bert), max_input_length=100)
     backend = OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
     short, longer = sample_vectors(backend), sample_vectors(backend, with_long=True)
-    np.testing.assert_allclose(longer[:-1], short, atol=1e-6)
+    near(longer[:-1], short, 1e-6)
     assert len(longer) == len(short) + 1
 
 

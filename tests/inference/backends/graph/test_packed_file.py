@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -33,9 +31,9 @@ from hybridtei.inference.backends.graph.packed_file import (
 )
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from hybridtei.outputs import Floats
 from tests import tiny
 from tests.inference.backends.outputs import random_encodings
+from tests.near import same
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="files are kept where folders can be locked"
@@ -43,13 +41,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def packed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def packed(cache, monkeypatch):
     """Tiny models are packed too."""
     monkeypatch.setattr(module, "LEAST_BYTES", 0)
 
 
 @pytest.fixture(scope="module")
-def halved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def halved(tmp_path_factory):
     """A model in bfloat16."""
     folder = tiny.write_family(
         tmp_path_factory.mktemp("halved"), "qwen3", hidden_size=128, intermediate_size=512
@@ -60,34 +58,34 @@ def halved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def widened(halved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def widened(halved, tmp_path_factory):
     """The same numbers in float32, which nothing has to widen."""
     folder = shutil.copytree(halved, tmp_path_factory.mktemp("widened") / "copy")
     return tiny.change(folder, lambda tensors: {name: one.float() for name, one in tensors.items()})
 
 
 @pytest.fixture(scope="module")
-def expected(widened: Path) -> Floats:
+def expected(widened):
     """By sessions that pack for themselves."""
     return states(widened)
 
 
-def backend_of(folder: Path, cache_gb: float = 1) -> OnnxBackend:
+def backend_of(folder, cache_gb=1):
     spec = read_spec(folder, pooling="mean")
     return OnnxBackend(spec, family_graph(spec), Weights.open(folder), cache_gb=cache_gb)
 
 
-def states_by(backend: OnnxBackend) -> Floats:
+def states_by(backend):
     batch = pack(random_encodings(backend.spec), frozenset({Head.TOKENS}), backend.spec.positions)
     found = [backend.forward(batch, use_all_cores=wide).tokens for wide in (False, True)]
     return np.stack([one.values for one in found if one is not None])
 
 
-def states(folder: Path, cache_gb: float = 1) -> Floats:
+def states(folder, cache_gb=1):
     return states_by(backend_of(folder, cache_gb))
 
 
-def kept() -> Path:
+def kept():
     """The one file that is kept."""
     (one,) = packed_files()
     return one.path
@@ -96,9 +94,9 @@ def kept() -> Path:
 @pytest.mark.parametrize("cache_gb", [0, 1])
 @pytest.mark.parametrize("name", ["halved", "widened"])
 def test_states_are_those_of_sessions_that_pack_for_themselves(request, expected, name, cache_gb):
-    folder: Path = request.getfixturevalue(name)
+    folder = request.getfixturevalue(name)
     for _ in range(2):
-        np.testing.assert_array_equal(states(folder, cache_gb), expected)
+        same(states(folder, cache_gb), expected)
     assert len(packed_files()) == cache_gb
     assert not [*packed_folder().rglob(module.WIDENED)]
 
@@ -110,12 +108,12 @@ def test_matrices_behind_a_table_of_odd_size_are_aligned(family, tmp_path, monke
     mapped = states(folder)
     assert kept().is_dir()
     monkeypatch.setattr(module, "LEAST_BYTES", 10**9)
-    np.testing.assert_array_equal(mapped, states(folder))
+    same(mapped, states(folder))
 
 
 def test_small_models_are_kept_nowhere(widened, expected, cache, monkeypatch):
     monkeypatch.setattr(module, "LEAST_BYTES", 10**9)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
     assert not cache.exists()
 
 
@@ -129,16 +127,16 @@ def test_a_file_is_opened_again_and_its_use_noted(widened):
     assert packed_files()[0].used > 1
 
 
-def cut(path: Path) -> None:
+def cut(path):
     os.truncate(path / TENSORS, (path / TENSORS).stat().st_size - 4096)
 
 
-def longer(path: Path) -> None:
+def longer(path):
     with (path / TENSORS).open("ab") as file:
         file.write(b"\0")
 
 
-def other_graph(path: Path) -> None:
+def other_graph(path):
     (path / GRAPH).write_bytes(b"")
 
 
@@ -148,8 +146,8 @@ def other_graph(path: Path) -> None:
 def test_a_file_that_is_not_whole_is_written_again(widened, expected, spoil):
     states(widened)
     spoil(kept())
-    np.testing.assert_array_equal(states(widened), expected)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
+    same(states(widened), expected)
     assert module._is_whole(kept())
 
 
@@ -172,7 +170,7 @@ def test_another_release_or_processor_has_another_file(
 ):
     states(widened)
     monkeypatch.setattr(owner, name, value)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
     assert len(packed_files()) == 2
 
 
@@ -184,16 +182,16 @@ def test_weights_that_are_not_numbers_are_refused(widened, tmp_path):
     assert not packed_files()
 
 
-def read_only(cache: Path) -> None:
+def read_only(cache):
     cache.write_text("a file where the folder should be")
 
 
-def open_to_others(cache: Path) -> None:
+def open_to_others(cache):
     (cache / "packed").mkdir(parents=True)
     (cache / "packed").chmod(0o777)
 
 
-def elsewhere(cache: Path) -> None:
+def elsewhere(cache):
     (cache / "real").mkdir(parents=True, mode=0o700)
     (cache / "packed").symlink_to(cache / "real")
 
@@ -201,20 +199,20 @@ def elsewhere(cache: Path) -> None:
 @pytest.mark.parametrize("spoil", [read_only, open_to_others, elsewhere])
 def test_a_folder_that_is_not_ours_is_not_used(widened, expected, cache, caplog, spoil):
     spoil(cache)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "packed weights cannot be stored" in line
     assert not [*cache.rglob(TENSORS)]
 
 
 def test_a_bound_that_is_too_small_is_told_and_kept_to(widened, expected, caplog):
-    np.testing.assert_array_equal(states(widened, 1e-6), expected)
+    same(states(widened, 1e-6), expected)
     assert "--packed-cache-gb" in caplog.text
     assert not packed_files()
 
 
 @pytest.fixture
-def full() -> Iterator[None]:
+def full():
     """No file may be longer than 500 kB, which ends writing as a full disk does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -227,7 +225,7 @@ def full() -> Iterator[None]:
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("name", ["halved", "widened"])
 def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(request, expected, name, caplog):
-    np.testing.assert_array_equal(states(request.getfixturevalue(name)), expected)
+    same(states(request.getfixturevalue(name)), expected)
     assert not packed_files()
     assert (
         len([record for record in caplog.records if "packed weights" in record.getMessage()]) == 2
@@ -237,8 +235,8 @@ def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(request, expec
 def test_a_cache_folder_that_is_deleted_while_it_is_served(widened, expected, cache):
     backend = backend_of(widened)
     shutil.rmtree(cache)
-    np.testing.assert_array_equal(states_by(backend), expected)
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states_by(backend), expected)
+    same(states(widened), expected)
     assert module._is_whole(kept())
 
 
@@ -247,7 +245,7 @@ def test_several_that_start_at_once_write_one_file(widened, expected, monkeypatc
     monkeypatch.setattr(module, "_written", lambda *given: times.append(1) or write(*given))
     with ThreadPoolExecutor(4) as threads:
         for found in threads.map(states, [widened] * 4):
-            np.testing.assert_array_equal(found, expected)
+            same(found, expected)
     assert len(times) == len(packed_files()) == 1
 
 
@@ -273,7 +271,7 @@ def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(halved, exp
             time.sleep(number * 0.005)
             process.kill()
         if number % 10 == 9:
-            np.testing.assert_array_equal(states(halved), expected)
+            same(states(halved), expected)
             assert [each.path.suffix for each in packed_files()] == [""]
             shutil.rmtree(kept())
 
@@ -291,7 +289,7 @@ def test_one_damaged_bit_discards_the_file(widened, expected, caplog, at):
         file.write(bytes([byte ^ 0x40]))
     assert module.discard_damaged(path)
     assert "is damaged" in caplog.text
-    np.testing.assert_array_equal(states(widened), expected)
+    same(states(widened), expected)
 
 
 def test_folders_of_killed_starts_are_removed_and_no_others(widened, tmp_path, monkeypatch):
@@ -312,7 +310,7 @@ def test_folders_of_killed_starts_are_removed_and_no_others(widened, tmp_path, m
 
 
 def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes():
-    def made(name: str, size: int, days: float) -> Path:
+    def made(name, size, days):
         path = packed_folder() / name
         path.mkdir()
         (path / TENSORS).write_bytes(b"\0" * size)

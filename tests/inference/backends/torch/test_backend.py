@@ -15,6 +15,7 @@ from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances
 from tests.inference.backends.outputs import columns_of, run, sixty_four
+from tests.near import near
 
 
 def equal(
@@ -30,11 +31,10 @@ def equal(
         with torch.inference_mode():
             expected = formulas(ids, model(input_ids=ids[None]).last_hidden_state[0])
         for name, values in expected.items():
-            np.testing.assert_allclose(
+            near(
                 found[name],
                 values.numpy(),
-                atol=tolerances.WEIGHTS["float32"],
-                rtol=0,
+                tolerances.WEIGHTS["float32"],
                 err_msg=name,
             )
 
@@ -110,7 +110,7 @@ def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid, monkeypatch):
     backend, turn, seen = (
         TorchBackend(read_spec(hybrid)),
         threading.Lock(),
-        list[tuple[str, bool]](),
+        [],
     )
     backend._launching = turn
 

@@ -3,14 +3,12 @@ is real: the backend, the engine, its lanes."""
 
 import gc
 import weakref
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.batch import Encoding, Head, pack
 from hybridtei.config import EngineConfig
 from hybridtei.errors import BackendError, PartlyFailed, Unhealthy
 from hybridtei.inference.backends.torch.backend import TorchBackend
@@ -21,6 +19,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.system.machine import LaneKind
 from tests import tolerances
 from tests.inference.engine import small
+from tests.near import near
 
 DENSE = frozenset({Head.DENSE})
 
@@ -28,19 +27,19 @@ DENSE = frozenset({Head.DENSE})
 class Failing:
     """A trunk with room for `tokens`; it raises `error` where that was set. Everything else is the real one's."""
 
-    def __init__(self, trunk: Any, tokens: int = 10**9) -> None:
+    def __init__(self, trunk, tokens=10**9):
         self._trunk = trunk
         self.tokens = tokens
-        self.error: Exception | None = None
-        self.held: list[weakref.ref[torch.Tensor]] = []
+        self.error = None
+        self.held = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._trunk, name)
 
-    def __call__(self, batch: PackedBatch, *others: Any) -> torch.Tensor:
+    def __call__(self, batch, *others):
         if self.error is not None:
             raise self.error
-        hidden: torch.Tensor = self._trunk(batch, *others)
+        hidden = self._trunk(batch, *others)
         if len(batch.input_ids) > self.tokens:
             self.held.append(weakref.ref(hidden))
             raise torch.OutOfMemoryError(
@@ -50,15 +49,13 @@ class Failing:
 
 
 @pytest.fixture
-def backend(hybrid: Path) -> TorchBackend:
+def backend(hybrid):
     backend = TorchBackend(read_spec(hybrid))
     backend._trunk = Failing(backend._trunk)
     return backend
 
 
-def batch(
-    backend: TorchBackend, lengths: list[int], heads: frozenset[Head] | None = None
-) -> PackedBatch:
+def batch(backend, lengths, heads=None):
     draw = np.random.default_rng(0)
     encodings = [Encoding(draw.integers(5, backend.spec.vocab_size, n)) for n in lengths]
     return pack(encodings, heads or backend.spec.heads, backend.spec.positions)
@@ -72,15 +69,15 @@ def test_short_memory_costs_passes_and_no_answer(backend):
     for column in ("dense", "token_weights", "multivector", "tokens"):
         ours, theirs = getattr(found, column), getattr(expected, column)
         ours, theirs = (x if isinstance(x, np.ndarray) else x.values for x in (ours, theirs))
-        np.testing.assert_allclose(ours, theirs, atol=tolerances.WEIGHTS["float32"], rtol=0)
+        near(ours, theirs, tolerances.WEIGHTS["float32"])
 
 
 def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend):
     backend._trunk.tokens = 40
-    alive: list[int] = []
+    alive = []
     backend.make_room = lambda: alive.append(
         sum(held() is not None for held in backend._trunk.held)
-    )  # type: ignore[method-assign]
+    )
     gc.disable()  # nothing may wait for the collector
     try:
         backend.forward(batch(backend, [30, 30, 30]))
@@ -125,7 +122,7 @@ def test_which_errors_are_for_want_of_memory(error, short):
     assert is_out_of_memory(error) is short
 
 
-def ids(backend: TorchBackend, length: int, seed: int) -> list[int]:
+def ids(backend, length, seed):
     return np.random.default_rng(seed).integers(5, backend.spec.vocab_size, length).tolist()
 
 
@@ -172,9 +169,7 @@ def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid):
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert backend.forwards > before + 1
     assert found.dense is not None
-    np.testing.assert_allclose(
-        found.dense, expected.dense, atol=tolerances.WEIGHTS["float16"], rtol=0
-    )
+    near(found.dense, expected.dense, tolerances.WEIGHTS["float16"])
 
 
 @pytest.mark.gpu
@@ -186,7 +181,5 @@ def test_a_gpu_computes_what_the_cpu_does(hybrid, dtype):
     asked = batch(exact, [9, 30, 4, 17, 22, 6] * 3)
     ours, theirs = there.forward(asked), exact.forward(asked)
     assert ours.dense is not None
-    np.testing.assert_allclose(ours.dense, theirs.dense, atol=tolerances.WEIGHTS[dtype], rtol=0)
-    np.testing.assert_allclose(
-        ours.tokens.values, theirs.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0
-    )
+    near(ours.dense, theirs.dense, tolerances.WEIGHTS[dtype])
+    near(ours.tokens.values, theirs.tokens.values, tolerances.HIDDEN[dtype])

@@ -18,12 +18,12 @@ from hybridtei.inference.backends.torch.ops import (
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 
 
-def segments(lengths: list[int]) -> Segments:
+def segments(lengths):
     offsets = offsets_of(lengths)
     return Segments(offsets, torch.as_tensor(offsets))
 
 
-def rows(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, Segments]:
+def rows(lengths, seed=0):
     return torch.randn(sum(lengths), 5, generator=torch.Generator().manual_seed(seed)), segments(
         lengths
     )

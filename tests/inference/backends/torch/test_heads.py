@@ -24,14 +24,14 @@ MODES = [[mode] for mode in POOLINGS]
 LISTS = [["mean", "cls"], ["lasttoken", "max", "weightedmean"], list(POOLINGS)]
 
 
-def hidden_rows(seed: int = 0) -> tuple[torch.Tensor, Segments]:
+def hidden_rows(seed=0):
     draw, offsets = torch.Generator().manual_seed(seed), offsets_of(LENGTHS)
     return torch.randn(sum(LENGTHS), tiny.HIDDEN, generator=draw), Segments(
         offsets, torch.as_tensor(offsets)
     )
 
 
-def padded(hidden: torch.Tensor, side: str) -> dict[str, torch.Tensor]:
+def padded(hidden, side):
     """The same rows as sentence-transformers takes them, with noise for padding."""
     longest = max(LENGTHS)
     rows = torch.full((len(LENGTHS), longest, tiny.HIDDEN), 9.0)
@@ -72,7 +72,7 @@ SPECIAL = np.array([0, 2])
 SEQUENCES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=1, max_size=8)
 
 
-def flat(sequences: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+def flat(sequences):
     return np.array([token for sequence in sequences for token in sequence]), offsets_of(
         [len(s) for s in sequences]
     )

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.batch import Encoding, PackedBatch, pack
+from hybridtei.batch import Encoding, pack
 from hybridtei.errors import BackendError, LoadError, PartlyFailed
 from hybridtei.inference.backends.torch.memory import (
     TooLarge,
@@ -18,19 +18,19 @@ from hybridtei.inference.backends.torch.memory import (
     to_device,
     worst_batches,
 )
-from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.near import same
 
 
 class Card:
     """Passes cost `fixed + per_token * tokens` bytes; beyond `room` they fail."""
 
-    def __init__(self, fixed: int, per_token: int, room: int) -> None:
+    def __init__(self, fixed, per_token, room):
         self.fixed, self.per_token, self.room = fixed, per_token, room
-        self.tried: list[int] = []
+        self.tried = []
 
-    def peak(self, tokens: int) -> int | None:
+    def peak(self, tokens):
         self.tried.append(tokens)
         cost = self.fixed + self.per_token * tokens
         return cost if cost <= self.room else None
@@ -80,7 +80,7 @@ SPEC = small.model_spec()
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
 
 
-def batch(lengths: list[int]) -> PackedBatch:
+def batch(lengths):
     draw = np.random.default_rng(0)
     return pack([Encoding(draw.integers(0, 50, n)) for n in lengths], SPEC.heads, SPEC.positions)
 
@@ -88,13 +88,13 @@ def batch(lengths: list[int]) -> PackedBatch:
 class Memory:
     """Room for so many tokens a pass; notes what it was asked for, and that room was made after each refusal."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens):
         self.tokens = tokens
-        self.asked: list[int] = []
+        self.asked = []
         self.refused = self.made_room = 0
         self._backend = FakeBackend(SPEC)
 
-    def run(self, asked: PackedBatch) -> HeadOutputs:
+    def run(self, asked):
         assert self.made_room == self.refused
         self.asked.append(len(asked.input_ids))
         if len(asked.input_ids) > self.tokens:
@@ -102,7 +102,7 @@ class Memory:
             raise TooLarge("no room")
         return self._backend.forward(asked)
 
-    def make_room(self) -> None:
+    def make_room(self):
         self.made_room += 1
 
 
@@ -113,9 +113,9 @@ def test_in_parts_as_at_once(lengths):
         FakeBackend(SPEC).forward(whole),
         split_on_oom(memory.run, whole, memory.make_room),
     )
-    np.testing.assert_array_equal(found.dense, expected.dense)
-    np.testing.assert_array_equal(found.tokens.values, expected.tokens.values)
-    np.testing.assert_array_equal(found.tokens.offsets, expected.tokens.offsets)
+    same(found.dense, expected.dense)
+    same(found.tokens.values, expected.tokens.values)
+    same(found.tokens.offsets, expected.tokens.offsets)
     assert sum(asked for asked in memory.asked if asked <= 40) == sum(
         lengths
     )  # each token is computed once
@@ -135,15 +135,13 @@ def test_only_what_does_not_fit_by_itself_fails(lengths, room):
         return
     assert isinstance(caught.value, PartlyFailed)
     assert caught.value.rows == fitting
-    np.testing.assert_array_equal(
-        caught.value.outputs.dense, FakeBackend(SPEC).forward(whole).take(fitting).dense
-    )
+    same(caught.value.outputs.dense, FakeBackend(SPEC).forward(whole).take(fitting).dense)
 
 
 def test_another_fault_is_not_tried_again():
     calls = 0
 
-    def broken(_: PackedBatch) -> HeadOutputs:
+    def broken(_):
         nonlocal calls
         calls += 1
         raise RuntimeError("a kernel failed")
@@ -184,5 +182,5 @@ def test_there_and_back_on_a_gpu():
     half = {**there, "half": torch.full((2, 2), 0.5, dtype=torch.float16, device=device)}
     found = start_copy(half, device)()
     for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array)
-    np.testing.assert_array_equal(found["half"], np.full((2, 2), 0.5, dtype=np.float32))
+        same(found[name], array)
+    same(found["half"], np.full((2, 2), 0.5, dtype=np.float32))

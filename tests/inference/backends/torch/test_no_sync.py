@@ -8,11 +8,10 @@ is "meta" with them, which our code treats alike, since what it asks of a device
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,23 +25,23 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.batch import Encoding, Head, pack
 from hybridtei.inference.backends import heads
 from hybridtei.inference.backends.heads import kept_rows
 from hybridtei.inference.backends.torch import backend as backend_module
 from hybridtei.inference.backends.torch import kernels, memory
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fp8 import to_eight_bits
-from hybridtei.inference.backends.torch.kernels import Kernel, padded_groups, torch_varlen
+from hybridtei.inference.backends.torch.kernels import padded_groups, torch_varlen
 from hybridtei.inference.backends.torch.ops import TORCH, entries_of
 from hybridtei.models.checkpoint.classifiers import CodeLayers
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from tests import jina, published, tiny
 from tests.sampled import paired
 
 DEVICE = torch.device("cuda" if torch.backends.cuda.is_built() else "meta")
 FEW, MANY = (7, 1, 60), (3, 17, 5, 1, 9, 2, 30) * 10  # collapsed one by one, and at once
-KERNELS: Mapping[str, Callable[[], Kernel]] = {
+KERNELS = {
     "varlen": torch_varlen,
     "padded groups": lambda: padded_groups,
 }
@@ -55,7 +54,7 @@ class CopyWaits(RuntimeError):
 class NoCopies(TorchDispatchMode):
     """Raises CopyWaits for any operation that moves numbers between the host and the device."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         flat = tree_flatten((args, kwargs, out))[0]
         kinds = {one.device.type for one in flat if isinstance(one, Tensor) and one.dim()}
@@ -65,10 +64,10 @@ class NoCopies(TorchDispatchMode):
 
 
 @contextmanager
-def device_of_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+def device_of_fakes(monkeypatch):
     """Within, tensors are fake and no copy is allowed but that of `to_device`, which is pinned."""
 
-    def to_device(arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    def to_device(arrays, device):
         assert device.type == DEVICE.type
         return {
             name: torch.empty(len(array), dtype=torch.int64, device=DEVICE)
@@ -80,16 +79,16 @@ def device_of_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]
         yield mode
 
 
-def replace_copies(monkeypatch: pytest.MonkeyPatch, copy: Callable[..., dict[str, Tensor]]) -> None:
+def replace_copies(monkeypatch, copy):
     for module in (backend_module, memory, kernels):
         monkeypatch.setattr(module, "to_device", copy)
 
 
-def copy_while_launching(*_: Any) -> dict[str, Tensor]:
+def copy_while_launching(*_):
     raise CopyWaits("a buffer of the host is filled while the launches of other batches wait")
 
 
-def there(value: Any, mode: FakeTensorMode) -> Any:
+def there(value, mode):
     """The same, its tensors fake ones on the device: of modules, of dataclasses, of functions that close over some."""
     if isinstance(value, Tensor):
         fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
@@ -111,7 +110,7 @@ def there(value: Any, mode: FakeTensorMode) -> Any:
     return value
 
 
-def _moved(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def _moved(module, mode):
     for part in module.modules():
         for kept in (part._parameters, part._buffers):
             for name, tensor in kept.items():
@@ -120,15 +119,15 @@ def _moved(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def launched(
-    backend: TorchBackend,
-    batch: PackedBatch,
-    monkeypatch: pytest.MonkeyPatch,
-    kernel: Kernel | None = None,
-) -> dict[str, Tensor]:
+    backend,
+    batch,
+    monkeypatch,
+    kernel=None,
+):
     """The result of a pass on the fake device."""
     kept, _ = kept_rows(batch, backend.spec)
     with device_of_fakes(monkeypatch) as mode:
-        trunk: Any = backend.trunk
+        trunk = backend.trunk
         backend.device = trunk._device = DEVICE
         trunk.model, backend._heads = there(trunk.model, mode), there(backend._heads, mode)
         if kernel is not None and not any(has_bias for _, has_bias in trunk.forms):
@@ -138,7 +137,7 @@ def launched(
         return backend.launch(staged)
 
 
-def batch_of(spec: ModelSpec, lengths: tuple[int, ...], unseen: int = 0) -> PackedBatch:
+def batch_of(spec, lengths, unseen=0):
     """All heads of the model, of texts of these lengths."""
     draw = np.random.default_rng(0)
     texts = [
@@ -152,12 +151,12 @@ def batch_of(spec: ModelSpec, lengths: tuple[int, ...], unseen: int = 0) -> Pack
     return pack(texts, spec.heads, spec.positions)
 
 
-def write_hybrid(folder: Path) -> Path:
+def write_hybrid(folder):
     tiny.write_own_heads(tiny.write_bert(folder))
     return folder
 
 
-def write_poolings(folder: Path) -> Path:
+def write_poolings(folder):
     width = len(heads.POOLINGS) * tiny.HIDDEN
     return tiny.write_modules(
         tiny.write_family(folder, "bert"),
@@ -167,7 +166,7 @@ def write_poolings(folder: Path) -> Path:
 
 
 Case = tuple[Callable[[Path], Path], str | None]
-CASES: dict[str, Case] = {
+CASES = {
     **{name: (partial(tiny.write_family, model_type=name), "mean") for name in tiny.FAMILIES},
     "jina_bert": (published.write_jina, "mean"),
     "jina_bert, code": (partial(published.write_jina, code=True), "mean"),

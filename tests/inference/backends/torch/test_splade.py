@@ -1,8 +1,5 @@
 """SPLADE against sentence-transformers' SparseEncoder, and against the formula on transformers' own logits."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -18,6 +15,7 @@ from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances
+from tests.near import near
 
 # roberta's and camembert's heads are that of xlm-roberta
 KNOWN = [
@@ -33,18 +31,18 @@ KNOWN = [
 ]
 
 
-def weights_of(folder: Path, encodings: list[Encoding]) -> np.ndarray:
+def weights_of(folder, encodings):
     backend = TorchBackend(read_spec(folder, pooling="splade"))
     outputs = backend.forward(pack(encodings, frozenset({Head.SPARSE}), backend.spec.positions))
     return outputs.splade.to_dense()
 
 
-def encodings_below(vocab_size: int) -> list[Encoding]:
+def encodings_below(vocab_size):
     draw = np.random.default_rng(0)
     return [Encoding(draw.integers(0, vocab_size, length)) for length in (5, 1, 120, 2, 33)]
 
 
-def expected_weights(model: Any, encodings: list[Encoding]) -> np.ndarray:
+def expected_weights(model, encodings):
     """The formula, on the logits of each text alone."""
     with torch.inference_mode():
         logits = [
@@ -54,7 +52,7 @@ def expected_weights(model: Any, encodings: list[Encoding]) -> np.ndarray:
     return torch.stack([torch.log1p(torch.relu(part)).max(0).values for part in logits]).numpy()
 
 
-SETTINGS: list[tuple[str, dict[str, Any]]] = [
+SETTINGS = [
     ("bert", {"hidden_act": "relu", "layer_norm_eps": 0.1}),
     ("bert", {"tie_word_embeddings": False}),
     ("modernbert", {"classifier_bias": True, "norm_bias": True}),
@@ -69,9 +67,7 @@ def test_weights_equal_the_formula_on_the_logits_of_each_text_alone(tmp_path, mo
     encodings = encodings_below(model.config.vocab_size)
     expected = expected_weights(model, encodings)
     assert 0.05 < (expected > 0).mean() < 0.95
-    np.testing.assert_allclose(
-        weights_of(folder, encodings), expected, atol=tolerances.WEIGHTS["float32"], rtol=0
-    )
+    near(weights_of(folder, encodings), expected, tolerances.WEIGHTS["float32"])
 
 
 def test_a_head_that_nobody_described_is_refused(tmp_path):
@@ -87,9 +83,9 @@ def test_slices_of_any_size_give_the_same(lengths, slice_tokens):
         offsets_of(lengths),
     )
     whole = torch.stack([part.max(0).values for part in torch.split(hidden, lengths)])
-    sizes: list[int] = []
+    sizes = []
 
-    def product(rows: torch.Tensor) -> torch.Tensor:
+    def product(rows):
         sizes.append(len(rows))
         return rows
 

@@ -1,10 +1,7 @@
 """Trunks of torch: padding ids that count as no position, weights that are left over, and rotary embeddings that follow the
 length: no text depends on those beside it, before it, or in another thread. Families: tests/models/families."""
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from tests.inference.backends.outputs import near as close
 from tests.inference.backends.outputs import random_encodings, run
 
 
-def hidden_of(backend: TorchBackend, encodings: list[Encoding]) -> list[np.ndarray]:
+def hidden_of(backend, encodings):
     tokens = run(backend, encodings, frozenset({Head.TOKENS})).tokens
     assert tokens is not None
     return list(tokens)
@@ -93,7 +90,7 @@ LONG = {
 }
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
-MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
+MODELS = {
     "longrope": ("qwen2", {"rope_parameters": LONG, "max_position_embeddings": 256}),
     "dynamic": ("qwen2", {"rope_parameters": DYNAMIC, "max_position_embeddings": ORIGINAL}),
     "longrope of one kind of layer": (
@@ -111,18 +108,18 @@ MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request, tmp_path_factory):
     model_type, settings = MODELS[request.param]
     return tiny.write_family(tmp_path_factory.mktemp("rope"), model_type, **settings)
 
 
-def around(backend: TorchBackend) -> list[Encoding]:
+def around(backend):
     """Without token types, which transformers takes for zeros."""
     return [Encoding(text.input_ids) for text in random_encodings(backend.spec, LENGTHS_AROUND)]
 
 
 @pytest.fixture
-def backend(folder: Path) -> TorchBackend:
+def backend(folder):
     """Families refuse such embeddings, so transformers' own modules run them."""
     return TorchBackend(read_spec(folder, pooling="mean"))
 

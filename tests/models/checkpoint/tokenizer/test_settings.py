@@ -1,8 +1,6 @@
 """Texts are read as transformers reads them: settings of tokenizer_config.json come before tokenizer.json."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
@@ -13,7 +11,6 @@ from hybridtei.errors import LoadError
 from hybridtei.inference.load import text_reader
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
-from hybridtei.models.text.reader import TextReader
 from tests import tiny, vocabulary
 from tests.sampled import paired
 
@@ -27,7 +24,7 @@ TEXTS = [
     " ".join(["baka"] * 60 + ["dura"] * 90),
 ]
 # Changes of (tokenizer_config.json, tokenizer.json) of a WordPiece model.
-WORDPIECE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+WORDPIECE = {
     "cased files, class that lowers": ({}, {"lowercase": False}),
     "told not to lower": ({"do_lower_case": False}, {"lowercase": True}),
     "accents stay": ({"strip_accents": False}, {}),
@@ -41,25 +38,25 @@ WORDPIECE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def reader(folder: Path) -> TextReader:
+def reader(folder):
     return text_reader(read_spec(folder, pooling="mean"), EngineConfig())
 
 
-def ids(folder: Path, texts: list[str] = TEXTS) -> list[list[int]]:
+def ids(folder, texts=TEXTS):
     return [
         one.input_ids.tolist()
         for one in reader(folder).read(texts, truncate=True, allow_empty=True)
     ]
 
 
-def theirs(folder: Path) -> list[list[int]]:
+def theirs(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return [
         tokenizer(text, truncation=True, max_length=vocabulary.LONGEST).input_ids for text in TEXTS
     ]
 
 
-def edited(folder: Path, written: dict[str, Any], normalizer: dict[str, Any]) -> Path:
+def edited(folder, written, normalizer):
     tiny.edit_json(folder / "tokenizer_config.json", **written)
     file = folder / "tokenizer.json"
     described = json.loads(file.read_text())
@@ -112,7 +109,7 @@ def test_truncation_of_tokenizer_json_on_the_left_is_followed(tmp_path):
 
 # Ids of "baka", of the pair ("baka", "bake") and of "" by transformers 4.57.6, of any template in tokenizer.json. Version 5
 # drops the two keys, and with them the end that e5-mistral's vectors are pooled from.
-RECORDED: list[tuple[dict[str, bool], list[list[int]]]] = [
+RECORDED = [
     ({"add_eos_token": True}, [[0, 277, 2], [0, 277, 2, 0, 278, 2], [0, 2]]),
     ({"add_bos_token": False}, [[277], [277, 278], []]),
     ({"add_bos_token": False, "add_eos_token": True}, [[277, 2], [277, 2, 278, 2], [2]]),
@@ -215,7 +212,7 @@ def test_only_models_that_are_read_otherwise_than_before_have_another_fingerprin
     folder = tiny.write_family(tmp_path, "bert")
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
 
-    def reading() -> str | None:
+    def reading():
         return fingerprint(read_spec(folder, pooling="mean")).get("reading")
 
     assert reading() is None

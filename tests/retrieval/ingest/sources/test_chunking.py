@@ -30,21 +30,21 @@ PROMPTED = {"document": "passage: "}
 
 
 @pytest.fixture(scope="module")
-def model_and_path(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+def model_and_path(tmp_path_factory):
     return written(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def chunker(model_and_path) -> Chunker:
+def chunker(model_and_path):
     model, path = model_and_path
     return Chunker(model, raw(path), settings_for(model, 24, 4))
 
 
-def document(text: str) -> Document:
+def document(text):
     return Document("source", "id", text)
 
 
-def read_tokens(model, text: str) -> int:
+def read_tokens(model, text):
     """The tokens that the encoder would read, without truncation."""
     raws = model.reader.tokenizer.encode([text])
     return len(raws[0])

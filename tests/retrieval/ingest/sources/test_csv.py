@@ -6,7 +6,7 @@ from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from tests.retrieval.ingest.sources.reading import all_of
 
 
-def texts(path, data, **options) -> list[str]:
+def texts(path, data, **options):
     return [row.text for row in all_of(path, data, **options) if isinstance(row, Document)]
 
 

@@ -18,7 +18,7 @@ def test_ids_of_points_differ_where_documents_or_versions_do(source, one, other_
     assert pending(source, one).point_id(1) not in ids
 
 
-def pending(source: str, document_id: str, digest: str = "digest") -> PendingDocument:
+def pending(source, document_id, digest="digest"):
     return PendingDocument(Document(source, document_id, "text"), digest, "settings", None)
 
 

@@ -127,7 +127,7 @@ def test_a_kind(tmp_path, name, data, title, text):
         assert document.text == text
 
 
-def encrypted() -> bytes:
+def encrypted():
     data = bytearray(DOCX)
     place = data.index(b"PK\x01\x02")
     data[place + 8] |= 1

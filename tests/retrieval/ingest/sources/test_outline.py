@@ -1,7 +1,6 @@
 """Chunks know the headings above them and the header of their table."""
 
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hybridtei import Encoder
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.inference.load import find_model, text_model
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
-from hybridtei.retrieval.ingest.chunking import Chunk, Chunker, Document, settings_for
+from hybridtei.retrieval.ingest.chunking import Chunker, Document, settings_for
 from hybridtei.retrieval.store import opened
 from tests.retrieval.ingest.sources.reading import all_of, text_of
 
@@ -35,14 +34,14 @@ Windows
 """
 
 
-def chunker(tokens: int, *, headings: bool = True) -> Chunker:
+def chunker(tokens, *, headings=True):
     spec = find_model(ModelConfig())
     model = text_model(spec, EngineConfig())
     settings = settings_for(model, tokens, 0, headings=headings)
     return Chunker(model, read_raw(spec.folder), settings)
 
 
-def chunks_of(path: Path, data: str, tokens: int = 96, **settings) -> list[Chunk]:
+def chunks_of(path, data, tokens=96, **settings):
     (document,) = all_of(path, data)
     assert isinstance(document, Document), document
     (chunks,) = chunker(tokens, **settings).chunks_of([document])

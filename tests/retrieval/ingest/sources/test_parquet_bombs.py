@@ -1,14 +1,13 @@
 """Parquet files of some kilobytes that stand for gigabytes: refused with the place and the limit, and without the memory."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 
-ROOT = Path(__file__).parents[4]
+from tests.ran import ran
+
 MEMORY = 1_500_000_000  # address space of the reading process; what it needs without a bomb is a third of it
 READ = """
 import resource, sys, json
@@ -27,22 +26,20 @@ print(json.dumps([[one.location, one.reason] if isinstance(one, Rejection) else 
 """
 
 
-def read(path: Path) -> list[tuple[str, str | None]]:
+def read(path):
     """(location, reason against it) of what a process of little memory reads."""
     command = [sys.executable, "-c", READ, str(path), str(MEMORY)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    )
+    done = ran(command, check=True)
     return [(location, reason) for location, reason in json.loads(done.stdout)]
 
 
-def repeated(text: str, count: int) -> pyarrow.Array:
+def repeated(text, count):
     return pyarrow.DictionaryArray.from_arrays(
         pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([text])
     )
 
 
-def written(path: Path, **columns: pyarrow.Array) -> Path:
+def written(path, **columns):
     pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd")
     assert path.stat().st_size < 40_000
     return path

@@ -1,7 +1,5 @@
 """Records of jsonl, csv and parquet: the good ones come through, whatever lies between them."""
 
-from pathlib import Path
-
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -14,7 +12,7 @@ from hybridtei.retrieval.ingest.tables import read_jsonl, read_parquet
 SMALL = ReadOptions(max_record_bytes=1000, max_document_characters=500, max_metadata_bytes=100)
 
 
-def read(reader, path: Path, options: ReadOptions = SMALL):
+def read(reader, path, options=SMALL):
     """(documents, {location: reason})."""
     found = [found for found, _ in reader(path, "s", options)]
     documents = [one for one in found if isinstance(one, Document)]

@@ -173,7 +173,7 @@ async def test_what_an_earlier_reading_stored_stays_unless_it_is_reread(tmp_path
 
 async def test_queries_are_read_as_documents_are(tmp_path):
     """A query with a ligature is the query without it."""
-    asked: list[str] = []
+    asked = []
 
     class Asked:
         spec = small.model_spec()

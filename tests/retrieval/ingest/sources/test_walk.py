@@ -10,7 +10,7 @@ from hybridtei.retrieval.ingest.files import documents_of, source_files
 from hybridtei.retrieval.ingest.options import ReadOptions
 
 
-def labels(source: Path, name: str | None = None) -> list[str]:
+def labels(source, name=None):
     return [file.label for file in source_files(source, name) if file.left_out is None]
 
 
@@ -89,7 +89,7 @@ def test_what_vanishes_during_the_walk_is_not_there(tmp_path, monkeypatch, looke
         (tmp_path / file).write_text("x")
     seen, stat = [], Path.stat
 
-    def vanishing(path: Path, **settings):
+    def vanishing(path, **settings):
         found = stat(path, **settings)
         if path.name == name:
             seen.append(1)

@@ -1,15 +1,12 @@
 """Files that are one document: what a reader would see of them, or why not."""
 
-from pathlib import Path
-
 import pytest
 
-from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.whole import read_whole
 
 
-def read(path: Path, data: bytes, **options) -> Document | Rejection:
+def read(path, data, **options):
     path.write_bytes(data)
     return read_whole(path, "label", ReadOptions(**options))
 

@@ -3,10 +3,7 @@
 import json
 import resource
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,18 +21,18 @@ from tests.retrieval.store.stores import WIDTH, plan
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Folder]:
+def folder(tmp_path):
     opened = Folder(tmp_path)
     yield opened
     opened.close()
 
 
-def points(count: int) -> list[Any]:
+def points(count):
     rows = np.random.default_rng(0).normal(size=(count, WIDTH)).astype(np.float32)
     return [[i, {}, {"dense": rows[i]}, 0.0] for i in range(count)]
 
 
-def is_untidy(folder: Folder) -> bool:
+def is_untidy(folder):
     return any(one.dirty or one.written >= OPTIMIZE_AFTER for one in folder._open.values())
 
 
@@ -55,7 +52,7 @@ def test_housekeeping_comes_to_an_end_and_begins_again_after_writes(folder):
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
+def full_disk():
     """No file of this process may grow beyond a kilobyte."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))

@@ -3,14 +3,13 @@
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.retrieval.store import embedded as module
-from hybridtei.retrieval.store.base import Stored, VectorParams
+from hybridtei.retrieval.store.base import VectorParams
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.points import check_points, to_points
 from hybridtei.retrieval.store.query import of_ids
@@ -26,17 +25,17 @@ CHANGED = (
 )
 
 
-def points(begin: int, end: int) -> list[Stored]:
+def points(begin, end):
     return to_points(embeddings(end - begin, seed=begin), list(range(begin, end)))
 
 
-def pid_of(store: EmbeddedStore) -> int:
+def pid_of(store):
     pid = store.pid
     assert pid is not None
     return pid
 
 
-async def opened(folder: Path) -> EmbeddedStore:
+async def opened(folder):
     store = EmbeddedStore(str(folder), timeout_s=HANG)
     await store.create("c", plan())
     return store
@@ -62,14 +61,14 @@ async def test_everything_acknowledged_survives_a_killed_owner(tmp_path):
     await store.close()
 
 
-async def killed(store: EmbeddedStore) -> None:
+async def killed(store):
     """Returns once that is noticed: a call before would go to the dead one, a call after starts another."""
     os.kill(pid_of(store), signal.SIGKILL)
     while store._is_joined:
         await asyncio.sleep(0.001)
 
 
-async def ended(store: EmbeddedStore) -> None:
+async def ended(store):
     """Close the store; return once its process, which would wait for another client, is gone."""
     process = psutil.Process(pid_of(store))
     await store.close()
@@ -77,7 +76,7 @@ async def ended(store: EmbeddedStore) -> None:
     await asyncio.to_thread(process.wait, HANG)
 
 
-async def outcome(task: asyncio.Task[None]) -> StoreUnavailable | None:
+async def outcome(task):
     try:
         await task
     except StoreUnavailable as error:
@@ -218,7 +217,7 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path):
     os.kill(pid, signal.SIGCONT)
     assert await slow == ["c"]  # their mean is 10 s now
     os.kill(pid, signal.SIGSTOP)
-    waiting: list[asyncio.Task[object]] = []
+    waiting = []
     for _ in range(7):  # 0, 10, …, 60 s of work wait before each
         waiting.append(asyncio.create_task(store.collections()))
         await asyncio.sleep(0)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-from pathlib import Path
 
 import psutil
 import pytest
@@ -22,15 +21,15 @@ from tests.retrieval.store.embedded.test_edge_owner import (
 from tests.retrieval.store.stores import plan
 
 
-def as_link(path: Path, victim: Path) -> None:
+def as_link(path, victim):
     path.symlink_to(victim)
 
 
-def as_hard_link(path: Path, victim: Path) -> None:
+def as_hard_link(path, victim):
     path.hardlink_to(victim)
 
 
-def as_pipe(path: Path, victim: Path) -> None:
+def as_pipe(path, victim):
     os.mkfifo(path)
 
 
@@ -81,32 +80,32 @@ async def test_an_unsafe_collection_is_refused_and_the_others_are_served(tmp_pat
     await store.close()
 
 
-def deleted(folder: Path, copy: Path) -> None:
+def deleted(folder, copy):
     shutil.rmtree(folder)
 
 
-def emptied(folder: Path, copy: Path) -> None:
+def emptied(folder, copy):
     """As `rm -rf folder/*`, which leaves the lock file."""
     for path in folder.glob("[!.]*"):
         shutil.rmtree(path)
 
 
-def restored(folder: Path, copy: Path) -> None:
+def restored(folder, copy):
     shutil.rmtree(folder)
     shutil.copytree(copy, folder)
 
 
-def restored_in_place(folder: Path, copy: Path) -> None:
+def restored_in_place(folder, copy):
     emptied(folder, copy)
     shutil.copytree(copy, folder, dirs_exist_ok=True)
 
 
-def moved_in(folder: Path, copy: Path) -> None:
+def moved_in(folder, copy):
     folder.rename(folder.with_name("old"))
     shutil.copytree(copy, folder)
 
 
-def collection_restored(folder: Path, copy: Path) -> None:
+def collection_restored(folder, copy):
     shutil.rmtree(folder / "c")
     shutil.copytree(copy / "c", folder / "c")
 

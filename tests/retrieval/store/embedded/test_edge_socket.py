@@ -43,7 +43,7 @@ asyncio.run(main())
 """
 
 
-def changed(path: Path, change: str) -> EmbeddedStore:
+def changed(path, change):
     """A store whose process has other constants."""
 
     class Changed(EmbeddedStore):
@@ -52,7 +52,7 @@ def changed(path: Path, change: str) -> EmbeddedStore:
     return Changed(str(path), timeout_s=HANG)
 
 
-def connected(folder: Path) -> socket.socket:
+def connected(folder):
     """A client of our own, behind the greeting."""
     place = listening_at(folder)
     assert place is not None
@@ -62,14 +62,14 @@ def connected(folder: Path) -> socket.socket:
     return client
 
 
-def asked(client: socket.socket, call: str, *arguments: object) -> list[object]:
+def asked(client, call, *arguments):
     client.sendall(frame([call, arguments]))
     return received(client)
 
 
-def received(client: socket.socket) -> list[object]:
+def received(client):
     (length,) = HEADER.unpack(client.recv(HEADER.size, socket.MSG_WAITALL))
-    message: list[object] = unframe(client.recv(length, socket.MSG_WAITALL))
+    message = unframe(client.recv(length, socket.MSG_WAITALL))
     return message
 
 

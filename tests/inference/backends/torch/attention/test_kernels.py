@@ -13,7 +13,6 @@ from hybridtei.inference.backends.torch.kernels import (
     MASK_ENTRIES,
     PADDING_ALLOWED,
     UNBOUNDED,
-    Kernel,
     like_lengths,
     padded_groups,
     per_sequence,
@@ -52,13 +51,13 @@ def test_tokens_that_none_attends_to_are_left_out(kernel, window):
 
 
 def equals_the_textbook(
-    kernel: Kernel,
+    kernel,
     *,
-    window: int | None = None,
-    key_heads: int = 4,
-    causal: bool = False,
-    seen: list[int] | None = None,
-) -> None:
+    window=None,
+    key_heads=4,
+    causal=False,
+    seen=None,
+):
     q, k, v = textbook.drawn(textbook.LENGTHS, key_heads)
     found = kernel(
         q, k, v, textbook.sequences(textbook.LENGTHS, seen), scale=0.7, window=window, causal=causal
