@@ -14,15 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 318_269, "modules": 186}
+SIZE = {"tokens": 322_924, "modules": 190}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 924,
-    "literal_splats": 28,
-    "no_nouns": 70,
+    "conditionals": 841,
+    "literal_splats": 24,
+    "no_nouns": 67,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_373,
+    "tokens_per_1000_code_lines": 8_380,
 }
 LONGEST_FILE_LINES = 565
 # What a change may leave between a count and its number, in thousandths of the number.

@@ -219,8 +219,14 @@ def test_a_classifier_lists_no_rerank(classifier):
 
 
 def test_one_model_by_its_name(server):
-    (model,) = server.get("/v1/models").json()["data"]
-    assert server.get(f"/v1/models/{model['id']}").json() == model
+    models = server.get("/v1/models").json()["data"]
+    model = models[0]
+    assert [other["id"] for other in models[1:]] == [
+        f"{model['id']}:query",
+        f"{model['id']}:document",
+    ]
+    for listed in models:
+        assert server.get(f"/v1/models/{listed['id']}").json() == listed
     assert server.get(f"/v1/models/{model['id']}:latest").json() == model
     assert server.get("/v1/models/other/name").status_code == 404
 

@@ -129,7 +129,7 @@ def ask(error, shape):
     of_error = Route(paths=["/"], methods=["GET"], work=ask, request=None, answer=None, error=shape)
 
     @get("/", opt={ROUTE: of_error})
-    async def route():
+    async def route() -> None:
         raise error
 
     app = Litestar([route], exception_handlers=dict(HANDLERS), openapi_config=None)
