@@ -147,7 +147,7 @@ def test_what_manages_has_one_path_only(client, alias, path):
         method, f"/m/{alias}/{path}", json={"model": "tagger", "model_id": "/nowhere"}
     )
     assert (answer.status_code, "there is no path" in answer.text) == (404, True)
-    assert "tagger" in [model["id"] for model in client.get("/m/hybrid/v1/models").json()["data"]]
+    assert "tagger" in [model["id"] for model in client.get("/v1/models").json()["data"]]
 
 
 def test_a_model_comes_and_goes_while_another_answers(client, checkpoints):
