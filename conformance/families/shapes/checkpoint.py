@@ -43,7 +43,8 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def width(self) -> int:
         """The width of hidden states."""
-        return int(self.config.get("hidden_size") or self.config["n_embd"])
+        names = ("embedding_dim", "hidden_size", "n_embd")
+        return next(int(self.config[name]) for name in names if name in self.config)
 
     @property
     def dense_shapes(self) -> list[Shapes]:
@@ -96,7 +97,8 @@ def drawn(shapes: Shapes, dtype: str) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     found = {}
     for name, shape in shapes.items():
-        around = 1.0 if name.endswith(".weight") and len(shape) == 1 else 0.0
+        is_scale = name.endswith((".weight", ".layer_scalar")) and len(shape) == 1
+        around = 1.0 if is_scale else 0.0
         found[name.lstrip(".")] = torch.empty(shape, dtype=DTYPES[dtype]).normal_(around, SCALE)
     return found
 

@@ -111,4 +111,5 @@ def shapes_of(layout: str, config: Config) -> Shapes:
         model = getattr(transformers, layout)(
             transformers.AutoConfig.for_model(config["model_type"], **settings)
         )
-    return {name: tuple(one.shape) for name, one in model.named_parameters()}
+    scalars = [pair for pair in model.named_buffers() if pair[0].endswith("layer_scalar")]
+    return {name: tuple(one.shape) for name, one in (*model.named_parameters(), *scalars)}

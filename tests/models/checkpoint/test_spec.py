@@ -24,7 +24,8 @@ OFFSETS = {"xlm-roberta", "roberta", "camembert", "mpnet"}
 def test_a_family_tells_its_size_positions_and_length(tmp_path, model_type):
     spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
     assert spec.model_type == model_type
-    assert (spec.hidden_size, spec.max_input_length) == (tiny.HIDDEN, vocabulary.LONGEST)
+    width = tiny.FAMILIES[model_type].settings.get("embedding_dim", tiny.HIDDEN)
+    assert (spec.hidden_size, spec.max_input_length) == (width, vocabulary.LONGEST)
     assert spec.positions == (Positions(2, 1) if model_type in OFFSETS else Positions())
     assert spec.pooling == ("mean",)
     assert spec.has_token_types is (model_type in ("bert", "electra", "nomic_bert"))
