@@ -220,6 +220,21 @@ class Overloaded(HybridTeiError):
         super().__init__("Model is overloaded")
 
 
+class TokensUsed(Overloaded):
+    """The key has used its tokens of a minute. The server did no work for the request.
+    `retry_after_s`: until it has some again."""
+
+    limit = "tokens_per_minute"
+
+    def __init__(self, limit: int, retry_after_s: int) -> None:
+        HybridTeiError.__init__(
+            self,
+            f"the key has used its {limit} tokens of a minute (tokens_per_minute); it has some "
+            f"again in {retry_after_s} s",
+        )
+        self.retry_after_s = retry_after_s
+
+
 class TimedOut(HybridTeiError):
     """A request took longer from permit to answer than allowed. Its permit is free again."""
 

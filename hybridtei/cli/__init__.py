@@ -26,6 +26,7 @@ COMMANDS = {
     "embed": "embed.add",
     "ingest": "collection.add_ingest",
     "search": "collection.add_search",
+    "ask": "ask.add",
     "eval": "collection.add_eval",
     "collections": "collections.add",
     "migrate": "collection.add_migrate",

@@ -6,6 +6,7 @@ multi-vectors, while it is searched and written."""
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -27,7 +28,7 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, UsageError
 from hybridtei.retrieval.ingest.options import IngestOptions
 from hybridtei.retrieval.migrate import MigrateOptions
-from hybridtei.retrieval.search.options import SearchFields, SearchOptions
+from hybridtei.retrieval.search.options import SearchFields, SearchOptions, SearchResult
 from hybridtei.retrieval.store import open_store, place_of, with_default
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.system.machine import require_extra
@@ -133,6 +134,10 @@ def add_search(commands: Commands) -> None:
         metavar="NAMES",
         help="keys of the payload to print, comma-separated [default: all]",
     )
+    parser.add_argument(
+        "--url", metavar="URL", help="server that searches [default: search in this process]"
+    )
+    parser.add_argument("--url-api-key", metavar="KEY", help="key of --url")
     parser.add_argument("--no-highlights", action="store_true", help="do not mark matching terms")
     parser.add_argument("--json", action="store_true", help="print the answer as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
@@ -144,35 +149,77 @@ def run_search(arguments: argparse.Namespace) -> int:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     require_extra("qdrant", "qdrant_client")
+    from hybridtei.retrieval.search.explain import as_json, in_words
+
+    options = options_of(arguments)
+    if arguments.url is None:
+        result = search_here(
+            arguments.collection,
+            arguments.query,
+            options,
+            model=model,
+            engine=engine,
+            store=store,
+            rerank=arguments.rerank,
+        )
+    else:
+        result = search_by_url(arguments, options)
+    if arguments.json:
+        print(as_json(result), flush=True)
+    else:
+        print(in_words(result, options, colours=sys.stdout.isatty()), flush=True)
+    return 0
+
+
+def search_by_url(arguments: argparse.Namespace, options: SearchOptions) -> SearchResult:
+    """The result of a search by `--url`. Raises NoAnswer, HybridTeiError."""
+    from hybridtei.client import Client
+
+    fields = {name: getattr(options, name) for name in SearchFields.__struct_fields__}
+    condition = None if arguments.filter is None else json.loads(arguments.filter)
+    with Client(arguments.url, api_key=arguments.url_api_key) as client:
+        return client.search(
+            arguments.collection,
+            arguments.query,
+            filter=condition,
+            rerank=arguments.rerank or False,
+            **fields,
+        )
+
+
+def search_here(
+    collection: str,
+    query: str,
+    options: SearchOptions,
+    *,
+    model: ModelConfig,
+    engine: EngineConfig,
+    store: StoreConfig,
+    rerank: str | None = None,
+) -> SearchResult:
+    """The result of a search in this process. Raises HybridTeiError."""
     loop, opened = OwnLoop(), open_store(store)
     assert opened is not None
     # The engine's process opens the collection while this one loads the model
     if opened.kind == "embedded":
-        loop.start(opened.count(arguments.collection))
+        loop.start(opened.count(collection))
     try:
         from hybridtei.encoder import Encoder
 
         encoder = Encoder.load(config=model, engine=engine, measures=False)
         reranker = None
-        if arguments.rerank is not None:
-            ranking = replace(model, model_id=arguments.rerank, revision=None)
+        if rerank is not None:
+            ranking = replace(model, model_id=rerank, revision=None)
             reranker = Encoder.load(config=ranking, engine=engine, measures=False)
-        from hybridtei.retrieval.search.explain import as_json, in_words
         from hybridtei.retrieval.search.local import LocalSearch
 
-        options = options_of(arguments)
         search = LocalSearch(encoder, model.model_id, opened, reranker=reranker, loop=loop)
     except BaseException:
         loop.run(opened.close())
         loop.close()
         raise
     with search:
-        result = search(arguments.collection, arguments.query, options)
-    if arguments.json:
-        print(as_json(result), flush=True)
-    else:
-        print(in_words(result, options, colours=sys.stdout.isatty()), flush=True)
-    return 0
+        return search(collection, query, options)
 
 
 def options_of(arguments: argparse.Namespace) -> SearchOptions:

@@ -360,7 +360,9 @@ def request_error(request: AnyRequest, error: Exception) -> Answer:
     headers = _help(route, error)
     if isinstance(error, NoKey):
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, Overloaded) and route is not None and not route.is_tei:
+    if isinstance(error, errors.TokensUsed):
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    elif isinstance(error, Overloaded) and route is not None and not route.is_tei:
         # TEI sends no such header, but OpenAI's clients obey it. Seconds, its smallest value
         headers.append((b"retry-after", b"1"))
     return _written(route, error, headers)

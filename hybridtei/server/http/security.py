@@ -19,16 +19,25 @@ import os
 import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from hmac import compare_digest
 from ipaddress import ip_address
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from hybridtei.config import ServerConfig
-from hybridtei.errors import LoadError, NoKey, OtherHost, OtherOrigin, RoleNeeded
+from hybridtei.errors import (
+    LoadError,
+    NoKey,
+    OtherHost,
+    OtherOrigin,
+    RoleNeeded,
+    TokensUsed,
+)
 from hybridtei.server.http.body import first_fields
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.system.machine import read_bounded
@@ -40,19 +49,45 @@ FLAG_NAME = "api-key"
 KeyRole = Literal["infer", "search", "write", "manage"]
 ROLES: tuple[KeyRole, ...] = get_args(KeyRole)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-OWNER = re.compile(rf"({NAME.pattern})(?: roles=([a-z]+(?:,[a-z]+)*))?")
+OWNER = re.compile(
+    rf"({NAME.pattern})(?: roles=([a-z]+(?:,[a-z]+)*))?(?: tokens_per_minute=([1-9]\d{{0,11}}))?",
+    re.ASCII,
+)
+MINUTE_S = 60
 MAX_KEYS, MAX_FILE_BYTES = 1000, 1_000_000
 
 log = logging.getLogger(__name__)
 
 
+class Meter:
+    """The tokens that a key may use: `limit` at once, and as many again in a minute. A request may
+    use more than are left; the next ones wait until these are there again."""
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._clock = limit, clock
+        self._left, self._read_at_s = float(limit), clock()
+
+    def check(self) -> None:
+        """Raises TokensUsed."""
+        now_s = self._clock()
+        self._left += (now_s - self._read_at_s) * self._limit / MINUTE_S
+        self._left, self._read_at_s = min(self._left, self._limit), now_s
+        if self._left < 1:
+            raise TokensUsed(self._limit, ceil((1 - self._left) * MINUTE_S / self._limit))
+
+    def spend(self, tokens: int) -> None:
+        """Take the tokens of an answer."""
+        self._left -= tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key's name, roles and digest."""
+    """A key's name, roles, digest, and the tokens that it may use, if they are bounded."""
 
     name: str
     digest: bytes
     roles: tuple[KeyRole, ...] = ROLES
+    meter: Meter | None = None
 
 
 class Keyring:
@@ -62,7 +97,9 @@ class Keyring:
         self, key: str | None = None, file: Path | None = None, registry: Registry | None = None
     ) -> None:
         """Raises LoadError, naming the file and the line."""
-        self._counter = (registry or Registry()).counter("hybridtei_key_requests_total")
+        registry = registry or Registry()
+        self._counter = registry.counter("hybridtei_key_requests_total")
+        self._tokens = registry.counter("hybridtei_key_tokens_total")
         self._fixed = () if key is None else (Key(FLAG_NAME, _digest(key.encode())),)
         self._file = file
         # No key is needed
@@ -78,14 +115,17 @@ class Keyring:
             registry,
         )
 
-    def check(self, authorization: bytes, role: KeyRole | None, token: str | None = None) -> None:
+    def check(
+        self, authorization: bytes, role: KeyRole | None, token: str | None = None
+    ) -> Key | None:
         """Check and count the key of a header, or else `token`, and add its name to the log's
-        context.
+        context. Return the key, or None on a server without keys.
 
-        `role`: the role that the key needs; None: every known key. Raises NoKey, RoleNeeded.
+        `role`: the role that the key needs; None: every known key. Raises NoKey, RoleNeeded,
+        TokensUsed.
         """
         if self.is_open:
-            return
+            return None
         key = self.find_in_header(authorization)
         if key is None and token is not None:
             key = self.find(token.encode("utf-8", "replace"))
@@ -96,6 +136,15 @@ class Keyring:
             CALLER.set(key.name)
         if role is not None and role not in key.roles:
             raise RoleNeeded(role, key.name, key.roles)
+        if role is not None and key.meter is not None:
+            key.meter.check()
+        return key
+
+    def spend(self, key: Key, tokens: int) -> None:
+        """Count the tokens of an answer."""
+        self._tokens.add(tokens, key=key.name)
+        if key.meter is not None:
+            key.meter.spend(tokens)
 
     def find(self, value: bytes) -> Key | None:
         """The known key with this value, or None."""
@@ -155,8 +204,8 @@ def _entry(line: str, where: str) -> Key:
     matched = OWNER.fullmatch(owner)
     if not colon or matched is None:
         raise LoadError(
-            f"{where}: should be `NAME:KEY` or `NAME roles=ROLE,ROLE:KEY`; "
-            "a name is 1 to 64 letters, digits, dots, dashes, underscores"
+            f"{where}: should be `NAME:KEY`, `NAME roles=ROLE,ROLE:KEY` or "
+            "`NAME roles=ROLE,ROLE tokens_per_minute=N:KEY`; a name is 1 to 64 letters, digits, dots, dashes, underscores"
         )
     names = ROLES if matched[2] is None else matched[2].split(",")
     roles = tuple(role for role in ROLES if role in names)
@@ -169,7 +218,8 @@ def _entry(line: str, where: str) -> Key:
             f"{where}: no header can carry this key; it should be printable ASCII without a space "
             "at either end"
         )
-    return Key(matched[1], _digest(key.encode()), roles)
+    meter = None if matched[3] is None else Meter(int(matched[3]))
+    return Key(matched[1], _digest(key.encode()), roles, meter)
 
 
 def _digest(key: bytes) -> bytes:

@@ -54,6 +54,8 @@ def make(kind):
         return RoleNeeded("write", "dashboard", ["search"])
     if kind is errors.Ended:
         return errors.Ended("OUT_OF_RANGE", "what went wrong")
+    if kind is errors.TokensUsed:
+        return errors.TokensUsed(100, 5)
     if kind is errors.PartlyFailed:
         return errors.PartlyFailed("what went wrong", [], HeadOutputs())
     return (

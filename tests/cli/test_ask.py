@@ -1,0 +1,89 @@
+"""`ask`: a folder answers, as it is now; and `search` by a server."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hybridtei.cli import main
+from hybridtei.retrieval.store.collection import CollectionSchemas
+from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, spec_in
+from tests.server.live import serving
+
+KEYS = """# Operations
+
+Ring the bell at noon.
+
+## Keys
+
+Rotate the signing keys every ninety days: write the new file,
+then send SIGHUP to the server.
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder beside the store, which is the working folder's."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "notes"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "keys.md").write_text(KEYS, encoding="utf-8")
+    (folder / "soup.txt").write_text("Boil the lentils.\nAdd salt.\n", encoding="utf-8")
+    return folder
+
+
+def asked(capsys, *words):
+    assert main(["ask", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["passages"]
+
+
+def test_passages_name_path_heading_and_lines(folder, capsys):
+    passages = asked(capsys, folder, "how often are signing keys rotated?")
+    first = passages[0]
+    assert first["path"] == str(folder / "deep" / "keys.md")
+    begin, end = first["lines"]
+    lines = Path(first["path"]).read_text(encoding="utf-8").splitlines()
+    between = " ".join(lines[begin - 1 : end])
+    assert re.findall(r"\w+", between) == re.findall(r"\w+", first["text"])
+    assert "heading" in first
+    assert first["score"] > passages[-1]["score"]
+    assert main(["ask", str(folder), "how are lentils cooked?", "--limit", "1"]) == 0
+    answer = capsys.readouterr().out
+    assert answer.startswith(f"{folder / 'soup.txt'}:1-2")
+    assert "Boil the lentils." in answer
+
+
+def test_what_changed_is_stored_first(folder, capsys):
+    asked(capsys, folder, "lentils")
+    (folder / "soup.txt").unlink()
+    (folder / "bread.txt").write_text("Bread rises for two hours.\n", encoding="utf-8")
+    passages = asked(capsys, folder, "how long does bread rise?")
+    assert Path(passages[0]["path"]).name == "bread.txt"
+    assert all(not passage["path"].endswith("soup.txt") for passage in passages)
+
+
+def test_what_is_no_folder_is_told(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["ask", str(tmp_path / "none"), "why?"])
+    assert ended.value.code == 2
+    assert "should be a folder" in capsys.readouterr().err
+
+
+async def test_search_by_a_server(tmp_path, capsys):
+    spec = spec_in(tmp_path)
+    store = await filled(encoder_of(spec))
+    server = {"api_key": "a-key"}
+    with serving(spec, server=server, schemas=CollectionSchemas(store), model_id=MODEL) as running:
+        flags = ["--url", running.url, "--url-api-key", "a-key", "--json", "--limit", "3"]
+        assert main(["search", "papers", TEXTS[2], *flags]) == 0
+        result = json.loads(capsys.readouterr().out)
+        body = {"collection": "papers", "query": TEXTS[2], "limit": 3}
+        headers = {"authorization": "Bearer a-key", "content-type": "application/json"}
+        expected = running.post("/search", body, headers=headers).json()
+        assert [hit["id"] for hit in result["hits"]] == [hit["id"] for hit in expected["hits"]]
+        even = '{"must": [{"key": "metadata.even", "match": {"value": true}}]}'
+        assert main(["search", "papers", TEXTS[1], *flags, "--filter", even]) == 0
+        hits = json.loads(capsys.readouterr().out)["hits"]
+        assert {hit["payload"]["metadata"]["even"] for hit in hits} == {True}
+        assert main(["search", "papers", TEXTS[1], "--url", running.url]) == 1
