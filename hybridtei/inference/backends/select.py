@@ -243,7 +243,7 @@ def _has_bfloat16() -> bool:
 def _stored_in_bfloat16(spec: ModelSpec) -> bool:
     if has_weights(spec.folder):
         return Weights.open(spec.folder).widest() == "BF16"
-    return spec.config.get("dtype", spec.config.get("torch_dtype")) == "bfloat16"
+    return bool(spec.config.get("dtype", spec.config.get("torch_dtype")) == "bfloat16")
 
 
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
