@@ -57,7 +57,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         None
     )
     dtype: Annotated[
-        Dtype | None, flag("Precision of weights and activations [default: float32 on CPU].")
+        Dtype | None,
+        flag("Precision of weights and activations [default: float32 on CPU, half on GPU]."),
     ] = None
     pooling: Annotated[
         PoolingFlag | None, flag("Pooling to use instead of the one the model declares.")

@@ -31,6 +31,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Encoding, Head, Padding, pack
@@ -43,11 +44,18 @@ from hybridtei.errors import (
     UsageError,
 )
 from hybridtei.inference.backends.base import Backend, Routed
+from hybridtei.inference.backends.fidelity import SAMPLES
 from hybridtei.inference.backends.select import open_backend
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import WITHOUT_PROMPT
 from hybridtei.models.checkpoint.contents import has_readable
-from hybridtei.models.checkpoint.files import check_links, embedded_model, joined, resolve
+from hybridtei.models.checkpoint.files import (
+    check_links,
+    embedded_model,
+    joined,
+    read_json,
+    resolve,
+)
 from hybridtei.models.checkpoint.layers import query_table, with_tanh_gelu
 from hybridtei.models.checkpoint.peft import ADAPTER, base_of, read_adapter
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
@@ -69,6 +77,8 @@ FORMS = {
 # only in long texts. Graphs have known families, and each token costs 8 ms at the start of a model
 # of 0.6B on two cores.
 SELF_TEST_TOKENS, GRAPH_TEST_TOKENS = 512, 16
+# Of the self-test's text, for each of its tokens
+SAMPLE_CHARACTERS = 8
 # Largest deviation of a state, relative to the largest state.
 SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "int8": 0.02, "fp8": 0.5}
 
@@ -141,9 +151,8 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
         with threadpool_limits(limits=1, user_api="blas"):
             for part in parts:
                 tokens = SELF_TEST_TOKENS if part.name == "torch" else GRAPH_TEST_TOKENS
-                _self_test(
-                    part, min(tokens, part.spec.max_input_length, model.reader.max_input_length)
-                )
+                longest = min(tokens, part.spec.max_input_length, model.reader.max_input_length)
+                _self_test(part, _sample_ids(model, longest))
         budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)
     except BackendError as error:
         if spec.model_type in FAMILIES:
@@ -249,25 +258,34 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
     return engine.max_batch_tokens
 
 
-def _self_test(backend: Backend, longest: int) -> None:
-    """Run all outputs once. Raises LoadError unless a short text has the same states alone and
+def _sample_ids(model: Model, count: int) -> NDArray[np.int64]:
+    """The ids of a text, since made-up ids have smaller states; repeated if it is short."""
+    text = " ".join(read_json(SAMPLES))[: SAMPLE_CHARACTERS * count]
+    (raw,) = model.reader.tokenizer.encode([text])
+    return np.resize(np.array(raw.ids, dtype=np.int64), count)
+
+
+def _self_test(backend: Backend, ids: NDArray[np.int64]) -> None:
+    """Run all outputs once, on a text of these ids and on its beginning. Raises LoadError if states
+    overflow, or unless a short text has the same states alone and
     after a long text in one pass. A family that hides its layout from our attention, or depends on
     the longest text of a pass, fails here, at start. The long text uses the model's last adapter,
     the short one none."""
     spec = backend.spec
     heads = spec.heads if spec.is_splade else spec.heads | {Head.TOKENS}
-    first = spec.positions.offset
     last = 0 if spec.adapters is None else len(spec.adapters.names)
     long, short = (
-        Encoding(
-            np.arange(first, first + length, dtype=np.int64) % spec.vocab_size, adapter=adapter
-        )
-        for length, adapter in ((longest, last), (min(3, longest), 0))
+        Encoding(ids[:length] % spec.vocab_size, adapter=adapter)
+        for length, adapter in ((len(ids), last), (3, 0))
     )
-    together = _values(
-        backend.forward(pack([long, short], heads, spec.positions), use_all_cores=True), 1
-    )
+    both = backend.forward(pack([long, short], heads, spec.positions), use_all_cores=True)
+    together = _values(both, 1)
     alone = _values(backend.forward(pack([short], heads, spec.positions)), 0)
+    if not all(np.isfinite(states).all() for states in (alone, together, _values(both, 0))):
+        raise LoadError(
+            f"{spec.folder}: self-test failed: states are infinite or NaN in {backend.dtype}; "
+            "`--dtype bfloat16` and `float32` have a wider range than float16"
+        )
     worst = float(np.abs(alone - together).max() / max(1.0, np.abs(alone).max()))
     # `not`, so that NaN fails too
     if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from conformance.families.oracle import difference, states_of, texts_of
 from hybridtei.config import EngineConfig, ModelConfig
@@ -18,6 +19,7 @@ from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.torch import trunk
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.load import load_model
+from hybridtei.models.checkpoint.spec import read_spec
 from tests import published, tiny, vocabulary
 from tests.inference.backends.torch.test_trunk import LONG
 from tests.ran import ran
@@ -56,6 +58,23 @@ def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(tmp_path, mon
     monkeypatch.setattr(trunk, "forget_lengths", lambda model: False)
     with pytest.raises(LoadError, match=f"{folder}: self-test"):
         loaded(folder)
+
+
+def test_states_beyond_float16_are_refused_with_the_precision_that_holds_them(
+    tmp_path: Path,
+) -> None:
+    folder = tiny.write_family(tmp_path, "qwen3")
+    file = folder / "model.safetensors"
+    tensors = {
+        name: tensor * (200 if ".0.mlp." in name else 1) for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+    model = load.text_model(read_spec(folder, pooling="lasttoken"), EngineConfig())
+    ids = load._sample_ids(model, 64)
+    assert len(set(ids.tolist())) > 10
+    load._self_test(TorchBackend(model.spec, dtype="bfloat16"), ids)
+    with pytest.raises(LoadError, match="infinite or NaN in float16; `--dtype bfloat16`"):
+        load._self_test(TorchBackend(model.spec, dtype="float16"), ids)
 
 
 @pytest.mark.parametrize(

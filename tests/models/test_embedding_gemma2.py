@@ -7,7 +7,7 @@ import transformers
 
 from conformance.families.oracle import ENGINES, texts_of
 from hybridtei import Encoder, ModelConfig
-from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.errors import LoadError
 from hybridtei.inference.backends.select import choices
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families.settings import Settings
@@ -84,8 +84,8 @@ def test_vectors_can_be_cut_and_prompts_are_read(tmp_path):
 def test_float16_is_refused_before_weights_are_read(tmp_path, backend):
     spec = read_spec(write(tmp_path))
     (tmp_path / "model.safetensors").unlink()
-    why = "`model_type` is 'embedding_gemma2_text', whose states overflow float16: use --dtype"
-    with pytest.raises(UnsupportedArchitecture, match=why):
+    why = "states of `embedding_gemma2_text` exceed float16's range; ask for bfloat16 or float32"
+    with pytest.raises(LoadError, match=why):
         choices(ModelConfig(backend=backend, dtype="float16"), spec)
 
 

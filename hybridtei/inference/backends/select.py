@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hybridtei.config import ModelConfig
-from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.errors import LoadError
 from hybridtei.inference.backends.base import Backend, Routed
 from hybridtei.inference.backends.graph.onnx_files import check_graphs, find_own_graph
 from hybridtei.inference.backends.graph.ops import family_graph
@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 NVIDIA = Path("/dev/nvidiactl")
 # Values of CUDA_VISIBLE_DEVICES by which a user keeps programs from all GPUs
 HIDDEN = ("", "-1")
+# Families with states beyond float16's largest number, 65,504
+WIDE = frozenset({"embedding_gemma2_text", "gemma", "gemma3_text", "mt5", "t5"})
+# The first GPUs that compute bfloat16: Ampere
+BFLOAT16_CAPABILITY = (8, 0)
 # On CPUs the first backend that can run the model is chosen. In float32 OpenVINO was 6 % slower to
 # 12 % faster than ONNX Runtime (`python -m conformance.load precisions`), and takes up to twice the
 # memory.
@@ -46,8 +50,6 @@ PACKAGES = {
     "openvino": ("openvino",),
     "torch": ("torch", "transformers"),
 }
-# Families whose states exceed the largest float16, 65,504
-OVERFLOWS = frozenset({"embedding_gemma2_text"})
 # Arguments of pip install
 INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}
 DTYPES = {
@@ -101,22 +103,14 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
 def choices(config: ModelConfig, spec: ModelSpec) -> list[BackendChoice]:
     """The possible choices for the model, the best first. Raises LoadError with all reasons if
     there is none."""
-    if config.dtype == "float16" and spec.model_type in OVERFLOWS:
-        raise UnsupportedArchitecture(
-            f"{spec.folder / 'config.json'}: `model_type` is {spec.model_type!r}, whose states "
-            "overflow float16: use --dtype bfloat16 or float32"
-        )
-    if config.backend != "auto":
-        reason = why_not(config.backend, config.dtype, spec)
+    name, why = config.backend, "asked for"
+    if name == "auto" and no_gpu() is None:
+        name, why = "torch", "torch finds a CUDA device"
+    if name != "auto":
+        reason = why_not(name, config.dtype, spec)
         if reason is not None:
-            raise LoadError(f"{spec.folder}: cannot run on {config.backend}: {reason}")
-        return [
-            BackendChoice(config.backend, _dtype(config.dtype, config.backend, spec), "asked for")
-        ]
-    if no_gpu() is None:
-        return [
-            BackendChoice("torch", _dtype(config.dtype, "torch", spec), "torch finds a CUDA device")
-        ]
+            raise LoadError(f"{spec.folder}: cannot run on {name}: {reason}")
+        return [BackendChoice(name, config.dtype or _usual_dtype(name, spec), why)]
     dtype = config.dtype or "float32"
     refused = {name: why_not(name, config.dtype, spec) for name in _order(dtype)}
     able = [name for name, reason in refused.items() if reason is None]
@@ -150,15 +144,30 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     lacking = [package for package in PACKAGES[name] if not _installed(package)]
     if lacking:
         return f"this needs {' and '.join(lacking)}: pip install {INSTALLS[name]}"
-    if dtype == "float16" and (fault := no_gpu()) is not None:
-        return f"float16 is for GPUs, and {fault}; on a CPU ask for bfloat16 or float32"
+    if name == "torch":
+        return _half_lacks(dtype, spec)
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not supported there yet: leave `--backend` out, or use ort or torch"
-    own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
-    if name == "torch" or own:
+    if name == "ort" and find_own_graph(spec, dtype or "float32") is not None:
         return None
     outcome = _graph_or_reason(spec)
     return outcome if isinstance(outcome, str) else None
+
+
+def _half_lacks(dtype: str | None, spec: ModelSpec) -> str | None:
+    """The reason why torch cannot compute a model in this half precision here, or None."""
+    if dtype not in ("float16", "bfloat16"):
+        return None
+    fault = no_gpu()
+    if dtype == "bfloat16":
+        if fault is None and not _has_bfloat16():
+            return "bfloat16 needs a GPU of compute capability 8.0 or later; ask for float16"
+    elif spec.model_type in WIDE:
+        wide = "bfloat16 or float32" if fault is not None else _wide_dtype()
+        return f"states of `{spec.model_type}` exceed float16's range; ask for {wide}"
+    elif fault is not None:
+        return f"float16 is for GPUs, and {fault}; on a CPU ask for bfloat16 or float32"
+    return None
 
 
 def _graph_or_reason(spec: ModelSpec) -> Graph | str:
@@ -206,12 +215,34 @@ def no_gpu() -> str | None:
     )
 
 
-def _dtype(dtype: str | None, backend: str, spec: ModelSpec) -> str:
-    if dtype:
-        return dtype
+def _usual_dtype(backend: str, spec: ModelSpec) -> str:
+    """The precision without `--dtype`: float32 on a CPU; on a GPU half precision, bfloat16 if the
+    checkpoint is stored so or float16 is too narrow for its family."""
     if backend != "torch" or no_gpu() is not None:
         return "float32"
-    return "bfloat16" if spec.model_type in OVERFLOWS else "float16"
+    if spec.model_type in WIDE:
+        return _wide_dtype()
+    if _has_bfloat16() and _stored_in_bfloat16(spec):
+        return "bfloat16"
+    return "float16"
+
+
+def _wide_dtype() -> str:
+    """The shortest precision here with float32's range."""
+    return "bfloat16" if _has_bfloat16() else "float32"
+
+
+def _has_bfloat16() -> bool:
+    import torch
+
+    capability: tuple[int, int] = torch.cuda.get_device_capability(0)
+    return capability >= BFLOAT16_CAPABILITY
+
+
+def _stored_in_bfloat16(spec: ModelSpec) -> bool:
+    if has_weights(spec.folder):
+        return Weights.open(spec.folder).widest() == "BF16"
+    return bool(spec.config.get("dtype", spec.config.get("torch_dtype")) == "bfloat16")
 
 
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:

@@ -125,6 +125,10 @@ class Weights:
         """Return the shape of a tensor. `name`: the checkpoint's spelling."""
         return self._tensors[name].shape
 
+    def widest(self) -> str:
+        """Return safetensors' name of the dtype of the largest tensor."""
+        return max(self._tensors.values(), key=lambda tensor: tensor.stop - tensor.start).dtype
+
     def float32(self, name: str) -> NDArray[np.float32]:
         """Return a tensor: a read-only view of the file, or a widened copy of half precision.
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.inference.backends.base import FEWEST, MOST, busy_tokens
+from hybridtei.inference.backends.base import FEWEST, MOST, busy_tokens, gpu_tokens
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,19 @@ def test_a_core_is_given_the_tokens_that_the_table_asks_for(width, tokens):
 def test_wider_models_are_given_fewer_tokens_within_bounds(width):
     assert FEWEST <= busy_tokens(width + 1) <= busy_tokens(width) <= MOST
     assert busy_tokens(width).bit_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens"),
+    [
+        (10_600_000, 32_768),
+        (86_000_000, 16_384),
+        (303_000_000, 4_096),
+        (440_000_000, 4_096),
+        (6_950_000_000, 2_048),
+        (0, 32_768),
+    ],
+    ids=["MiniLM", "BERT-base", "BGE-M3", "Qwen3-0.6B", "Qwen3-8B", "no layers"],
+)
+def test_a_gpus_pass_has_fewer_tokens_for_a_larger_model(parameters: int, tokens: int) -> None:
+    assert gpu_tokens(parameters) == tokens

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends import select as backend_choice
 from hybridtei.inference.backends.select import choices, open_backend, why_not
 from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -83,6 +85,73 @@ def test_float16_wants_a_gpu(bert, backend, monkeypatch):
         choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))
 
 
+def on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: Path, capability: tuple[int, int] = (9, 0)
+) -> None:
+    """From now on torch finds a card, `device` being a path that exists."""
+    monkeypatch.setattr(backend_choice, "NVIDIA", device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+
+
+HOPPER, TURING = (9, 0), (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("family", "stored", "card", "dtype"),
+    [
+        ("bert", torch.float32, HOPPER, "float16"),
+        ("bert", torch.float16, HOPPER, "float16"),
+        ("qwen3", torch.bfloat16, HOPPER, "bfloat16"),
+        ("qwen3", torch.bfloat16, TURING, "float16"),
+        ("t5", torch.float32, HOPPER, "bfloat16"),
+        ("gemma3_text", torch.float16, HOPPER, "bfloat16"),
+        ("t5", torch.float32, TURING, "float32"),
+    ],
+)
+def test_a_gpu_computes_in_the_half_precision_of_the_checkpoint_and_of_its_family(
+    tmp_path: Path,
+    family: str,
+    stored: torch.dtype,
+    card: tuple[int, int],
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tiny.write_family(tmp_path, family)
+    file = folder / "model.safetensors"
+    save_file({name: value.to(stored) for name, value in load_file(file).items()}, file)
+    on_a_gpu(monkeypatch, folder, card)
+    spec = read_spec(folder, pooling="mean")
+    (only,) = choices(ModelConfig(model_id=str(folder)), spec)
+    assert (only.name, only.dtype) == ("torch", dtype)
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize(
+    ("family", "dtype", "card", "why"),
+    [
+        ("t5", "float16", HOPPER, "states of `t5` exceed .* ask for bfloat16"),
+        ("gemma3_text", "float16", TURING, "`gemma3_text` exceed .* ask for float32"),
+        ("bert", "bfloat16", TURING, r"capability 8\.0 or later; ask for float16"),
+        ("bert", "int8", HOPPER, "cannot run on torch: .* not int8"),
+    ],
+)
+def test_a_precision_that_the_family_or_the_card_lacks_is_refused_by_name(
+    tmp_path: Path,
+    backend: str,
+    family: str,
+    dtype: str,
+    card: tuple[int, int],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tiny.write_family(tmp_path, family)
+    on_a_gpu(monkeypatch, folder, card)
+    config = ModelConfig(model_id=str(folder), backend=backend, dtype=dtype)  # type: ignore[arg-type]
+    with pytest.raises(LoadError, match=why):
+        choices(config, read_spec(folder, pooling="mean"))
+
+
 def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, monkeypatch, caplog):
     config, spec = ModelConfig(model_id=str(bert)), read_spec(bert)
     caplog.set_level(logging.INFO, "hybridtei")
@@ -106,7 +175,7 @@ def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, mon
         "WARNING",
         "WARNING",
     ]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    on_a_gpu(monkeypatch, bert)
     (only,) = choices(config, spec)
     assert (only.name, only.dtype, only.why) == ("torch", "float16", "torch finds a CUDA device")
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hybridtei.batch import Offsets, PackedBatch, Padding, computed_once, offsets_of
 from hybridtei.errors import BackendError, DeviceLost
-from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.backends.base import Backend, gpu_tokens
 from hybridtei.inference.backends.heads import (
     ENTRIES,
     HeadLayers,
@@ -50,10 +50,8 @@ if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Tokens of a pass. Two cores reach their full rate with a few hundred tokens; a GPU needs
-# thousands. Names in a batch's integers: `cu_seqlens`, and the rows of tokens that get a vector
+# Names in a batch's integers: `cu_seqlens`, and the rows of tokens that get a vector
 OFFSETS, KEPT = ("offsets", "kept")
-BUSY_TOKENS = {"cpu": 512, "cuda": 16384}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +88,8 @@ class TorchBackend(Backend):
         # A tensor's device has an index, which some functions of torch demand
         self.device = torch.empty(0, device=device).device
         on_gpu = self.device.type == "cuda"
-        self.busy_tokens = BUSY_TOKENS.get(self.device.type, 4096)
+        # Two cores reach their full rate with these
+        self.busy_tokens = 512
         self.lanes = (LaneKind.BULK,) if on_gpu else both_lanes(available_cores())
         self.ahead = 1 if on_gpu else 0
         self._launching: AbstractContextManager[Any] = threading.Lock() if on_gpu else nullcontext()
@@ -105,6 +104,10 @@ class TorchBackend(Backend):
         self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
         self._stream = self._side = None
         if on_gpu:
+            parameters = self._trunk.model.parameters()
+            self.busy_tokens = gpu_tokens(
+                sum(x.numel() for x in parameters if x.shape[:1] != (spec.vocab_size,))
+            )
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.catch_up()

@@ -102,6 +102,7 @@ def test_a_gpu_without_an_index_gets_one(hybrid, monkeypatch):
     with FakeTensorMode():
         backend = TorchBackend(plain.spec, device="cuda", loaded=(plain._trunk, plain._heads))
     assert backend.device == torch.device("cuda:0")
+    assert backend.busy_tokens == 32_768
     assert plain.device == torch.device("cpu")
 
 
