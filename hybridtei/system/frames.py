@@ -1,7 +1,8 @@
-"""Frames between processes: a length, then MessagePack with arrays as raw bytes. Never pickle.
+"""Bytes for other processes: frames of MessagePack, and protobuf without generated classes.
 
-`frame` and `unframe` carry numbers, strings, lists, maps and arrays. msgspec converts whole
-messages, the fastest way for the points of an embedded store.
+A frame is a length, then MessagePack with arrays as raw bytes, never pickle. `frame` and `unframe`
+carry numbers, strings, lists, maps and arrays. msgspec converts whole messages, the fastest way for
+the points of an embedded store.
 
 `varint` and `nested` encode protobuf, for messages that are too large or too simple for generated
 classes.

@@ -58,7 +58,7 @@ class TokenPooling:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """JsonObject of queries or documents: the marker after the first token, the length, the
+    """The settings of queries or of documents: the marker after the first token, the length, the
     unscored ids, the merging."""
 
     marker: int | None = None

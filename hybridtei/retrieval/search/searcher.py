@@ -183,7 +183,7 @@ class Searcher:
         rank: Rank | None = None,
         fit: Searchable | None = None,
     ) -> SearchResult:
-        """Find points for a query that is already embedded, in one row of `embeddings`.
+        """Find points for a query that is already embedded: row `row` of `embedded`.
 
         Equal scores are in the order of ids, as far as `store.base.best_points` can ensure it.
         Raises the errors of `search`.

@@ -36,7 +36,7 @@ from hybridtei.retrieval.store.base import (
 from hybridtei.retrieval.store.query import CollectionPlan, Datatype, Quantization
 
 MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
-# `model` of `checkpoint.fingerprint`; collections of older versions have none
+# `model` of `models.fingerprint`; collections of older versions have none
 FINGERPRINT = "model_fingerprint"
 # Keys of a collection's metadata
 TOKENS, DTYPE, WIDTH = ("multivector_tokens", "multivector_dtype", "multivector_dim")
