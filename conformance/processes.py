@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +19,12 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])
+
+
+def served(port: int | str, *flags: str) -> list[str]:
+    """The command of `hybridtei serve`, on this machine alone."""
+    address = ["--hostname", "127.0.0.1", "--port", str(port)]
+    return [sys.executable, "-m", "hybridtei", "serve", *address, *flags]
 
 
 @contextmanager

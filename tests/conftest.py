@@ -10,7 +10,6 @@ import gc
 import inspect
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +31,7 @@ settings.load_profile("tests")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the two options
-def pytest_cmdline_main(config: pytest.Config) -> None:
+def pytest_cmdline_main(config):
     """All tests run in two processes, those of a file in one of them, where `-n` does not say otherwise. Where a file or folder
     is named, this process runs it: starting two takes longer."""
     everything = config.args_source == pytest.Config.ArgsSource.TESTPATHS
@@ -51,13 +50,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which knows no coroutines
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+def pytest_pyfunc_call(pyfuncitem):
     """A test that is a coroutine has an event loop of its own, and five minutes, so that one that hangs ends."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
 
-    async def limited() -> None:
+    async def limited():
         async with asyncio.timeout(300):
             await test(
                 **{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
@@ -68,14 +67,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
+def pytest_runtest_makereport():
     """In CI a skip that `tests/skips.py` does not list is a failure."""
     report = yield
     return fail_if_unlisted(report)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Iterator[None]:
+def pytest_make_collect_report():
     """As above, for a file that is skipped as a whole."""
     report = yield
     return fail_if_unlisted(report)
@@ -90,7 +89,7 @@ def fail_if_unlisted(report):
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session):
     """In CI more skips than `tests/skips.py` allows fail the run. xdist's workers leave it to it."""
     if not skips.IN_CI or hasattr(session.config, "workerinput"):
         return
@@ -101,14 +100,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Garbage is collected from now on, of what tests make."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
+def one_thread():
     """Imported here, so that the process that only hands out tests to others need not load torch."""
     import torch
     from transformers.utils import logging
@@ -119,11 +118,11 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def prompt_ends() -> Iterator[None]:
+def prompt_ends():
     """uvicorn sleeps a tenth of a second before it sees that it should end, and another for its connections; hundreds of
     servers end in these tests."""
 
-    async def sleep(seconds: float) -> None:
+    async def sleep(seconds):
         await asyncio.sleep(seconds / 20)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -134,7 +133,7 @@ def prompt_ends() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def one_authority(tmp_path_factory):
     """Every HTTP client reads all authorities it may have to trust; hundreds are made here, and no test asks the network."""
     import certifi
 
@@ -148,7 +147,7 @@ def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory):
     """Tests leave the user's cache alone, and are not helped by it."""
     with pytest.MonkeyPatch.context() as patch:
         caches = tmp_path_factory.mktemp("caches")
@@ -162,14 +161,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """An empty cache folder of the test's own, which is made when something is kept."""
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bert(tmp_path_factory):
     """A BERT with mean pooling; read only."""
     from tests import tiny
 
@@ -177,7 +176,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def m3(tmp_path_factory):
     """An XLM-R with BGE-M3's heads, CLS pooling; read only."""
     from tests import tiny
 
@@ -185,7 +184,7 @@ def m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hybrid(tmp_path_factory):
     """A BERT with heads of our own and mean pooling: every kind of output; read only."""
     from tests import tiny
 
@@ -195,7 +194,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shipped(tmp_path_factory):
     """As `hybrid`, of a shape whose graph the package carries: a process that serves it does not load torch; read only."""
     from tests import tiny
 
@@ -205,7 +204,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def splade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def splade(tmp_path_factory):
     """A BERT with its masked-language-model head; read only."""
     from tests import tiny
 
@@ -213,6 +212,6 @@ def splade(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Callable[[Path], Path]:
+def copied(tmp_path):
     """A function: folder -> a fresh copy of it, to be damaged."""
     return lambda folder: shutil.copytree(folder, tmp_path / "copy")

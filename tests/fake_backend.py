@@ -11,13 +11,11 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridtei.batch import Head, PackedBatch, Padding, Ragged, kept_tokens
 from hybridtei.errors import BackendError
 from hybridtei.inference.backends.base import Backend
-from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
+from hybridtei.outputs import HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 
 Gate = Callable[[PackedBatch], object]
@@ -33,15 +31,15 @@ class FakeBackend(Backend):
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec,
         *,
-        lanes: int | tuple[LaneKind, ...] = 1,
-        padding: Padding = Padding.NONE,
-        busy_tokens: int = 256,
-        fail_on: int | None = None,
-        nan_on: int | None = None,
-        gate: Gate | None = None,
-    ) -> None:
+        lanes=1,
+        padding=Padding.NONE,
+        busy_tokens=256,
+        fail_on=None,
+        nan_on=None,
+        gate=None,
+    ):
         super().__init__(spec)
         self.lanes = (LaneKind.BULK,) * lanes if isinstance(lanes, int) else lanes
         self.padding = padding
@@ -50,7 +48,7 @@ class FakeBackend(Backend):
         self.nan_on = nan_on
         self.gate = gate
 
-    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+    def forward(self, batch, *, use_all_cores=False):
         """See `Backend.forward`. Counts a pass that fails, too."""
         self.count()
         if self.gate is not None:
@@ -82,7 +80,7 @@ class FakeBackend(Backend):
             _spoil(outputs, batch, self.nan_on)
         return outputs
 
-    def _multivector(self, batch: PackedBatch) -> Ragged:
+    def _multivector(self, batch):
         special = np.array(sorted(self.spec.removed_ids), dtype=np.int64)
         kept, offsets = kept_tokens(
             self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, special
@@ -90,7 +88,7 @@ class FakeBackend(Backend):
         return Ragged(_states(batch, self.spec.multivector.width)[kept], offsets)
 
 
-def _spoil(outputs: HeadOutputs, batch: PackedBatch, token_id: int) -> None:
+def _spoil(outputs, batch, token_id):
     """Make the outputs of texts with this token id NaN."""
     for row, (start, end) in enumerate(pairwise(batch.cu_seqlens.tolist())):
         if token_id in batch.input_ids[start:end]:
@@ -103,7 +101,7 @@ def _spoil(outputs: HeadOutputs, batch: PackedBatch, token_id: int) -> None:
                 outputs.splade.row(row)[1][...] = np.nan
 
 
-def _states(batch: PackedBatch, width: int) -> Floats:
+def _states(batch, width):
     """float32[t, width] in [-0.5, 0.5): a multiplicative hash of token id, position, adapter and column."""
     places = (
         batch.position_ids
@@ -114,18 +112,16 @@ def _states(batch: PackedBatch, width: int) -> Floats:
         np.uint64
     )
     of_column = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed: NDArray[np.uint64] = (of_token[:, None] + np.uint64(1)) * (
-        of_column[None, :] | np.uint64(1)
-    )
+    mixed = (of_token[:, None] + np.uint64(1)) * (of_column[None, :] | np.uint64(1))
     return ((mixed >> np.uint64(40)) / STEPS - 0.5).astype(np.float32)
 
 
-def _mean(states: Floats, batch: PackedBatch) -> Floats:
+def _mean(states, batch):
     sums = np.add.reduceat(states, batch.cu_seqlens[:-1], axis=0, dtype=np.float64)
     return (sums / batch.lengths[:, None]).astype(np.float32)
 
 
-def _splade(batch: PackedBatch, vocab_size: int) -> SparseVectors:
+def _splade(batch, vocab_size):
     """Each id of a text, weighted; and its successor in the vocabulary, which stands for expansion."""
     rows = np.zeros((len(batch), vocab_size), dtype=np.float32)
     row = np.repeat(np.arange(len(batch)), batch.lengths)
@@ -138,18 +134,18 @@ def _splade(batch: PackedBatch, vocab_size: int) -> SparseVectors:
 class Held:
     """A gate that holds every pass until it is opened, and notes what comes by."""
 
-    def __init__(self) -> None:
-        self.seen: list[PackedBatch] = []
+    def __init__(self):
+        self.seen = []
         self.entered = threading.Semaphore(0)
         self._open = threading.Event()
 
-    def __call__(self, batch: PackedBatch) -> None:
+    def __call__(self, batch):
         self.seen.append(batch)
         self.entered.release()
         assert self._open.wait(HANG)
 
-    def open(self) -> None:
+    def open(self):
         self._open.set()
 
-    async def someone_waits(self) -> None:
+    async def someone_waits(self):
         assert await asyncio.to_thread(self.entered.acquire, timeout=HANG)

@@ -1,12 +1,9 @@
 """Tiny checkpoints of Jina embeddings v3 as the hub has it, and what one is under each of its adapters."""
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from tests import tiny
 
@@ -14,7 +11,7 @@ ADAPTERS = ("retrieval.query", "retrieval.passage", "separation", "classificatio
 RANK, ALPHA = 4, 3.0
 
 
-def write(folder: Path) -> Path:
+def write(folder):
     """Jina embeddings v3 as the hub has it: the native model's weights under parametrisations, with random adapters."""
     tiny.write_family(folder, "jina_embeddings_v3", type_vocab_size=1)
     tiny.change(folder, _with_adapters)
@@ -52,7 +49,7 @@ def write(folder: Path) -> Path:
 QUERY = "dura bulo "  # before texts of the adapter for queries
 
 
-def _with_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_adapters(tensors):
     changed, draw = {}, torch.Generator().manual_seed(1)
     for name, tensor in sorted(tensors.items()):
         base = f"roberta.{name.removesuffix('.weight')}"
@@ -70,18 +67,18 @@ def _with_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return changed
 
 
-def merged(folder: Path, out: Path, adapter: int) -> Path:
+def merged(folder, out, adapter):
     """The native checkpoint of `write`'s, with one adapter added to its weights, or none for 0."""
     tiny.write_family(out, "jina_embeddings_v3", type_vocab_size=1)
     hub = load_file(folder / "model.safetensors")
 
-    def merge(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def merge(tensors):
         return {name: _merged(hub, f"roberta.{name}", adapter) for name in tensors}
 
     return tiny.change(out, merge)
 
 
-def _merged(hub: Mapping[str, Tensor], name: str, adapter: int) -> Tensor:
+def _merged(hub, name, adapter):
     base = f"{name.removesuffix('.weight')}.parametrizations.weight"
     if name in hub:
         return hub[name]

@@ -4,7 +4,7 @@ A reader takes the text of a file, and returns the names that the server lacks.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +40,11 @@ class Names:
     variables: Set[str]
 
 
-def lacking_in_script(script: str, names: Names) -> set[str]:
+def lacking_in_script(script, names):
     """Keys of `/info`, and series of `/metrics`, that a script reads."""
     lacking = set()
     for path in _reads_of_info(script):
-        value: Any = names.info
+        value = names.info
         for key in path:
             if not isinstance(value, Mapping):
                 break
@@ -57,7 +57,7 @@ def lacking_in_script(script: str, names: Names) -> set[str]:
     return lacking | (set(read) - set(names.series) - BROWSERS)
 
 
-def _reads_of_info(script: str) -> Iterator[list[str]]:
+def _reads_of_info(script):
     """`info().a.b` and `const { a, b: c } = info()` as paths from the root of the answer."""
     for holder, chain in re.findall(HOLDERS + CHAIN, script):
         yield _path(holder, chain)
@@ -66,14 +66,14 @@ def _reads_of_info(script: str) -> Iterator[list[str]]:
             yield [*_path(holder, chain), field.partition(":")[0].strip()]
 
 
-def _path(holder: str, chain: str) -> list[str]:
+def _path(holder, chain):
     keys = re.findall(r"\w+", chain)
     if holder == "hybridtei":
         return ["hybridtei", *keys]
     return keys
 
 
-def lacking_in_search(script: str, names: Names) -> set[str]:
+def lacking_in_search(script, names):
     """Keys that search.js, which reads no other answer, reads of `/search`."""
     _, _, reading = re.sub(r"\"[^\"]*\"|//.*|/\*.*?\*/", "", script).partition("export function")
     fields = re.findall(r"\{ ([\w:, ]+) \}(?=\)|\]| =| of\b)", reading)
@@ -82,7 +82,7 @@ def lacking_in_search(script: str, names: Names) -> set[str]:
     return read - set(_keys(names.search))
 
 
-def _keys(value: Any) -> Iterator[str]:
+def _keys(value):
     if isinstance(value, Mapping):
         yield from value
         value = value.values()
@@ -92,7 +92,7 @@ def _keys(value: Any) -> Iterator[str]:
         yield from _keys(each)
 
 
-def lacking_in_expression(expression: str, names: Names) -> set[str]:
+def lacking_in_expression(expression, names):
     """Series and labels of a PromQL expression, of Grafana's `label_values`, and of a pattern of
     prometheus-adapter."""
     expression = re.sub(r"\[[^\]]*\]|<<[^>]*>>", "", expression)
@@ -109,7 +109,7 @@ def lacking_in_expression(expression: str, names: Names) -> set[str]:
     return (series - set(names.series) - SERIES_OF_SCRAPES) | (labels - known)
 
 
-def lacking_in_nginx(text: str, names: Names) -> set[str]:
+def lacking_in_nginx(text, names):
     """Routes and gRPC packages of nginx' `location`s."""
     lacking = set()
     for sign, place in re.findall(r"^\s*location (?:(=|~) )?(\S+) \{", text, re.MULTILINE):
@@ -128,7 +128,7 @@ def lacking_in_nginx(text: str, names: Names) -> set[str]:
     return lacking
 
 
-def _alternatives(pattern: str) -> list[str]:
+def _alternatives(pattern):
     """`a(b|c)d` -> `abd`, `acd`: each should match a route."""
     group = re.search(r"\(([^)]*)\)", pattern)
     if group is None:
@@ -136,7 +136,7 @@ def _alternatives(pattern: str) -> list[str]:
     return [pattern.replace(group[0], word) for word in group[1].split("|")]
 
 
-def lacking_in_settings(text: str, names: Names) -> set[str]:
+def lacking_in_settings(text, names):
     """Flags, variables and the routes of probes that a file of deploy/ names, in its comments too."""
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - FLAGS_OF_OTHERS - {"--help"}
     variables = set(re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9]\b", text))

@@ -7,7 +7,7 @@ skips shows it.
 from importlib.util import find_spec
 
 
-def openvino_has_bfloat16() -> bool:
+def openvino_has_bfloat16():
     """True if OpenVINO computes in bfloat16 on this processor."""
     if find_spec("openvino") is None:
         return False
@@ -16,7 +16,7 @@ def openvino_has_bfloat16() -> bool:
     return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
-def runs_here(engine: str, dtype: str) -> bool:
+def runs_here(engine, dtype):
     """True if an engine is installed and computes in this precision on this machine."""
     import torch
 

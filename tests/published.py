@@ -4,16 +4,11 @@ Written by transformers' class where it has one, so that this class is the oracl
 """
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
 
-from hybridtei.outputs import Floats
 from tests import tiny
 from tests.vocabulary import tokenizer
 
@@ -73,7 +68,7 @@ NOMIC_NAMES = {
 }
 
 
-def as_new(folder: Path, **changes: Any) -> Path:
+def as_new(folder, **changes):
     """Rewrite a gte as Alibaba publishes it; its rotary base stays, unless `changes` name one."""
     config = json.loads((folder / "config.json").read_text())
     architectures = [name.replace("Gte", "New") for name in config["architectures"]]
@@ -87,7 +82,7 @@ def as_new(folder: Path, **changes: Any) -> Path:
     )
 
 
-def as_nomic(folder: Path, **changes: Any) -> Path:
+def as_nomic(folder, **changes):
     """Rewrite a nomic_bert in the words of Nomic's own code."""
     config = json.loads((folder / "config.json").read_text())
     renamed = {theirs: config[ours] for ours, theirs in NOMIC_NAMES.items()}
@@ -106,7 +101,7 @@ def as_nomic(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def as_llama_bidirec(folder: Path, **changes: Any) -> Path:
+def as_llama_bidirec(folder, **changes):
     """Rewrite a llama or ministral3 that sees both ways as NVIDIA publishes its embedders."""
     config = json.loads((folder / "config.json").read_text())
     nvidia = {
@@ -122,7 +117,7 @@ def as_llama_bidirec(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def as_ultrabert(folder: Path, **changes: Any) -> Path:
+def as_ultrabert(folder, **changes):
     """Rewrite an ultrabert with a window and a base for each layer, under the prefix of DMIS Lab's own code."""
     config = json.loads((folder / "config.json").read_text())
     kinds, rotary = config["layer_types"], config["rope_parameters"]
@@ -146,7 +141,7 @@ def as_ultrabert(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def as_pplx(folder: Path, **changes: Any) -> Path:
+def as_pplx(folder, **changes):
     """Rewrite a qwen3 that sees both ways as Perplexity publishes its embedders."""
     pplx = {
         "model_type": "bidirectional_pplx_qwen3",
@@ -159,10 +154,10 @@ def as_pplx(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def as_jina_flash(folder: Path, **changes: Any) -> Path:
+def as_jina_flash(folder, **changes):
     """Rewrite an xlm-roberta as Jina publishes Reranker v2: transformers' model under other names."""
 
-    def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def renamed(tensors):
         made = {_flash_name(name): tensor for name, tensor in tensors.items()}
         for query in [name for name in made if ".mixer.query." in name]:
             parts = [made.pop(query.replace("query", part)) for part in ("query", "key", "value")]
@@ -191,7 +186,7 @@ FLASH_NAMES = {
 }
 
 
-def _flash_name(name: str) -> str:
+def _flash_name(name):
     """After Jina's `convert_roberta_weights_to_flash.py`."""
     for theirs, jinas in FLASH_NAMES.items():
         name = name.replace(theirs, jinas)
@@ -208,7 +203,7 @@ REWRITES = {
 }
 
 
-def write_jina(folder: Path, *, code: bool = False, **settings: Any) -> Path:
+def write_jina(folder, *, code=False, **settings):
     """JinaBERT v2, or with `code` its implementation with norms of queries and keys, as Jina publishes them."""
     words = tokenizer("wordpiece")
     words.save_pretrained(folder)
@@ -239,7 +234,7 @@ def write_jina(folder: Path, *, code: bool = False, **settings: Any) -> Path:
     return folder
 
 
-def jina_shapes(config: Mapping[str, Any], code: bool) -> dict[str, tuple[int, ...]]:
+def jina_shapes(config, code):
     h, i, gated = (
         config["hidden_size"],
         config["intermediate_size"],
@@ -280,7 +275,7 @@ def jina_shapes(config: Mapping[str, Any], code: bool) -> dict[str, tuple[int, .
     return shapes
 
 
-def write_nomic(folder: Path, **settings: Any) -> Path:
+def write_nomic(folder, **settings):
     """What Nomic's own code runs and transformers' class does not: biases, MLPs without a gate, experts."""
     words = tokenizer("unigram")
     words.save_pretrained(folder)
@@ -303,7 +298,7 @@ def write_nomic(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def nomic_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def nomic_shapes(config):
     h, i, every = config["n_embd"], config["n_inner"], config.get("moe_every_n_layers", 0)
     bias, bias1, bias2 = (
         config.get(name, True) for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
@@ -345,7 +340,7 @@ class OwnModel(BertModel):
 """
 
 
-def add_own_code(folder: Path, **classes: str) -> Path:
+def add_own_code(folder, **classes):
     """Give a BERT code of its publisher's, which computes other states; `classes`: further entries of `auto_map`."""
     (folder / "modeling_own.py").write_text(OWN_CODE, encoding="utf-8")
     tiny.edit_json(
@@ -354,15 +349,15 @@ def add_own_code(folder: Path, **classes: str) -> Path:
     return folder
 
 
-def _linear(name: str, wide: int, narrow: int, *, bias: bool = True) -> dict[str, tuple[int, ...]]:
+def _linear(name, wide, narrow, *, bias=True):
     return {f"{name}.weight": (narrow, wide), **({f"{name}.bias": (narrow,)} if bias else {})}
 
 
-def _normed(name: str, width: int) -> dict[str, tuple[int, ...]]:
+def _normed(name, width):
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
-def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Floats]:
+def random_tensors(shapes, seed=0):
     """0.5 for embeddings, 0.2 for matrices, 0.1 around the biases and weights of norms, as `tiny.randomise`."""
     random = np.random.default_rng(seed)
     return {
@@ -371,7 +366,7 @@ def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict
     }
 
 
-def _drawn(name: str, noise: Floats) -> Floats:
+def _drawn(name, noise):
     if noise.ndim > 1:
         return noise * np.float32(0.5 if "embeddings" in name else 0.2)
     return noise * np.float32(0.1) + np.float32(name.endswith(".weight"))

@@ -1,13 +1,11 @@
 """Parameters of which some run by default and all in the whole suite."""
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import pytest
 
 
-def sampled(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+def sampled(every, quick):
     """All of `every`, in their order; those that are not in `quick` are marked slow. Tuples are several arguments."""
     every = list(every)
     assert all(one in every for one in quick), f"not all of these are parameters: {quick}"
@@ -20,12 +18,12 @@ def sampled(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     ]
 
 
-def crossed(*axes: Sequence[Any]) -> list[Any]:
+def crossed(*axes):
     """The product of the axes, of which those of `paired` are quick."""
     return sampled(itertools.product(*axes), paired(*axes))
 
 
-def paired(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+def paired(*axes):
     """As many combinations as the longest axis has values: every value of each axis occurs, beside others each time."""
     most = range(max(map(len, axes)))
     return [

@@ -1,23 +1,21 @@
 """A small HTTP server whose answers a test makes: a proxy that goes wrong, or another program's."""
 
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 
 
 @contextmanager
-def answering(answer: Callable[[str, str, bytes], Answer]) -> Iterator[str]:
+def answering(answer):
     """Its URL. `answer`: of a request's method, path and body."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # head and body in one packet
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             asked = self.rfile.read(int(self.headers.get("content-length", 0)))
             status, headers, body = answer(self.command, self.path, asked)
             self.send_response(status)
@@ -28,7 +26,7 @@ def answering(answer: Callable[[str, str, bytes], Answer]) -> Iterator[str]:
 
         do_POST = do_GET
 
-        def log_message(self, *_: Any) -> None: ...
+        def log_message(self, *_): ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)

@@ -6,19 +6,17 @@ that a wrong position, a wrong neighbour or a dropped bias shows in the first di
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.vocabulary import LONGEST, Kind, tokenizer
 
@@ -97,7 +95,7 @@ MINISTRAL_ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-FAMILIES: Mapping[str, Family] = {
+FAMILIES = {
     "bert": Family("Bert", "wordpiece", ENCODER),
     "xlm-roberta": Family("XLMRoberta", "unigram", ROBERTA),
     "roberta": Family("Roberta", "roberta", ROBERTA),
@@ -159,7 +157,7 @@ FAMILIES: Mapping[str, Family] = {
 
 # Families that transformers' own modules run.
 MOE = {**DECODER, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-OTHERS: Mapping[str, Family] = {
+OTHERS = {
     "albert": Family("Albert", "wordpiece", {**ENCODER, "embedding_size": 16}),
     "arcee": Family("Arcee", "bytes", DECODER),
     "big_bird": Family("BigBird", "unigram", {**ENCODER, "attention_type": "original_full"}),
@@ -201,9 +199,7 @@ OTHERS: Mapping[str, Family] = {
 }
 
 
-def write_family(
-    folder: Path, model_type: str, *, task: str = "Model", seed: int = 0, **settings: Any
-) -> Path:
+def write_family(folder, model_type, *, task="Model", seed=0, **settings):
     """Model, tokenizer and configuration of a family; `task` is the end of the class's name, such as ForMaskedLM."""
     family = {**FAMILIES, **OTHERS}[model_type]
     words = tokenizer(family.tokenizer)
@@ -232,7 +228,7 @@ def write_family(
     return folder
 
 
-def model_of(folder: Path) -> Any:
+def model_of(folder):
     """transformers' model of a checkpoint with its eager attention; of encoder and decoder the encoder."""
     model = transformers.AutoModel.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
@@ -241,13 +237,13 @@ def model_of(folder: Path) -> Any:
 
 
 def write_classifier(
-    folder: Path,
-    model_type: str,
-    labels: int = 1,
+    folder,
+    model_type,
+    labels=1,
     *,
-    task: str = "SequenceClassification",
-    **settings: Any,
-) -> Path:
+    task="SequenceClassification",
+    **settings,
+):
     """A reranker (one label), classifier or tagger of a family."""
     names = {i: f"label-{i}" for i in range(labels)}
     more = {"id2label": names, "label2id": {name: i for i, name in names.items()}, **settings}
@@ -268,7 +264,7 @@ MODERN_BERT_IDS = {
 }
 
 
-def randomise(model: Any, seed: int) -> None:
+def randomise(model, seed):
     """Weights whose outputs differ from token to token: 0.5 for embeddings, 0.2 for matrices, 0.1 around biases and norms."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -288,22 +284,20 @@ def randomise(model: Any, seed: int) -> None:
                 buffer.add_(0.1 * torch.randn(buffer.shape, generator=draw))
 
 
-def write_bert(
-    folder: Path, *, seed: int = 0, pooling: str | Sequence[str] | None = "mean", **settings: Any
-) -> Path:
+def write_bert(folder, *, seed=0, pooling="mean", **settings):
     """A BERT with a Pooling module, as sentence-transformers 6 writes it; without one for None."""
     write_family(folder, "bert", seed=seed, **settings)
     return folder if pooling is None else write_modules(folder, pooling=pooling)
 
 
 def write_m3(
-    folder: Path,
+    folder,
     *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float16,
-    dim: int = 24,
-    suffix: str = ".pt",
-) -> Path:
+    seed=0,
+    dtype=torch.float16,
+    dim=24,
+    suffix=".pt",
+):
     """An XLM-R with BGE-M3's two heads beside it."""
     write_family(folder, "xlm-roberta", seed=seed)
     write_modules(folder, pooling="cls", normalize=True)
@@ -313,13 +307,13 @@ def write_m3(
 
 
 def write_linear(
-    path: Path,
-    width: int,
+    path,
+    width,
     *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float16,
-    hidden: int = HIDDEN,
-) -> None:
+    seed=0,
+    dtype=torch.float16,
+    hidden=HIDDEN,
+):
     """A one-layer head, `weight` and `bias`: a torch pickle or safetensors, by its suffix."""
     weights = {
         "weight": _random(width, hidden, seed=seed).to(dtype),
@@ -329,15 +323,15 @@ def write_linear(
 
 
 def write_own_heads(
-    folder: Path,
+    folder,
     *,
-    dim: int = 12,
-    width: int = 8,
-    inputs: Sequence[str] = ("hidden", "embedding"),
-    seed: int = 0,
-    hidden: int = HIDDEN,
-    **changes: Any,
-) -> dict[str, Tensor]:
+    dim=12,
+    width=8,
+    inputs=("hidden", "embedding"),
+    seed=0,
+    hidden=HIDDEN,
+    **changes,
+):
     """`hybridtei_heads.safetensors`: a perceptron for lexical weights, a projection for multi-vectors. Returns the tensors."""
     tensors = {
         "sparse.hidden.weight": _random(width, hidden * len(inputs), seed=seed),
@@ -362,16 +356,16 @@ def write_own_heads(
 
 
 def write_modules(
-    folder: Path,
+    folder,
     *,
-    pooling: str | Sequence[str] = "mean",
-    dense: Sequence[tuple[int, int, str]] = (),
-    normalize: bool = False,
-    layout: Literal["old", "new"] = "new",
-    max_seq_length: int | None = None,
-    prompts: Mapping[str, str] | None = None,
-    default_prompt_name: str | None = None,
-) -> Path:
+    pooling="mean",
+    dense=(),
+    normalize=False,
+    layout="new",
+    max_seq_length=None,
+    prompts=None,
+    default_prompt_name=None,
+):
     """modules.json and what it names, in the layout before or since sentence-transformers 6. `dense`: (in, out, activation)."""
     names = [
         "Transformer",
@@ -412,12 +406,12 @@ def write_modules(
     return folder
 
 
-def _home(home: str, name: str, layout: str) -> str:
+def _home(home, name, layout):
     shared = {"Transformer", "Dense", "Normalize"}
     return "sentence_transformers.base.modules" if layout == "new" and name in shared else home
 
 
-def _old_pooling(modes: Sequence[str]) -> dict[str, Any]:
+def _old_pooling(modes):
     flags = {
         "cls": "cls_token",
         "max": "max_tokens",
@@ -431,19 +425,19 @@ def _old_pooling(modes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _new_pooling(modes: Sequence[str]) -> dict[str, Any]:
+def _new_pooling(modes):
     mode = modes[0] if len(modes) == 1 else list(modes)
     return {"embedding_dimension": HIDDEN, "pooling_mode": mode, "include_prompt": True}
 
 
 def write_dense(
-    folder: Path,
-    wide: int,
-    narrow: int,
-    activation: str = "torch.nn.modules.activation.Tanh",
+    folder,
+    wide,
+    narrow,
+    activation="torch.nn.modules.activation.Tanh",
     *,
-    seed: int = 0,
-) -> None:
+    seed=0,
+):
     """A Dense module: its configuration and its weights."""
     settings = {
         "in_features": wide,
@@ -459,25 +453,25 @@ def write_dense(
     save_file(weights, folder / "model.safetensors")
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path, value):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def edit_json(path: Path, **changes: Any) -> None:
+def edit_json(path, **changes):
     """Set some keys of a JSON object in a file; a key set to ... is removed."""
     merged = {**json.loads(path.read_text(encoding="utf-8")), **changes}
     write_json(path, {key: value for key, value in merged.items() if value is not ...})
 
 
-def change(folder: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
+def change(folder, edit):
     """Rewrite a checkpoint's tensors."""
     file = folder / "model.safetensors"
     save_file(edit(load_file(file)), file, metadata={"format": "pt"})
     return folder
 
 
-def _random(*shape: int, seed: int) -> Tensor:
+def _random(*shape, seed):
     return 0.3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -490,7 +484,7 @@ QUICK = (
 
 
 @functools.cache
-def graph_of(model_type: str, rectangle: bool = False) -> Graph:
+def graph_of(model_type, rectangle=False):
     """The graph of a tiny family; the checkpoint whose configuration it was made from is gone by then."""
     with TemporaryDirectory() as folder:
         return family_graph(

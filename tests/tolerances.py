@@ -4,7 +4,7 @@ import platform
 from pathlib import Path
 
 
-def _adds_eight_bits_exactly() -> bool:
+def _adds_eight_bits_exactly():
     """Whether ONNX Runtime adds products of eight bits without loss: on x86 without VNNI, sums of two of them saturate."""
     facts = Path("/proc/cpuinfo")
     return (

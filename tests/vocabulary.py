@@ -2,8 +2,7 @@
 
 import random
 import struct
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -16,13 +15,13 @@ LONGEST = 128  # tokens, special tokens included, in every tiny model
 Kind = Literal["wordpiece", "unigram", "roberta", "bytes"]
 
 
-def texts(count: int, *, seed: int = 0, most: int = 100) -> list[str]:
+def texts(count, *, seed=0, most=100):
     """Texts of very different lengths, 1 to `most` words."""
     draw = random.Random(seed)
     return [" ".join(draw.choices(WORDS, k=int(most ** draw.random()))) for _ in range(count)]
 
 
-def tokenizer(kind: Kind) -> PreTrainedTokenizerFast:
+def tokenizer(kind):
     """A tokenizer that knows WORDS whole and their letters, of the given kind."""
     if kind == "wordpiece":
         return _wordpiece()
@@ -31,7 +30,7 @@ def tokenizer(kind: Kind) -> PreTrainedTokenizerFast:
     return _byte_level(specials=kind == "roberta")
 
 
-def _wordpiece() -> PreTrainedTokenizerFast:
+def _wordpiece():
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     letters = sorted({letter for word in WORDS for letter in word} | set("?.,"))
     raw = _vocabulary(
@@ -50,7 +49,7 @@ def _wordpiece() -> PreTrainedTokenizerFast:
     return _fast(raw, pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
 
-def _unigram() -> PreTrainedTokenizerFast:
+def _unigram():
     letters = sorted({letter for word in WORDS for letter in word})
     pieces = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
     pieces += (
@@ -71,7 +70,7 @@ def _unigram() -> PreTrainedTokenizerFast:
     )
 
 
-def _byte_level(*, specials: bool) -> PreTrainedTokenizerFast:
+def _byte_level(*, specials):
     first = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if specials else ["<|endoftext|>"]
     merges = sorted({(word[0], word[1]) for word in WORDS} | {(word[2], word[3]) for word in WORDS})
     merges += [(word[:2], word[2:]) for word in WORDS] + [("Ġ", word) for word in WORDS]
@@ -96,13 +95,13 @@ def _byte_level(*, specials: bool) -> PreTrainedTokenizerFast:
     )
 
 
-def _vocabulary(model: Any, pieces: Sequence[str], **settings: Any) -> Tokenizer:
+def _vocabulary(model, pieces, **settings):
     return Tokenizer(
         model({piece: number for number, piece in enumerate(dict.fromkeys(pieces))}, **settings)
     )
 
 
-def _fast(raw: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
+def _fast(raw, **names):
     special = {f"{name}_token": content for name, content in names.items()}
     return PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=LONGEST, **special)
 
@@ -119,9 +118,7 @@ SPECIALS = {
 }  # types of pieces
 
 
-def sentencepiece(
-    first: Sequence[str], *, bpe: bool = False, charsmap: bytes = b"", unknown: str = "<unk>"
-) -> bytes:
+def sentencepiece(first, *, bpe=False, charsmap=b"", unknown="<unk>"):
     """A SentencePiece file of WORDS and their letters, as its trainer writes one; `first`: its special pieces, in order."""
     letters = sorted({letter for word in WORDS for letter in word} | set("ABé,7"))
     if bpe:

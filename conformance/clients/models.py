@@ -18,7 +18,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 # Run as a file, this package is not on the path
-from conformance.processes import DIRECT, free_port, started  # noqa: E402
+from conformance.processes import DIRECT, free_port, served, started  # noqa: E402
 
 # Of a tiny model's folder: what int8 is measured by
 RANGES = "ranges.npz"
@@ -61,18 +61,9 @@ def serving(
     listed.write_text("\n".join(table(alias, model) for alias, model in models.items()))
     port, grpc_port = free_port(), free_port()
     more = ["--grpc-port", str(grpc_port)] if grpc else []
-    command = [
-        sys.executable,
-        "-m",
-        "hybridtei",
-        "serve",
-        "--models",
-        str(listed),
-        "--hostname",
-        "127.0.0.1",
-    ]
+    command = served(port, "--models", str(listed), *more)
     log, url = listed.with_suffix(".log"), f"http://127.0.0.1:{port}"
-    with started([*command, "--port", str(port), *more], port, log, cwd=ROOT, env=_environment()):
+    with started(command, port, log, cwd=ROOT, env=_environment()):
         missing = models.keys() - {item["id"] for item in _get(f"{url}/v1/models")["data"]}
         if missing:
             raise RuntimeError(f"{', '.join(missing)} not served:\n{log.read_text()[-2000:]}")

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from conformance.processes import free_port, started
+from conformance.processes import free_port, served, started
 from hybridtei.server.http.body import DRAIN_FACTOR
 
 ROOT = Path(__file__).parents[2]
@@ -187,16 +186,7 @@ def serving(plan: Plan, models: Callable[[str], str], scratch: Path) -> Iterator
     """A server of a plan, until the block is left. `models`: alias -> model id. Raises RuntimeError
     if it does not start."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "hybridtei",
-        "serve",
-        "--hostname",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+    command = served(port)
     if len(plan.models) == 1:
         command += ["--model-id", models(plan.models[0])]
     else:

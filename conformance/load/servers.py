@@ -20,6 +20,8 @@ from urllib.request import urlopen
 
 import psutil
 
+from conformance import processes
+
 HOST = "127.0.0.1"
 START_SECONDS, END_SECONDS, PATIENCE_SECONDS = 180.0, 660.0, 120.0
 UNFORESEEN = re.compile(
@@ -94,8 +96,7 @@ class Server:
 def started(command: str | Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server that accepts connections; `{port}` in its command is a free one. Exits the program
     if it does not start."""
-    with socket.create_server((HOST, 0)) as free:
-        port = int(free.getsockname()[1])
+    port = processes.free_port()
     words = [
         word.replace("{port}", str(port))
         for word in (shlex.split(command) if isinstance(command, str) else command)
@@ -115,17 +116,7 @@ def started(command: str | Sequence[str], env: Mapping[str, str] | None = None) 
 
 def served(*flags: str) -> list[str]:
     """The command of `hybridtei serve`."""
-    return [
-        sys.executable,
-        "-m",
-        "hybridtei",
-        "serve",
-        "--hostname",
-        HOST,
-        "--port",
-        "{port}",
-        *flags,
-    ]
+    return processes.served("{port}", *flags)
 
 
 def named(entries: Sequence[str]) -> dict[str, str]:

@@ -34,7 +34,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 # Run as a file, this package is not on the path
-from conformance.processes import free_port, started  # noqa: E402
+from conformance.processes import free_port, served, started  # noqa: E402
 
 Scores = NDArray[np.float32]
 BATCH = 16
@@ -224,17 +224,7 @@ def evaluate(client: httpx.Client, folder: Path) -> dict[str, float]:
 def started_server() -> Iterator[str]:
     """A server with the embedded model on a free port."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "hybridtei",
-        "serve",
-        "--hostname",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    with TemporaryDirectory() as folder, started(command, port, Path(folder) / "log"):
+    with TemporaryDirectory() as folder, started(served(port), port, Path(folder) / "log"):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -30,7 +30,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 # Run as a file, this package is not on the path
-from conformance.processes import free_port, started  # noqa: E402
+from conformance.processes import free_port, served, started  # noqa: E402
 
 PROFILES: dict[str, tuple[str, list[str]]] = {
     "grpc.bert-mean": ("bert-mean", []),
@@ -54,18 +54,7 @@ def server(model: Path, flags: Sequence[str]) -> Iterator[str]:
     """A server process, once it is ready: its gRPC address. Raises RuntimeError if it does not come
     up."""
     port, grpc_port = free_port(), free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "hybridtei",
-        "serve",
-        "--model-id",
-        str(model),
-        "--hostname",
-        "127.0.0.1",
-        *flags,
-    ]
-    command += ["--port", str(port), "--grpc-port", str(grpc_port)]
+    command = served(port, "--model-id", str(model), "--grpc-port", str(grpc_port), *flags)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with (
         TemporaryDirectory() as folder,

@@ -9,7 +9,7 @@ from hybridtei.client import AsyncClient, Client
 Ask = Callable[..., Any]
 
 
-def blocking(url: str, verb: str, *arguments: Any, **options: Any) -> Any:
+def blocking(url, verb, *arguments, **options):
     settings = {
         name: options.pop(name)
         for name in ("timeout_s", "patience_s", "api_key")
@@ -19,14 +19,14 @@ def blocking(url: str, verb: str, *arguments: Any, **options: Any) -> Any:
         return getattr(client, verb)(*arguments, **options)
 
 
-def awaited(url: str, verb: str, *arguments: Any, **options: Any) -> Any:
+def awaited(url, verb, *arguments, **options):
     settings = {
         name: options.pop(name)
         for name in ("timeout_s", "patience_s", "api_key")
         if name in options
     }
 
-    async def call() -> Any:
+    async def call():
         async with AsyncClient(url, **settings) as client:
             return await getattr(client, verb)(*arguments, **options)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.client.asking import Ask, awaited, blocking
+from tests.client.asking import awaited, blocking
 
 
 @pytest.fixture(params=[blocking, awaited])
-def ask(request: pytest.FixtureRequest) -> Ask:
-    return request.param  # type: ignore[no-any-return]
+def ask(request):
+    return request.param

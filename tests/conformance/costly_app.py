@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import time
-from typing import Any
 
 import uvicorn
 
@@ -12,7 +11,7 @@ from conformance.amplify.probe import watch
 TAKEN_BYTES, ANSWER_BYTES, STALL_SECONDS = 100_000_000, 30_000_000, 0.2
 
 
-async def costly(scope: Any, receive: Any, send: Any) -> None:
+async def costly(scope, receive, send):
     if scope["type"] != "http":
         return
     while (await receive()).get("more_body"):
@@ -33,7 +32,7 @@ async def costly(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def burn() -> None:
+def burn():
     """Take so much time of the processor, however busy it is."""
     began = time.thread_time()
     while time.thread_time() - began < STALL_SECONDS:

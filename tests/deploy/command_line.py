@@ -1,7 +1,6 @@
 """Checks the flags in deployment files by the command's own parser."""
 
 import argparse
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hybridtei.cli import collection, serve
@@ -34,7 +33,7 @@ DEVICE = frozenset(
 )
 
 
-def check_serve(words: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
+def check_serve(words, environment):
     """The server's settings, as `text-embeddings-router` with these flags and variables would have them."""
     assert set(environment) <= OURS | OTHERS | DEVICE, set(environment) - OURS - OTHERS - DEVICE
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -49,7 +48,7 @@ def check_serve(words: Sequence[str], environment: Mapping[str, str]) -> ServerC
     return server
 
 
-def check_ingest(words: Sequence[str], environment: Mapping[str, str]) -> StoreConfig:
+def check_ingest(words, environment):
     """The store, as `hybridtei ingest` with these words and variables would have it."""
     assert set(environment) <= OURS | OTHERS
     parser = argparse.ArgumentParser(allow_abbrev=False)

@@ -1,12 +1,10 @@
 """An encoder that has every output."""
 
-from pathlib import Path
-
 import pytest
 
 from hybridtei.encoder import Encoder
 
 
 @pytest.fixture(scope="module")
-def encoder(hybrid: Path) -> Encoder:
+def encoder(hybrid):
     return Encoder.load(str(hybrid))

@@ -12,62 +12,13 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.models.checkpoint.files import EMBEDDED_HEADS
-from tests import tiny, tolerances, vocabulary
+from tests import tiny, tolerances
 from tests.encoder.vectors import EVERYTHING, TEXTS, close, dense_of
 from tests.models.upstream import upstream_folder
-from tests.sampled import crossed, sampled
+from tests.sampled import sampled
 
 PROMPTS = {"query": "baka bake ", "document": ""}
-TANH = "torch.nn.modules.activation.Tanh"
-IDENTITY = "torch.nn.modules.linear.Identity"
-LAYOUTS = {
-    "mean": {"pooling": "mean"},
-    "cls, normalised": {"pooling": "cls", "normalize": True},
-    "mean and max": {"pooling": ["max", "mean"]},
-    "dense": {"pooling": "mean", "dense": [(tiny.HIDDEN, 20, TANH)]},
-    "two dense, normalised": {
-        "pooling": "mean",
-        "dense": [(tiny.HIDDEN, 64, IDENTITY), (64, tiny.HIDDEN, IDENTITY)],
-        "normalize": True,
-    },
-    "short": {"pooling": "lasttoken", "max_seq_length": 20},
-}
 CRANFIELD = Path(__file__).parents[3] / "shared" / "data" / "cranfield" / "corpus.jsonl"
-
-
-@pytest.mark.parametrize(
-    ("name", "model_type", "layout"), crossed([*LAYOUTS], ["bert", "xlm-roberta"], ["old", "new"])
-)
-def test_a_checkpoint_equals_sentence_transformers(tmp_path, model_type, layout, name):
-    folder = tiny.write_family(tmp_path, model_type)
-    tiny.write_modules(folder, layout=layout, **LAYOUTS[name])
-    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
-    close(
-        dense_of(ours),
-        theirs.encode(TEXTS, normalize_embeddings=True),
-        tolerances.UNIT["float32"] * 3,
-    )
-    if not LAYOUTS[name].get("normalize"):
-        close(dense_of(ours, normalize=False), theirs.encode(TEXTS))
-    assert ours.max_input_length == (
-        20 if name == "short" and layout == "old" else vocabulary.LONGEST
-    )
-
-
-@pytest.mark.parametrize("layout", ["old", "new"])
-def test_prompts_equal_sentence_transformers(tmp_path, layout):
-    folder = tiny.write_family(tmp_path, "bert")
-    tiny.write_modules(folder, layout=layout, prompts=PROMPTS)
-    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
-    plain = dense_of(ours, normalize=False)
-    for name in (None, "query", "document"):
-        close(
-            dense_of(ours, normalize=False, prompt_name=name),
-            theirs.encode(TEXTS, prompt_name=name),
-        )
-    assert np.abs(dense_of(ours, normalize=False, prompt_name="query") - plain).max() > 0.01
-    with pytest.raises(InvalidInput, match="Available prompts"):
-        ours.encode(TEXTS, prompt_name="none")
 
 
 @pytest.mark.parametrize(
@@ -153,19 +104,6 @@ def test_a_pooling_without_the_prompt_is_served_where_there_is_none(tmp_path):
     tiny.edit_json(folder / "config_sentence_transformers.json", default_prompt_name="query")
     with pytest.raises(LoadError, match="--default-prompt"):
         Encoder.load(str(folder))
-
-
-def test_a_checkpoint_may_ask_for_lower_case(tmp_path):
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "xlm-roberta"), layout="old")
-    tiny.edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
-    texts = [
-        *(text.upper() for text in TEXTS),
-        "<s> BAKA </s> İ <mask> bulo",
-    ]  # special tokens stay
-    close(
-        dense_of(Encoder.load(str(folder)), texts, normalize=False),
-        SentenceTransformer(str(folder), device="cpu").encode(texts),
-    )
 
 
 def test_m3_outputs_equal_the_definition(m3):

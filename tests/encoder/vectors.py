@@ -1,11 +1,5 @@
 """Texts, and vectors of them side by side."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
-from hybridtei.encoder import Encoder
 from tests import tolerances, vocabulary
 from tests.near import near
 
@@ -13,11 +7,9 @@ TEXTS = vocabulary.texts(24)
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
 
 
-def dense_of(encoder: Encoder, texts: Sequence[str] = TEXTS, **options: Any) -> np.ndarray:
+def dense_of(encoder, texts=TEXTS, **options):
     return encoder.encode(texts, **options).dense
 
 
-def close(
-    ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]
-) -> None:
+def close(ours, theirs, tolerance=tolerances.WEIGHTS["float32"]):
     near(ours, theirs, tolerance)

@@ -1,15 +1,12 @@
 """The error of a refused folder."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.spec import read_spec
 
 
-def raised(kind: type[LoadError], folder: Path, name: str, **options: Any) -> str:
+def raised(kind, folder, name, **options):
     """The message of the error, which must be of just this class and name the file."""
     with pytest.raises(LoadError) as caught:
         read_spec(folder, **options)

@@ -6,7 +6,20 @@ from conformance.checkpoints import judge
 from conformance.checkpoints.__main__ import BACKENDS, CASES, run
 from tests.sampled import sampled
 
-QUICK = ("fam-bert", "cls3-modernbert-biases", "splade-plain-distilbert", "tag-bert", "w-bin")
+QUICK = (
+    "fam-bert",
+    "cls3-modernbert-biases",
+    "h-multi-label",
+    "late-pylate",
+    "late-stanford-attend",
+    "pool-mean",
+    "pool-dense-Tanh",
+    "prompt-named",
+    "splade-plain-distilbert",
+    "tag-bert",
+    "tok-sbert-8",
+    "w-bin",
+)
 RIGHT = (
     *QUICK,
     "cfg-bert-arch-seqcls-with-modules",
@@ -32,10 +45,24 @@ RIGHT = (
     "h-ce-no-type-ids",
     "h-ce-prefix-none",
     "h-ce-sbert-config",
+    "h-id2label-int-labels",
+    "h-regression-3",
+    "late-pylate-attend",
+    "late-pylate-noexpansion",
+    "late-pylate-nomarker-words",
+    "late-pylate-skiplist-empty",
+    "late-stanford-noartifact",
+    "pool-cls",
+    "pool-dense-GELUActivation",
+    "pool-dense-GELUActivation-trusted",
     "pool-dropout-around",
+    "pool-mean+max",
+    "pool-new-names",
     "pool-normalize-twice",
+    "pool-raw-dense-two",
     "static-model2vec-no-modules",
     "tok-byte-order-mark",
+    "tok-sbert-lower-roberta",
     "w-bf16",
     "w-fp16",
 )

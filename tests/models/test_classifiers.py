@@ -158,16 +158,6 @@ def encoder(reranker):
     return Encoder.load(str(reranker))
 
 
-def test_each_of_several_labels_is_judged_alone_where_the_checkpoint_says_so(
-    tmp_path,
-):
-    folder = tiny.write_classifier(tmp_path, "bert", 3)
-    raw = ours(Encoder.load(str(folder)), TEXTS)
-    tiny.edit_json(folder / "config.json", problem_type="multi_label_classification")
-    alone = Encoder.load(str(folder)).classify(TEXTS)
-    close(np.array([row[0].score for row in alone]), 1 / (1 + np.exp(-raw.max(axis=1))))
-
-
 def test_ten_thousand_documents_are_held_in_parts(encoder, monkeypatch):
     documents = vocabulary.texts(10_000, most=6)
     sizes = []

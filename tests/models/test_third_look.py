@@ -2,16 +2,13 @@
 
 import logging
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, vocabulary
-from tests.near import near
 
 QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(18, seed=11))
 
@@ -32,21 +29,6 @@ def test_documents_are_in_the_order_of_their_logits(tmp_path, lift):
 def test_equal_logits_are_in_reverse_order(tmp_path):
     encoder = Encoder.load(str(tiny.write_classifier(tmp_path, "bert")))
     assert [row.index for row in encoder.rerank(QUERY, ["baka"] * 4)] == [3, 2, 1, 0]
-
-
-@pytest.mark.parametrize("labels", [1, 3])
-def test_a_regression_gives_its_numbers(tmp_path, labels):
-    folder = tiny.write_classifier(tmp_path, "bert", labels, problem_type="regression")
-    encoder = Encoder.load(str(folder))
-    raw = encoder.classify(DOCUMENTS, raw_scores=True)
-    assert encoder.classify(DOCUMENTS) == raw
-    assert np.abs([row.score for rows in raw for row in rows]).max() > 0
-
-
-def test_numbers_may_name_labels(tmp_path):
-    folder = tiny.write_classifier(tmp_path, "bert", 2)
-    tiny.edit_json(folder / "config.json", id2label={"0": 0, "1": 7})
-    assert read_spec(folder).labels == ("0", "7")
 
 
 def test_a_prompt_that_is_null_is_none(tmp_path):
@@ -85,14 +67,3 @@ def test_a_graph_that_does_not_run_as_asked_is_named(tmp_path, name, text):
     with pytest.raises(LoadError, match=text) as refused:
         Encoder.load(str(folder), backend="auto")
     assert graph.name in str(refused.value)
-
-
-@pytest.mark.parametrize("trusted", [False, True])
-def test_an_activation_that_is_not_torchs_is_tanh_unless_trusted(tmp_path, trusted):
-    activation = "transformers.activations.GELUActivation"
-    folder = tiny.write_bert(tmp_path, pooling=None)
-    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 8, activation)])
-    encoder = Encoder.load(str(folder), trust_remote_code=trusted, measures=False)
-    theirs = SentenceTransformer(str(folder), device="cpu", trust_remote_code=trusted)
-    ours = encoder.encode(DOCUMENTS, normalize=False).dense
-    near(ours, theirs.encode(DOCUMENTS), 1e-5)

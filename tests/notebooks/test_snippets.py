@@ -374,11 +374,3 @@ def test_a_wrong_command_is_refused(text, request):
     (words,) = commands(Block("here", 1, "bash", text))
     with pytest.raises((SystemExit, UsageError)):
         check(words, request)
-
-
-def test_words_of_a_block():
-    text = "A=1 hybridtei serve \\\n  --port 1   # a comment\npip install 'x[y]' && curl http://h/ -d '{\"a\":\n \"b # c\"}'\n"
-    found = commands(Block("here", 1, "bash", text))
-    assert found[0] == ["hybridtei", "serve", "--port", "1"]
-    assert found[1] == ["pip", "install", "x[y]"]
-    assert found[2] == ["curl", "http://h/", "-d", '{"a":\n "b # c"}']

@@ -1,31 +1,28 @@
 """Servers that several modules ask; each is left as it was found."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from hybridtei.models.checkpoint.classifiers import ClassifierHead
-from hybridtei.models.checkpoint.spec import ModelSpec
 from tests.inference.engine import small
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Running]:
+def server():
     """A model with every output."""
     with serving() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def dense_server() -> Iterator[Running]:
+def dense_server():
     """A model with dense vectors only, and without prompts."""
     with serving(small.dense_only()) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def splade_server() -> Iterator[Running]:
+def splade_server():
     with serving(small.splade()) as running:
         yield running
 
@@ -34,7 +31,7 @@ LABELS = ("negative", "neutral", "positive")
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 
 
-def labelled(*labels: str, tags: bool = False) -> ModelSpec:
+def labelled(*labels, tags=False):
     """A reranker with one label, a classifier with several, or a tagger."""
     head = ClassifierHead("none" if tags else "cls", (), "bert.", labels)
     return small.model_spec(
@@ -43,18 +40,18 @@ def labelled(*labels: str, tags: bool = False) -> ModelSpec:
 
 
 @pytest.fixture(scope="session")
-def reranker() -> Iterator[Running]:
+def reranker():
     with serving(labelled("LABEL_0")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def classifier() -> Iterator[Running]:
+def classifier():
     with serving(labelled(*LABELS)) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def tagger() -> Iterator[Running]:
+def tagger():
     with serving(labelled(*TAGS, tags=True)) as running:
         yield running

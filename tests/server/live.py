@@ -6,12 +6,10 @@ import os
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,14 +19,11 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from litestar import Litestar
 
 from hybridtei import cli
-from hybridtei.batch import PackedBatch
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import default_alias
-from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server import run
 from hybridtei.server.app import context_for, create_models_app
 from hybridtei.server.models import Models
@@ -38,7 +33,6 @@ from hybridtei.system import memory as heap
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
-from tests.server.clock import SteppedClock
 
 ROOT = Path(__file__).parents[2]
 HANG = 60  # seconds after which something that should end at once has hung
@@ -74,19 +68,19 @@ class Running:
     connections: set[Any]
 
     @property
-    def backend(self) -> FakeBackend:
+    def backend(self):
         assert isinstance(self.service.backend, FakeBackend)
         return self.service.backend
 
-    def post(self, path: str, body: Any, **settings: Any) -> httpx.Response:
+    def post(self, path, body, **settings):
         """`body`: bytes as they are, anything else as JSON."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.client.post(path, content=content, **{"headers": JSON, **settings})
 
-    def get(self, path: str, **settings: Any) -> httpx.Response:
+    def get(self, path, **settings):
         return self.client.get(path, **settings)
 
-    def is_well(self) -> None:
+    def is_well(self):
         """A fixed valid request is answered as ever, and every permit is there."""
         assert self.post("/embed_hybrid", VALID).json() == valid_answer()
         # A request whose client has left gives its permits back when its pass has ended
@@ -96,17 +90,17 @@ class Running:
 
 @contextmanager
 def serving(
-    spec: ModelSpec | None = None,
+    spec=None,
     *,
-    server: Mapping[str, Any] | None = None,
-    engine: Mapping[str, Any] | None = None,
-    model: Mapping[str, Any] | None = None,
-    model_id: str = "small",
-    verify: ssl.SSLContext | None = None,
-    schemas: Any = None,
-    clock: SteppedClock | None = None,
-    **backend: Any,
-) -> Iterator[Running]:
+    server=None,
+    engine=None,
+    model=None,
+    model_id="small",
+    verify=None,
+    schemas=None,
+    clock=None,
+    **backend,
+):
     """uvicorn in a thread, settings as `run_server` has them; `verify`: of a server that speaks TLS; `clock`: the time of its
     connections; `backend`: see `small.service`."""
     registry = Registry()
@@ -159,19 +153,19 @@ def serving_app(app: Litestar) -> Iterator[str]:
 class Hold:
     """A gate that holds passes while told to."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.entered = threading.Event()
         self._go = threading.Event()
 
-    def __call__(self, _: PackedBatch) -> None:
+    def __call__(self, _):
         self.entered.set()
         assert self._go.wait(HANG)
 
-    def let_go(self) -> None:
+    def let_go(self):
         self._go.set()
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition):
     deadline = time.monotonic() + HANG
     while not condition():
         assert time.monotonic() < deadline
@@ -179,13 +173,13 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def create_app(
-    service: EngineService,
-    server: ServerConfig,
-    model: ModelConfig | None = None,
+    service,
+    server,
+    model=None,
     *,
-    registry: Registry | None = None,
-    schemas: Any = None,
-) -> Litestar:
+    registry=None,
+    schemas=None,
+):
     """An ASGI application over one service, which it starts and stops. `registry`: the one that the service counts in."""
     model = model or ModelConfig()
     context = context_for(service, server, model, registry or Registry())
@@ -195,27 +189,27 @@ def create_app(
 
 
 @contextmanager
-def commanded(*flags: str) -> Iterator[str]:
+def commanded(*flags):
     """The URL of `hybridtei serve` with these flags, in a thread of this process: all of it but its signals, its log's form and
     its heaps. It has to end with status 0; "" is the URL
     of one that did not start, which has to end with 1."""
-    statuses: list[int] = []
-    urls: list[str] = []
-    servers: list[DrainingServer] = []
+    statuses = []
+    urls = []
+    servers = []
     settled = threading.Event()
 
     class Unsignalled(DrainingServer):
         @contextmanager
-        def capture_signals(self) -> Iterator[None]:
+        def capture_signals(self):
             servers.append(self)
             yield
 
-        def announce(self) -> None:
+        def announce(self):
             super().announce()
             urls.append(f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}")
             settled.set()
 
-    def command() -> None:
+    def command():
         hostname = () if "--hostname" in flags else ("--hostname", "127.0.0.1")
         statuses.append(cli.main(["serve", *hostname, "--port", "0", *flags]))
         settled.set()
@@ -238,7 +232,7 @@ def commanded(*flags: str) -> Iterator[str]:
 
 
 @cache
-def valid_answer() -> Any:
+def valid_answer():
     """What a fresh server answers."""
     with serving() as server:
         return server.post("/embed_hybrid", VALID).json()
@@ -247,9 +241,7 @@ def valid_answer() -> Any:
 class Process:
     """A server process: its address, once it says Ready, and what it wrote."""
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, command, environment=None):
         known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         settings = {
             "HF_HUB_OFFLINE": "1",
@@ -266,8 +258,8 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.lines: list[str] = []
-        self.errors: list[str] = []
+        self.lines = []
+        self.errors = []
         self._ready = threading.Event()
         self._readers = [
             threading.Thread(
@@ -280,31 +272,31 @@ class Process:
         for reader in self._readers:
             reader.start()
 
-    def _read(self, stream: Any, into: list[str]) -> None:
+    def _read(self, stream, into):
         for line in stream:
             into.append(line)
             if "Ready" in line:
                 self._ready.set()
         self._ready.set()
 
-    def wait_ready(self) -> str:
+    def wait_ready(self):
         """Its URL."""
         assert self._ready.wait(HANG), "not ready"
         found = re.search(r"Starting HTTP server: [\d.]+:(\d+)", "".join(self.lines))
         assert found is not None, "".join(self.errors)
         return f"http://127.0.0.1:{found[1]}"
 
-    def terminate(self) -> None:
+    def terminate(self):
         self.process.send_signal(signal.SIGTERM)
 
-    def wait(self) -> int:
+    def wait(self):
         """Its status."""
         status = self.process.wait(HANG)
         for reader in self._readers:
             reader.join(HANG)
         return status
 
-    def close(self) -> None:
+    def close(self):
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
@@ -314,9 +306,7 @@ class Process:
 
 
 @contextmanager
-def process(
-    command: Sequence[str], environment: Mapping[str, str] | None = None
-) -> Iterator[Process]:
+def process(command, environment=None):
     running = Process(command, environment)
     try:
         yield running

@@ -1,7 +1,6 @@
 """The root logger, put back after a test that configures it."""
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,7 +8,7 @@ from hybridtei.system import logs
 
 
 @pytest.fixture
-def root() -> Iterator[logging.Logger]:
+def root():
     logger = logging.getLogger()
     handlers, level = list(logger.handlers), logger.level
     levels = {name: logging.getLogger(name).level for name in (*logs.NOISY, "hyper", "hybridtei")}

@@ -4,7 +4,6 @@ memory it holds."""
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.processes import DIRECT, free_port, started
+from conformance.processes import DIRECT, free_port, served, started
 
 ROOT = Path(__file__).parents[3]
 ABSENT = Path(__file__).with_name("without_torch")
@@ -59,16 +58,7 @@ def serving(folder: Path, cache: Path, flags: Sequence[str], log: Path) -> Itera
     """`hybridtei serve` of a checkpoint. Raises RuntimeError, with the end of its log, if it does
     not come up."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "hybridtei",
-        "serve",
-        "--hostname",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+    command = served(port, "--model-id", str(folder), *flags)
     environment = {
         **{
             name: value
@@ -81,7 +71,6 @@ def serving(folder: Path, cache: Path, flags: Sequence[str], log: Path) -> Itera
         "PYTHONPATH": os.pathsep.join([str(ABSENT), str(ROOT)]),
     }
     began = time.perf_counter()
-    command += ["--model-id", str(folder), *flags]
     with started(command, port, log, HANG_SECONDS, env=environment, cwd=cache) as process:
         yield Server(process, f"http://127.0.0.1:{port}", time.perf_counter() - began)
 

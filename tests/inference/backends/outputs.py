@@ -1,13 +1,8 @@
 """Texts for the backends of tiny models, what comes out for each of them, and how near two backends are."""
 
-from typing import Any
-
 import numpy as np
 
-from hybridtei.batch import Encoding, Head, pack
-from hybridtei.inference.backends.base import Backend
-from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.outputs import HeadOutputs
+from hybridtei.batch import Encoding, pack
 from tests import tolerances
 
 LENGTHS = (
@@ -25,7 +20,7 @@ LENGTHS = (
 )  # some longer than every window, some on its edges
 
 
-def random_encodings(spec: ModelSpec, lengths: tuple[int, ...] = LENGTHS) -> list[Encoding]:
+def random_encodings(spec, lengths=LENGTHS):
     """Ids of the whole vocabulary, padding and other special ids among them; token types where the model has them."""
     draw = np.random.default_rng(0)
     return [
@@ -37,22 +32,20 @@ def random_encodings(spec: ModelSpec, lengths: tuple[int, ...] = LENGTHS) -> lis
     ]
 
 
-def sixty_four(vocab_size: int) -> list[Encoding]:
+def sixty_four(vocab_size):
     """Texts of 1 to 120 tokens."""
     draw = np.random.default_rng(3)
     return [Encoding(draw.integers(0, vocab_size, int(120 ** draw.random()))) for _ in range(64)]
 
 
-def run(
-    backend: Backend, encodings: list[Encoding], heads: frozenset[Head] | None = None, **how: bool
-) -> HeadOutputs:
+def run(backend, encodings, heads=None, **how):
     """One pass, of all heads that the model has unless others are named."""
     return backend.forward(
         pack(encodings, heads or backend.spec.heads, backend.spec.positions), **how
     )
 
 
-def columns_of(outputs: HeadOutputs, i: int) -> dict[str, np.ndarray]:
+def columns_of(outputs, i):
     """All that came out for sequence i."""
     ragged = {
         "token_weights": outputs.token_weights,
@@ -67,7 +60,7 @@ def columns_of(outputs: HeadOutputs, i: int) -> dict[str, np.ndarray]:
     return columns
 
 
-def same(ours: HeadOutputs, theirs: HeadOutputs, rows: int, dtype: str = "float32") -> None:
+def same(ours, theirs, rows, dtype="float32"):
     """Every column of the first rows in float32, and as near as the precision allows: relative to a row's largest value, where
     that is above 1."""
     for i in range(rows):
@@ -81,6 +74,6 @@ def same(ours: HeadOutputs, theirs: HeadOutputs, rows: int, dtype: str = "float3
             )
 
 
-def near(one: Any, other: Any) -> None:
+def near(one, other):
     """Arrays of numbers of about 1, equal to the last digits of float32."""
     np.testing.assert_allclose(one, other, atol=tolerances.HIDDEN["float32"], rtol=0)

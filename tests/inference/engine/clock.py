@@ -4,8 +4,8 @@
 class Clock:
     """Seconds, from 0."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now

@@ -1,9 +1,7 @@
 """A small real model without weights: a WordPiece tokenizer built in code, and the fake backend's arithmetic."""
 
 import string
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -17,7 +15,6 @@ from hybridtei.models.checkpoint.layers import query_table
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import Prompts, Tokenizer
-from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -55,7 +52,7 @@ HIDDEN, DIM, LONGEST = 16, 8, 64
 PROMPTS = {"query": "query: ", "passage": "passage: "}
 
 
-def tokenizer() -> Tokenizer:
+def tokenizer():
     raw = RawTokenizer(models.WordPiece(IDS, unk_token="[UNK]"))
     raw.normalizer = normalizers.BertNormalizer()
     raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -69,9 +66,9 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(raw, has_token_types=True)
 
 
-def model_spec(**changes: Any) -> ModelSpec:
+def model_spec(**changes):
     """A model with every kind of output."""
-    facts: dict[str, Any] = {
+    facts = {
         "folder": Path("small"),
         "model_type": "bert",
         "architectures": ("BertModel",),
@@ -89,15 +86,15 @@ def model_spec(**changes: Any) -> ModelSpec:
     return ModelSpec(**{**facts, **changes})
 
 
-def dense_only() -> ModelSpec:
+def dense_only():
     return model_spec(sparse=None, multivector=None, prompts=None)
 
 
-def splade() -> ModelSpec:
+def splade():
     return model_spec(sparse=SparseHead("splade"), multivector=None, pooling=())
 
 
-def model(spec: ModelSpec | None = None, *, default_prompt: str | None = None) -> Model:
+def model(spec=None, *, default_prompt=None):
     spec = spec or model_spec()
     prompts = Prompts(
         spec.prompts, default_prompt, () if spec.adapters is None else spec.adapters.names
@@ -107,14 +104,14 @@ def model(spec: ModelSpec | None = None, *, default_prompt: str | None = None) -
 
 
 def service(
-    spec: ModelSpec | None = None,
-    config: Mapping[str, Any] | None = None,
+    spec=None,
+    config=None,
     *,
-    budget_tokens: int = 256,
-    registry: Registry | None = None,
-    default_prompt: str | None = None,
-    **backend: Any,
-) -> EngineService:
+    budget_tokens=256,
+    registry=None,
+    default_prompt=None,
+    **backend,
+):
     """An engine over the fake backend; keywords beyond are the backend's."""
     spec = spec or model_spec()
     return EngineService(

@@ -6,22 +6,16 @@ and nomic-ai/nomic-bert-2048.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-
-from hybridtei.batch import Encoding
-from hybridtei.outputs import Floats
 
 Doubles = NDArray[np.float64]
 Tensors = Mapping[str, Doubles]
 
 
-def states(
-    model: Any, config: Mapping[str, Any], tensors: Mapping[str, Floats], texts: Sequence[Encoding]
-) -> Floats:
+def states(model, config, tensors, texts):
     """Hidden states float32[t, h] by `jina` or `nomic`."""
     wide = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     return np.concatenate(
@@ -29,7 +23,7 @@ def states(
     ).astype(np.float32)
 
 
-def jina(config: Mapping[str, Any], w: Tensors, ids: NDArray[np.int64]) -> Doubles:
+def jina(config, w, ids):
     """`JinaBertModel` of either implementation, told apart by their tensors. All tokens are of type 0."""
     eps, heads = config["layer_norm_eps"], config["num_attention_heads"]
     x = (
@@ -59,7 +53,7 @@ def jina(config: Mapping[str, Any], w: Tensors, ids: NDArray[np.int64]) -> Doubl
     return x
 
 
-def jina_mlp(config: Mapping[str, Any], layer: Tensors, x: Doubles, eps: float) -> Doubles:
+def jina_mlp(config, layer, x, eps):
     if config["feed_forward_type"] == "original":
         y = linear(gelu(linear(x, layer, "intermediate.dense")), layer, "output.dense")
         return norm(y + x, layer, "output.LayerNorm", eps)
@@ -69,9 +63,7 @@ def jina_mlp(config: Mapping[str, Any], layer: Tensors, x: Doubles, eps: float) 
     return norm(y + x, layer, "mlp.layernorm", eps)
 
 
-def jina_code_mlp(
-    config: Mapping[str, Any], layer: Tensors, before: Doubles, attended: Doubles, eps: float
-) -> Doubles:
+def jina_code_mlp(config, layer, before, attended, eps):
     residual = norm(before + attended, layer, "layer_norm_1", eps)
     if config["feed_forward_type"] == "original":
         y = gelu(linear(residual, layer, "mlp.up_layer"))
@@ -82,14 +74,14 @@ def jina_code_mlp(
     return norm(residual + linear(y, layer, "mlp.down_layer"), layer, "layer_norm_2", eps)
 
 
-def jina_bias(heads: int, length: int) -> Doubles:
+def jina_bias(heads, length):
     """float64[heads, length, length]; slopes after the paper's `get_slopes`."""
 
-    def power_of_two(count: int) -> list[float]:
+    def power_of_two(count):
         start = 2 ** (-(2 ** -(math.log2(count) - 3)))
         return [start * start**number for number in range(count)]
 
-    def of(count: int) -> list[float]:
+    def of(count):
         if math.log2(count).is_integer():
             return power_of_two(count)
         closest = 2 ** math.floor(math.log2(count))
@@ -99,7 +91,7 @@ def jina_bias(heads: int, length: int) -> Doubles:
     return -np.array(of(heads))[:, None, None] * np.abs(places[None, :] - places[:, None])
 
 
-def nomic(config: Mapping[str, Any], w: Tensors, ids: NDArray[np.int64]) -> Doubles:
+def nomic(config, w, ids):
     """`NomicBertModel` of Nomic's own code, with or without experts. All tokens are of type 0."""
     eps, heads = config["layer_norm_epsilon"], config["n_head"]
     x = (
@@ -120,14 +112,14 @@ def nomic(config: Mapping[str, Any], w: Tensors, ids: NDArray[np.int64]) -> Doub
     return x
 
 
-def nomic_mlp(config: Mapping[str, Any], layer: Tensors, x: Doubles) -> Doubles:
+def nomic_mlp(config, layer, x):
     if config["activation_function"] == "gelu":
         return linear(gelu(linear(x, layer, "mlp.fc1")), layer, "mlp.fc2")
     gate = function(config["activation_function"])(linear(x, layer, "mlp.fc12"))
     return linear(linear(x, layer, "mlp.fc11") * gate, layer, "mlp.fc2")
 
 
-def nomic_experts(config: Mapping[str, Any], layer: Tensors, x: Doubles) -> Doubles:
+def nomic_experts(config, layer, x):
     """Token by token: only the chosen experts are computed, weighted by the softmax over all of them."""
     count, size = config["num_experts"], config["n_inner"]
     w1, w2 = (layer[f"mlp.experts.mlp.{name}"].reshape(count, size, -1) for name in ("w1", "w2"))
@@ -139,7 +131,7 @@ def nomic_experts(config: Mapping[str, Any], layer: Tensors, x: Doubles) -> Doub
     return out
 
 
-def rotated(x: Doubles, heads: int, base: float) -> Doubles:
+def rotated(x, heads, base):
     dim = x.shape[1] // heads
     angles = np.arange(len(x))[:, None] / base ** (np.arange(0, dim, 2) / dim)
     cos, sin = (np.tile(one, 2)[:, None] for one in (np.cos(angles), np.sin(angles)))
@@ -148,24 +140,22 @@ def rotated(x: Doubles, heads: int, base: float) -> Doubles:
     return (rows * cos + turned * sin).reshape(x.shape)
 
 
-def attention(
-    q: Doubles, k: Doubles, v: Doubles, heads: int, bias: Doubles | float = 0.0
-) -> Doubles:
+def attention(q, k, v, heads, bias=0.0):
     q, k, v = (one.reshape(len(one), heads, -1).transpose(1, 0, 2) for one in (q, k, v))
     scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[2]) + bias
     return (softmax(scores) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
 
 
-def softmax(x: Doubles) -> Doubles:
+def softmax(x):
     raised = np.exp(x - x.max(-1, keepdims=True))
     return raised / raised.sum(-1, keepdims=True)
 
 
-def linear(x: Doubles, w: Tensors, name: str) -> Doubles:
+def linear(x, w, name):
     return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
 
 
-def norm(x: Doubles, w: Tensors, name: str, eps: float) -> Doubles:
+def norm(x, w, name, eps):
     centred = x - x.mean(-1, keepdims=True)
     return (
         centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
@@ -173,11 +163,11 @@ def norm(x: Doubles, w: Tensors, name: str, eps: float) -> Doubles:
     )
 
 
-def gelu(x: Doubles) -> Doubles:
+def gelu(x):
     return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
-def function(name: str) -> Any:
+def function(name):
     """Of the gate that a name ending in "glu" means."""
     return {
         "geglu": gelu,

@@ -10,9 +10,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,14 +29,14 @@ OPTIONS = IngestOptions(source="", collection="", quiet=True, delete_missing=Tru
 class Source:
     """A folder of a table and text files, whose documents have one to many chunks."""
 
-    def __init__(self, folder: Path, draw: random.Random) -> None:
+    def __init__(self, folder, draw):
         self.folder, self.draw = folder / "docs", draw
         self.folder.mkdir(parents=True)
         self.rows = {f"d{number}": self._text() for number in range(TABLE_DOCUMENTS)}
         self.files = {f"f{number}": self._text() for number in range(FILES)}
         self._write()
 
-    def change(self) -> None:
+    def change(self):
         """Change a third of the documents, delete some, and add some."""
         for texts, count in ((self.rows, TABLE_DOCUMENTS), (self.files, FILES)):
             for number in self.draw.sample(range(count), count // 3):
@@ -49,11 +47,11 @@ class Source:
                     texts[name] = self._text()
         self._write()
 
-    def _text(self) -> str:
+    def _text(self):
         lines = range(self.draw.randint(1, LONGEST))
         return "\n".join(f"text {self.draw.randint(0, 9)} by words {line}" for line in lines)
 
-    def _write(self) -> None:
+    def _write(self):
         write(self.folder / "rows.jsonl", self.rows)
         for number in range(FILES):
             path = self.folder / f"f{number}.txt"
@@ -63,7 +61,7 @@ class Source:
                 path.unlink(missing_ok=True)
 
 
-def forked(work: Coroutine[Any, Any, None]) -> int:
+def forked(work):
     """Start a process that runs the work, and return its id. Threads start only there."""
     process = os.fork()
     if process:
@@ -81,26 +79,26 @@ def forked(work: Coroutine[Any, Any, None]) -> int:
 class Telling(EmbeddedStore):
     """Writes a byte to a pipe before each change of the collection."""
 
-    def __init__(self, path: str, pipe: int) -> None:
+    def __init__(self, path, pipe):
         super().__init__(path)
         self._pipe = pipe
 
-    async def upsert(self, *arguments: Any) -> None:
+    async def upsert(self, *arguments):
         os.write(self._pipe, b"u")
         await super().upsert(*arguments)
 
-    async def delete(self, *arguments: Any) -> None:
+    async def delete(self, *arguments):
         os.write(self._pipe, b"d")
         await super().delete(*arguments)
 
 
-async def ingest(source: Path, folder: Path, pipe: int) -> None:
+async def ingest(source, folder, pipe):
     store = Telling(str(folder / "qdrant"), pipe)
     await Ingest(folder, options=OPTIONS, chunk_tokens=24).run(source, store)
     await store.close()
 
 
-async def check(source: Path, folder: Path) -> None:
+async def check(source, folder):
     """Ingest the source, also into a new collection, and compare both."""
     store, other = EmbeddedStore(str(folder / "qdrant")), MemoryStore()
     for target in (store, other):
@@ -117,7 +115,7 @@ async def check(source: Path, folder: Path) -> None:
     await store.close()
 
 
-def main(folder: Path, kills: int, seed: int) -> None:
+def main(folder, kills, seed):
     preparing.BATCH_CHUNKS = 8
     draw = random.Random(seed)
     source, hits = Source(folder, draw), 0

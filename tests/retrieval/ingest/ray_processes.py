@@ -3,7 +3,7 @@
 import psutil
 
 
-def named(part: str) -> dict[int, psutil.Process]:
+def named(part):
     """Those whose title holds `part`, by process id."""
     found = {}
     for process in psutil.Process().children(recursive=True):

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from hybridtei.client import Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
-from hybridtei.inference.tasks.base import Model
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import CHUNK, DOCUMENT_ID, Chunker, settings_for
 from hybridtei.retrieval.ingest.files import Quarantine, source_files
@@ -29,7 +27,6 @@ from hybridtei.retrieval.ingest.pipeline import ingest
 from hybridtei.retrieval.ingest.prepare import Preparation
 from hybridtei.retrieval.ingest.run import VECTORS
 from hybridtei.retrieval.ingest.write import Writer
-from hybridtei.retrieval.store.base import CollectionSchema, Store
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import schema_for
 from tests.fake_backend import FakeBackend
@@ -38,7 +35,7 @@ from tests.inference.engine import small
 NAME = "small"
 
 
-def written(folder: Path) -> tuple[Model, Path]:
+def written(folder):
     """The small model, and its tokenizer as a file in the folder that its facts name."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenizer.json"
@@ -49,19 +46,19 @@ def written(folder: Path) -> tuple[Model, Path]:
     ), path
 
 
-def raw(path: Path) -> Tokenizer:
+def raw(path):
     return Tokenizer.from_file(str(path))
 
 
-def plan(model: Model) -> CollectionSchema:
+def plan(model):
     return schema_for(model.spec, "small")
 
 
-def ids_of(records: Iterable[Any]) -> Counter[tuple[str, int]]:
+def ids_of(records):
     return Counter((record.payload[DOCUMENT_ID], record.payload[CHUNK]) for record in records)
 
 
-def reasons(path: Path) -> list[dict[str, Any]]:
+def reasons(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -80,15 +77,13 @@ class Ingest:
     stats: IngestStats = field(default_factory=IngestStats)
 
     @property
-    def quarantine(self) -> Path:
+    def quarantine(self):
         return self.folder / "quarantine.jsonl"
 
-    def embedder(self, model: Model) -> Encoder:
+    def embedder(self, model):
         return Encoder(model, FakeBackend(model.spec, **self.backend), 256, EngineConfig())
 
-    async def run(
-        self, source: Path, store: Store, embedder: Encoder | Client | None = None, name: str = NAME
-    ) -> IngestStats:
+    async def run(self, source, store, embedder=None, name=NAME):
         """Once, as a command does it."""
         model, path = written(self.folder / "model")
         chunks = settings_for(model, self.chunk_tokens, None)
@@ -125,7 +120,7 @@ class Ingest:
             chunker.close()
 
 
-async def points(store: Store, name: str = NAME, **settings: Any) -> list[Any]:
+async def points(store, name=NAME, **settings):
     """All records, page by page."""
     records, offset = [], None
     while True:
@@ -135,7 +130,7 @@ async def points(store: Store, name: str = NAME, **settings: Any) -> list[Any]:
             return records
 
 
-def write(path: Path, texts: Mapping[str, str], **more: Any) -> Path:
+def write(path, texts, **more):
     """A JSON Lines file of these texts by id. `more`: of each record."""
     path.write_text(
         "".join(
@@ -145,11 +140,11 @@ def write(path: Path, texts: Mapping[str, str], **more: Any) -> Path:
     return path
 
 
-def standing_still(after: int) -> Callable[[Any], None]:
+def standing_still(after):
     """A gate that holds the first pass after `after` texts until a line comes in: the moment for a signal."""
     embedded = 0
 
-    def gate(batch: Any) -> None:
+    def gate(batch):
         nonlocal embedded
         holds = embedded <= after
         embedded += len(batch.cu_seqlens) - 1
@@ -160,7 +155,7 @@ def standing_still(after: int) -> Callable[[Any], None]:
     return gate
 
 
-async def main(source: Path, folder: Path, texts: int | None) -> None:
+async def main(source, folder, texts):
     preparing.BATCH_CHUNKS = 64
     store = EmbeddedStore(str(folder / "qdrant"))
     try:

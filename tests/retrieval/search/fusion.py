@@ -19,15 +19,13 @@ class Ranking:
     scores: Scores
 
 
-def rrf(
-    rankings: Sequence[Ranking], *, k: int = 2, weights: Sequence[float] | None = None
-) -> Ranking:
+def rrf(rankings, *, k=2, weights=None):
     """Reciprocal rank fusion as Qdrant computes it: the sum of 1 / (rank / weight + k - 1); k=61 is Cormack's 60.
 
     A weight of 0 or less adds nothing.
     """
 
-    def part(ranking: Ranking, weight: float) -> Scores:
+    def part(ranking, weight):
         ranks = np.arange(1, len(ranking.ids) + 1)
         with np.errstate(
             over="ignore"
@@ -40,7 +38,7 @@ def rrf(
     )
 
 
-def weighted_sum(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
+def weighted_sum(rankings, weights):
     """The sum of weight × score; a list that lacks a point adds 0, so let every list hold every candidate."""
     return _sum(
         rankings,
@@ -48,9 +46,9 @@ def weighted_sum(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranki
     )
 
 
-def _sum(rankings: Sequence[Ranking], parts: Sequence[Scores]) -> Ranking:
+def _sum(rankings, parts):
     """Best first; a stable order of ties."""
-    totals: dict[PointId, float] = {}
+    totals = {}
     for ranking, part in zip(rankings, parts, strict=True):
         for identity, share in zip(ranking.ids, part.tolist(), strict=True):
             totals[identity] = totals.get(identity, 0.0) + share

@@ -1,16 +1,11 @@
 """What tests of searching share: a small model whose tokenizer is a file, as labels of collections want it, and a few texts."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
-from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.retrieval.store.base import Store
 from hybridtei.retrieval.store.plan import budget_of_plan, plan_of, schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.fake_backend import FakeBackend
@@ -32,7 +27,7 @@ TEXTS = [
 ]
 
 
-def spec_in(folder: Path, **changes: Any) -> ModelSpec:
+def spec_in(folder, **changes):
     """A model with every output, whose files lie in a folder."""
     small.tokenizer()._raw.save(str(folder / "tokenizer.json"))
     return small.model_spec(
@@ -40,11 +35,11 @@ def spec_in(folder: Path, **changes: Any) -> ModelSpec:
     )
 
 
-def encoder_of(spec: ModelSpec) -> Encoder:
+def encoder_of(spec):
     return Encoder(small.model(spec), FakeBackend(spec), 256, EngineConfig())
 
 
-def payload(place: int, text: str) -> dict[str, Any]:
+def payload(place, text):
     return {
         "text": text,
         "document_id": f"d{place}",
@@ -53,13 +48,13 @@ def payload(place: int, text: str) -> dict[str, Any]:
 
 
 async def filled(
-    encoder: Encoder,
-    store: Store | None = None,
-    name: str = "papers",
-    texts: Sequence[str] = TEXTS,
-    payload_of: Callable[[int], dict[str, Any]] = lambda place: {},
-    **plan: Any,
-) -> Store:
+    encoder,
+    store=None,
+    name="papers",
+    texts=TEXTS,
+    payload_of=lambda place: {},
+    **plan,
+):
     """A store with the texts as points 0, 1, …; `payload_of`: what differs in their payloads."""
     store = store or MemoryStore()
     layout = schema_for(encoder.spec, MODEL, **plan)
@@ -81,7 +76,7 @@ async def filled(
     return store
 
 
-def exact(encoder: Encoder, query: str, texts: Sequence[str] = TEXTS) -> dict[str, Any]:
+def exact(encoder, query, texts=TEXTS):
     """float32[texts] of each kind of vector, in numpy."""
     kinds = ("dense", "sparse", "multivector")
     asked = encoder.encode([query], kinds, input_type="query")
@@ -96,8 +91,8 @@ def exact(encoder: Encoder, query: str, texts: Sequence[str] = TEXTS) -> dict[st
     }
 
 
-def run(coroutine: Any) -> Any:
-    async def limited() -> Any:
+def run(coroutine):
+    async def limited():
         async with asyncio.timeout(60):
             return await coroutine
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from qdrant_client import AsyncQdrantClient
 
-from hybridtei.retrieval.store.nodes import CLIENT_ERRORS, Attempt, store_error
+from hybridtei.retrieval.store.nodes import CLIENT_ERRORS, store_error
 from hybridtei.retrieval.store.server import ServerStore
 
 T = TypeVar("T")
@@ -17,11 +17,11 @@ class MemoryStore(ServerStore):
 
     kind = "memory"
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._client, self._lock = AsyncQdrantClient(":memory:"), threading.Lock()
         self.place, self._grpc, self._whole_timeout = "memory", False, 60
 
-    async def _call(self, call: Attempt[T]) -> T:
+    async def _call(self, call):
         with self._lock, warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
@@ -31,5 +31,5 @@ class MemoryStore(ServerStore):
             except (*CLIENT_ERRORS, IndexError, KeyError) as error:
                 raise store_error(error, self.place) from error
 
-    async def close(self) -> None:
+    async def close(self):
         await self._client.close()

@@ -1,7 +1,6 @@
 """What the stand-in for a Qdrant server keeps, and how it can be told to fail: the same for both of its protocols."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ MAX_MULTIVECTOR_FLOATS = 1_048_576
 class Failure(Exception):
     """An answer that is an error."""
 
-    def __init__(self, status: int, message: str, retry_after: str | None = None) -> None:
+    def __init__(self, status, message, retry_after=None):
         super().__init__(message)
         self.status, self.message, self.retry_after = status, message, retry_after
 
@@ -38,20 +37,20 @@ class Qdrant:
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.local = QdrantClient(":memory:")
         self.lock = threading.Lock()
         self.held.set()
 
     def do(
         self,
-        call: str,
-        key: str | None,
-        size: int,
-        work: Callable[[QdrantClient], Any],
+        call,
+        key,
+        size,
+        work,
         *,
-        write: bool = False,
-    ) -> Any:
+        write=False,
+    ):
         """One call, whichever protocol it came by."""
         self.calls.append(call)
         self.largest = max(self.largest, size)
@@ -73,7 +72,7 @@ class Qdrant:
             raise Failure(503, "the answer was lost on its way")
         return result
 
-    def describe(self, local: QdrantClient, name: str) -> models.CollectionInfo:
+    def describe(self, local, name):
         info = local.get_collection(name)
         params = info.config.params.model_copy(update=self.made.get(name, {}))
         optimizers = info.config.optimizer_config.model_copy(update=self.optimizers.get(name, {}))
@@ -81,9 +80,7 @@ class Qdrant:
         status = self.status.pop(0) if len(self.status) > 1 else self.status[0]
         return info.model_copy(update={"config": config, "status": models.CollectionStatus(status)})
 
-    def create(
-        self, local: QdrantClient, name: str, made: dict[str, Any], **arguments: Any
-    ) -> bool:
+    def create(self, local, name, made, **arguments):
         created = local.create_collection(name, **arguments)
         self.made[name] = {field: value for field, value in made.items() if value}
         self.optimizers.pop(name, None)
@@ -91,18 +88,18 @@ class Qdrant:
 
     def update(
         self,
-        local: QdrantClient,
-        name: str,
-        metadata: Any,
-        diff: models.OptimizersConfigDiff | None,
-    ) -> bool:
+        local,
+        name,
+        metadata,
+        diff,
+    ):
         local.update_collection(name, metadata=metadata or {})
         self.optimizers.setdefault(name, {}).update(
             {} if diff is None else diff.model_dump(exclude_none=True)
         )
         return True
 
-    def cluster(self) -> dict[str, Any]:
+    def cluster(self):
         if not self.peers:
             return {"status": "disabled"}
         return {
@@ -126,10 +123,8 @@ class Qdrant:
             "message_send_failures": {},
         }
 
-    def upsert(
-        self, name: str, points: list[models.PointStruct], wait: bool
-    ) -> Callable[[QdrantClient], Any]:
-        def work(local: QdrantClient) -> Any:
+    def upsert(self, name, points, wait):
+        def work(local):
             assert wait, "an acknowledgement without wait says nothing"
             for point in points:
                 for vector in point.vector.values():

@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from functools import partial
@@ -42,7 +41,7 @@ CODE_OF |= {
 
 
 @contextmanager
-def speaking(key: str | None = None) -> Iterator[Qdrant]:
+def speaking(key=None):
     """A running one, by both protocols."""
     state = Qdrant(key)
     with serving_grpc(state) as state.grpc_port, serving_rest(state) as state.rest_port:
@@ -51,7 +50,7 @@ def speaking(key: str | None = None) -> Iterator[Qdrant]:
 
 
 @contextmanager
-def serving_grpc(state: Qdrant, port: int = 0) -> Iterator[int]:
+def serving_grpc(state, port=0):
     server = grpc.server(
         futures.ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", MAX_BODY)]
     )
@@ -68,18 +67,18 @@ def serving_grpc(state: Qdrant, port: int = 0) -> Iterator[int]:
 class Servicer:
     """The methods of both services."""
 
-    def __init__(self, state: Qdrant) -> None:
+    def __init__(self, state):
         self.state = state
 
     def ask(
         self,
-        call: str,
-        request: Any,
-        context: Any,
-        work: Callable[[QdrantClient], Any],
+        call,
+        request,
+        context,
+        work,
         *,
-        write: bool = False,
-    ) -> Any:
+        write=False,
+    ):
         key = dict(context.invocation_metadata()).get("api-key")
         try:
             return self.state.do(call, key, request.ByteSize(), work, write=write)
@@ -90,12 +89,12 @@ class Servicer:
 
 
 class Collections(Servicer, CollectionsServicer):
-    def List(self, request: Any, context: Any) -> Any:
+    def List(self, request, context):
         found = self.ask("list", request, context, lambda local: local.get_collections())
         names = [messages.CollectionDescription(name=each.name) for each in found.collections]
         return messages.ListCollectionsResponse(collections=names)
 
-    def CollectionExists(self, request: Any, context: Any) -> Any:
+    def CollectionExists(self, request, context):
         exists = self.ask(
             "exists",
             request,
@@ -104,7 +103,7 @@ class Collections(Servicer, CollectionsServicer):
         )
         return messages.CollectionExistsResponse(result=messages.CollectionExists(exists=exists))
 
-    def Get(self, request: Any, context: Any) -> Any:
+    def Get(self, request, context):
         info = self.ask(
             "describe",
             request,
@@ -113,7 +112,7 @@ class Collections(Servicer, CollectionsServicer):
         )
         return messages.GetCollectionInfoResponse(result=RestToGrpc.convert_collection_info(info))
 
-    def Create(self, request: Any, context: Any) -> Any:
+    def Create(self, request, context):
         vectors = GrpcToRest.convert_vectors_config(request.vectors_config)
         sparse = GrpcToRest.convert_sparse_vector_config(request.sparse_vectors_config)
         metadata = GrpcToRest.convert_payload(request.metadata)
@@ -128,13 +127,13 @@ class Collections(Servicer, CollectionsServicer):
             "metadata": metadata,
         }
 
-        def work(local: QdrantClient) -> Any:
+        def work(local):
             return self.state.create(local, request.collection_name, made, **arguments)
 
         self.ask("create", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
 
-    def Update(self, request: Any, context: Any) -> Any:
+    def Update(self, request, context):
         metadata = GrpcToRest.convert_payload(request.metadata)
         has_diff = request.HasField("optimizers_config")
         diff = (
@@ -143,25 +142,25 @@ class Collections(Servicer, CollectionsServicer):
             else None
         )
 
-        def work(local: QdrantClient) -> Any:
+        def work(local):
             return self.state.update(local, request.collection_name, metadata, diff)
 
         self.ask("update", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
 
-    def UpdateAliases(self, request: Any, context: Any) -> Any:
+    def UpdateAliases(self, request, context):
         actions = [GrpcToRest.convert_alias_operations(action) for action in request.actions]
         work = partial(QdrantClient.update_collection_aliases, change_aliases_operations=actions)
         self.ask("alias", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
 
-    def ListAliases(self, request: Any, context: Any) -> Any:
+    def ListAliases(self, request, context):
         found = self.ask("aliases", request, context, QdrantClient.get_aliases)
         return messages.ListAliasesResponse(
             aliases=[RestToGrpc.convert_alias_description(each) for each in found.aliases]
         )
 
-    def Delete(self, request: Any, context: Any) -> Any:
+    def Delete(self, request, context):
         self.ask(
             "drop",
             request,
@@ -173,16 +172,16 @@ class Collections(Servicer, CollectionsServicer):
 
 
 class Points(Servicer, PointsServicer):
-    def Upsert(self, request: Any, context: Any) -> Any:
+    def Upsert(self, request, context):
         points = [GrpcToRest.convert_point_struct(point) for point in request.points]
         work = self.state.upsert(request.collection_name, points, request.wait)
         return operated(self.ask("upsert", request, context, work, write=True))
 
-    def CreateFieldIndex(self, request: Any, context: Any) -> Any:
+    def CreateFieldIndex(self, request, context):
         assert request.field_index_params.text_index_params.phrase_matching
         return operated(self.ask("index", request, context, lambda local: acknowledged()))
 
-    def Delete(self, request: Any, context: Any) -> Any:
+    def Delete(self, request, context):
         selector = GrpcToRest.convert_points_selector(request.points)
         return operated(
             self.ask(
@@ -193,7 +192,7 @@ class Points(Servicer, PointsServicer):
             )
         )
 
-    def Query(self, request: Any, context: Any) -> Any:
+    def Query(self, request, context):
         arguments = {
             "query": GrpcToRest.convert_query(request.query) if request.HasField("query") else None,
             "prefetch": [
@@ -218,7 +217,7 @@ class Points(Servicer, PointsServicer):
             result=[RestToGrpc.convert_scored_point(point) for point in found.points]
         )
 
-    def Get(self, request: Any, context: Any) -> Any:
+    def Get(self, request, context):
         ids = [GrpcToRest.convert_point_id(given) for given in request.ids]
         found = self.ask(
             "retrieve",
@@ -232,7 +231,7 @@ class Points(Servicer, PointsServicer):
         ]
         return messages.GetResponse(result=result)
 
-    def Scroll(self, request: Any, context: Any) -> Any:
+    def Scroll(self, request, context):
         arguments = {
             "scroll_filter": GrpcToRest.convert_filter(request.filter)
             if request.HasField("filter")
@@ -259,7 +258,7 @@ class Points(Servicer, PointsServicer):
             result=result, next_page_offset=RestToGrpc.convert_extended_point_id(following)
         )
 
-    def Count(self, request: Any, context: Any) -> Any:
+    def Count(self, request, context):
         given = GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None
         found = self.ask(
             "count",
@@ -270,7 +269,7 @@ class Points(Servicer, PointsServicer):
         return messages.CountResponse(result=messages.CountResult(count=found.count))
 
 
-def operated(result: models.UpdateResult) -> Any:
+def operated(result):
     return messages.PointsOperationResponse(
         result=messages.UpdateResult(
             operation_id=result.operation_id, status=messages.UpdateStatus.Completed
@@ -278,7 +277,7 @@ def operated(result: models.UpdateResult) -> Any:
     )
 
 
-def selectors(request: Any) -> dict[str, Any]:
+def selectors(request):
     return {
         "with_payload": GrpcToRest.convert_with_payload_selector(request.with_payload),
         "with_vectors": GrpcToRest.convert_with_vectors_selector(request.with_vectors),
@@ -286,7 +285,7 @@ def selectors(request: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def serving_rest(state: Qdrant, port: int = 0) -> Iterator[int]:
+def serving_rest(state, port=0):
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
@@ -306,15 +305,15 @@ def serving_rest(state: Qdrant, port: int = 0) -> Iterator[int]:
 class Rest:
     """The same by HTTP, as a bare ASGI application: `{"result": …, "status": "ok", "time": 0}`."""
 
-    def __init__(self, state: Qdrant) -> None:
+    def __init__(self, state):
         self.state = state
 
     async def __call__(
         self,
-        scope: Any,
-        receive: Callable[[], Awaitable[Any]],
-        send: Callable[[Any], Awaitable[None]],
-    ) -> None:
+        scope,
+        receive,
+        send,
+    ):
         assert scope["type"] == "http"
         body = b""
         while True:
@@ -352,9 +351,7 @@ class Rest:
         await send({"type": "http.response.start", "status": status, "headers": out})
         await send({"type": "http.response.body", "body": json.dumps(content).encode()})
 
-    def handle(
-        self, method: str, path: str, headers: dict[str, str], query: bytes, body: bytes
-    ) -> Any:
+    def handle(self, method, path, headers, query, body):
         if len(body) > MAX_BODY:
             raise Failure(413, "payload too large")
         parts = [part for part in path.split("/") if part]
@@ -363,7 +360,7 @@ class Rest:
             return self.state.do(
                 "cluster", headers.get("api-key"), 0, lambda local: self.state.cluster()
             )
-        call: tuple[str, Callable[[QdrantClient], Any], bool] | None = (
+        call = (
             "aliases",
             QdrantClient.get_aliases,
             False,
@@ -376,9 +373,7 @@ class Rest:
         result = self.state.do(word, headers.get("api-key"), len(body), work, write=write)
         return plain(result)
 
-    def call_of(
-        self, method: str, rest: list[str], name: str, body: bytes, wait: bool
-    ) -> tuple[str, Callable[[QdrantClient], Any], bool] | None:
+    def call_of(self, method, rest, name, body, wait):
         route = (method, "/".join(rest))
         if (method, name, rest) == ("POST", "aliases", []):
             actions = models.ChangeAliasesOperation.model_validate_json(body).actions
@@ -445,12 +440,12 @@ class Rest:
         return None
 
 
-def acknowledged() -> models.UpdateResult:
+def acknowledged():
     """Local mode makes no indexes, and reads words without them."""
     return models.UpdateResult(operation_id=0, status=models.UpdateStatus.ACKNOWLEDGED)
 
 
-def query_of(asked: models.QueryRequest) -> dict[str, Any]:
+def query_of(asked):
     names = {"filter": "query_filter", "with_vector": "with_vectors"}
     fields = (
         "query",
@@ -467,7 +462,7 @@ def query_of(asked: models.QueryRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def scrolled(local: QdrantClient, name: str, page: models.ScrollRequest) -> dict[str, Any]:
+def scrolled(local, name, page):
     records, following = local.scroll(
         name,
         scroll_filter=page.filter,
@@ -479,7 +474,7 @@ def scrolled(local: QdrantClient, name: str, page: models.ScrollRequest) -> dict
     return {"points": plain(records), "next_page_offset": following}
 
 
-def plain(result: Any) -> Any:
+def plain(result):
     if isinstance(result, list):
         return [plain(each) for each in result]
     return (

@@ -2,11 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -39,7 +38,7 @@ class Asked:
 
 
 @contextmanager
-def asked(kind: str, folder: Path) -> Iterator[Asked]:
+def asked(kind, folder):
     """An open store of the kind, with a collection's name that no other test uses."""
     with asyncio.Runner() as runner, ExitStack() as stack:
         store = (
@@ -47,7 +46,7 @@ def asked(kind: str, folder: Path) -> Iterator[Asked]:
         )
         name = new_name()
 
-        async def waited(call: Awaitable[T]) -> T:
+        async def waited(call):
             async with asyncio.timeout(60):
                 return await call
 
@@ -60,7 +59,7 @@ def asked(kind: str, folder: Path) -> Iterator[Asked]:
 
 
 @contextmanager
-def standing_in(kind: str) -> Iterator[Store]:
+def standing_in(kind):
     """The store of a server, whose other end is the stand-in."""
     from hybridtei.retrieval.store.server import ServerStore
 
@@ -74,7 +73,7 @@ def standing_in(kind: str) -> Iterator[Store]:
 
 
 @contextmanager
-def emptied(shared: Asked) -> Iterator[Asked]:
+def emptied(shared):
     """A store that others ask too, with a name of its own, which is dropped in the end."""
     own = replace(shared, name=new_name())
     try:
@@ -83,11 +82,11 @@ def emptied(shared: Asked) -> Iterator[Asked]:
         own.run(own.store.drop(own.name))
 
 
-def new_name() -> str:
+def new_name():
     return f"tests-{uuid4().hex}"
 
 
-def opened(kind: str, folder: Path) -> Store:
+def opened(kind, folder):
     if kind == "memory":
         return MemoryStore()
     if kind == "numpy":
@@ -99,7 +98,7 @@ def opened(kind: str, folder: Path) -> Store:
     return ServerStore(StoreConfig(qdrant_url=SERVER))
 
 
-def plan(*, idf: bool = False, **metadata: Any) -> CollectionSchema:
+def plan(*, idf=False, **metadata):
     return CollectionSchema(
         vectors={
             "dense": VectorParams(size=WIDTH, distance="Cosine"),
@@ -116,7 +115,7 @@ def plan(*, idf: bool = False, **metadata: Any) -> CollectionSchema:
     )
 
 
-def embeddings(count: int, seed: int = 0) -> Embeddings:
+def embeddings(count, seed=0):
     """Random vectors: unit rows, a few sparse entries each, and one to six rows in a multi-vector."""
     random = np.random.default_rng(seed)
     sparse = np.where(
@@ -130,12 +129,10 @@ def embeddings(count: int, seed: int = 0) -> Embeddings:
     )
 
 
-def leg(
-    query: Embeddings, using: str = "dense", limit: int = 10, *, row: int = 0, **fields: Any
-) -> Query:
+def leg(query, using="dense", limit=10, *, row=0, **fields):
     """The best points by one vector of a row."""
     return Query(using=using, vector=query.row(row)[using], limit=limit, **fields)
 
 
-def unit(rows: Any) -> Any:
+def unit(rows):
     return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)

@@ -89,7 +89,7 @@ WAYS = [
     {"mode": "rrf", "k": 61, "weights": {"dense": 3.0, "sparse": 1.0}},
     {"mode": "rrf", "legs": list(LEGS)},
     *({"mode": mode, "rescore": True} for mode in ("dense", "rrf", "zscore")),
-    {"mode": "zscore", "group_by": "text"},
+    *({"mode": mode, "group_by": "text"} for mode in ("zscore", "rrf")),
 ]
 
 

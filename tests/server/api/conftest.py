@@ -1,25 +1,22 @@
 """A server with a store."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
-from tests.server.live import Running, serving
+from tests.server.live import serving
 
 POINTS = [{"id": i, "text": text, "metadata": {"place": i}} for i, text in enumerate(TEXTS)]
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+def spec(tmp_path_factory):
     return spec_in(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def shelf(spec: ModelSpec) -> Iterator[Running]:
+def shelf(spec):
     """A server with a store, and ten texts in it."""
     with serving(spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
         answer = running.post("/collections/papers/points", {"points": POINTS, "create": True})

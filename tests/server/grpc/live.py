@@ -3,14 +3,12 @@
 import itertools
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
-from hybridtei.inference.engine.admission import Admission
 from hybridtei.server.grpc import messages
 from tests.server.live import HANG, Running, serving
 
@@ -22,7 +20,7 @@ PORTS = itertools.count(
 )  # below those that systems give away, and apart from another process's
 
 
-def free_port() -> int:
+def free_port():
     """A port that the system gives to no other program before it is used."""
     for port in PORTS:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -30,7 +28,7 @@ def free_port() -> int:
     raise AssertionError("unreachable")
 
 
-def method_of(name: str) -> Any:
+def method_of(name):
     """By the method's name, which no two services share."""
     return next(
         method
@@ -41,14 +39,14 @@ def method_of(name: str) -> Any:
 
 
 def start(
-    channel: grpc.Channel,
-    name: str,
-    given: Any,
+    channel,
+    name,
+    given,
     *,
-    metadata: Metadata = (),
-    timeout: float = HANG,
-    wait: bool = True,
-) -> Any:
+    metadata=(),
+    timeout=HANG,
+    wait=True,
+):
     """A call: its answers where it streams them, else (answer, call); without `wait` what it will be.
 
     `given`: a dictionary or, for a stream, an iterable of them; bytes go as they are.
@@ -63,7 +61,7 @@ def start(
         for streams in (method.client_streaming, method.server_streaming)
     )
 
-    def written(item: Any) -> bytes:
+    def written(item):
         return item if isinstance(item, bytes) else takes(**item).SerializeToString()
 
     call = getattr(channel, form)(
@@ -86,15 +84,15 @@ class Rpc:
     channel: grpc.Channel
 
     @property
-    def admission(self) -> Admission:
+    def admission(self):
         return self.running.service.admission
 
-    def ask(self, name: str, given: Any, **settings: Any) -> Any:
+    def ask(self, name, given, **settings):
         """The answer; of a stream, all of them."""
         call = start(self.channel, name, given, **settings)
         return [*call] if method_of(name).server_streaming else call[0]
 
-    def refusal(self, name: str, given: Any, **settings: Any) -> tuple[str, str]:
+    def refusal(self, name, given, **settings):
         """(code, details) of a call that fails."""
         try:
             self.ask(name, given, **settings)
@@ -102,20 +100,20 @@ class Rpc:
             return error.code().name, error.details()
         raise AssertionError("answered")
 
-    def counted(self, name: str) -> float:
+    def counted(self, name):
         """A metric with its labels, as its line begins."""
         lines = self.running.get("/metrics").text.splitlines()
         return next(
             (float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0
         )
 
-    def is_well(self) -> None:
+    def is_well(self):
         """`Running.is_well`, and no caller waits."""
         self.running.is_well()
 
 
 @contextmanager
-def rpc_serving(*args: Any, server: dict[str, Any] | None = None, **settings: Any) -> Iterator[Rpc]:
+def rpc_serving(*args, server=None, **settings):
     """`serving`, with gRPC."""
     own = {"hostname": "127.0.0.1", "grpc_port": free_port(), **(server or {})}
     address = f"127.0.0.1:{own['grpc_port']}"

@@ -1,10 +1,9 @@
 """Bytes to a server and from it, as they are."""
 
 import socket
-from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.server.live import HANG, Running
+from tests.server.live import HANG
 
 BODY = b'{"inputs":"one two"}'
 POST = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -17,13 +16,13 @@ Answer = tuple[int, dict[bytes, bytes], bytes]
 
 
 @contextmanager
-def connected(running: Running) -> Iterator[socket.socket]:
+def connected(running):
     with socket.create_connection(("127.0.0.1", running.port), timeout=HANG) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield client
 
 
-def told(running: Running, *parts: bytes) -> list[Answer]:
+def told(running, *parts):
     """Everything the server says until it closes."""
     with connected(running) as client:
         for part in parts:
@@ -31,7 +30,7 @@ def told(running: Running, *parts: bytes) -> list[Answer]:
         return heard(client)
 
 
-def heard(client: socket.socket) -> list[Answer]:
+def heard(client):
     said = b"".join(iter(lambda: client.recv(1 << 16), b""))
     found = []
     while said:
@@ -44,9 +43,9 @@ def heard(client: socket.socket) -> list[Answer]:
     return found
 
 
-def statuses(answers: list[Answer]) -> list[int]:
+def statuses(answers):
     return [status for status, _, _ in answers]
 
 
-def fields(count: int) -> bytes:
+def fields(count):
     return b"a: b\r\n" * count

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from tests.server.live import Running
-
 QUERY = "hybrid search"
 DOCUMENTS = [
     "the search engine finds text",
@@ -25,9 +23,7 @@ OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter((element)
 }).map((element) => element.outerHTML.slice(0, 120))"""
 
 
-def score(
-    page: Any, documents: list[str] = DOCUMENTS, query: str = QUERY, *, is_refused: bool = False
-) -> None:
+def score(page, documents=DOCUMENTS, query=QUERY, *, is_refused=False):
     """Ask, and wait until the table shows these documents: none of them is in the example that it showed before."""
     page.locator("#facts").filter(has_text="·").wait_for()
     page.fill("#query", query)
@@ -39,7 +35,7 @@ def score(
         ).wait_for()
 
 
-def column(page: Any, kind: str, rows: int) -> list[float]:
+def column(page, kind, rows):
     """As the table shows it, in the documents' order."""
     cells = [
         page.locator(f'#table tr[data-row="{row}"] td[data-kind="{kind}"]') for row in range(rows)
@@ -47,19 +43,19 @@ def column(page: Any, kind: str, rows: int) -> list[float]:
     return [float(cell.get_attribute("data-value")) for cell in cells]
 
 
-def order(page: Any, place: str = "#table tbody tr") -> list[int]:
+def order(page, place="#table tbody tr"):
     return [int(row.get_attribute("data-row")) for row in page.locator(place).all()]
 
 
-def vectors(server: Running, inputs: list[str], prompt_name: str | None = None) -> Any:
+def vectors(server, inputs, prompt_name=None):
     return server.post(
         "/embed_hybrid", {"inputs": inputs, "prompt_name": prompt_name, "truncate": True}
     ).json()
 
 
-def weights(entries: list[dict[str, Any]]) -> dict[int, float]:
+def weights(entries):
     return {entry["index"]: entry["value"] for entry in entries}
 
 
-def competition_ranks(scores: Any) -> Any:
+def competition_ranks(scores):
     return np.array([1 + sum(other > one for other in scores) for one in scores])

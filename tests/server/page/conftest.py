@@ -1,15 +1,12 @@
 """Playwright and a Chromium of the system. Where either is missing, tests are skipped; each leaves a picture in its folder."""
 
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin
 
 import pytest
 
-from tests.server.page.browser import OVERFLOWING, Open
+from tests.server.page.browser import OVERFLOWING
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # How long a page may take on a busy machine
@@ -18,7 +15,7 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     """Closed with the module: while it is open, no other event loop can run in this thread."""
     playwright_api = pytest.importorskip(
         "playwright.sync_api", reason="the package `playwright` is not installed"
@@ -34,31 +31,31 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def visit(browser: Any, tmp_path: Path) -> Open:
+def visit(browser, tmp_path):
     """Open a page, and all that it opens. In the end it has asked no other host, nothing reaches
     beyond its right edge, and the console holds nothing but `refused` statuses. A picture of it is
     in the test's folder."""
 
     @contextmanager
     def opened(
-        url: str,
+        url,
         *,
-        refused: tuple[int, ...] = (),
-        width: int = 1280,
-        height: int = 800,
-        clock: bool = False,
-        **looks: Any,
-    ) -> Iterator[Any]:
+        refused=(),
+        width=1280,
+        height=800,
+        clock=False,
+        **looks,
+    ):
         # `data:` are pictures of Swagger UI's style sheet
         own = (urljoin(url, "/"), "data:")
         expected = tuple(f"the server responded with a status of {status}" for status in refused)
-        complaints: list[str] = []
+        complaints = []
 
-        def complain(text: str) -> None:
+        def complain(text):
             if not any(sentence in text for sentence in expected):
                 complaints.append(text)
 
-        def check_host(request: Any) -> None:
+        def check_host(request):
             if not request.url.startswith(own):
                 complaints.append(f"asked {request.url}")
 

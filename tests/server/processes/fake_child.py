@@ -3,14 +3,12 @@
 import sys
 import time
 
-from hybridtei.batch import PackedBatch
-from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.inference.load import LoadedModel, find_model, text_model
 from hybridtei.server import engine_child
 from tests.fake_backend import FakeBackend
 
 
-def load(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
+def load(config, engine):
     spec = find_model(config)
     model = text_model(spec, engine)
     poison, murder, slow = (
@@ -18,7 +16,7 @@ def load(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
         for word in ("duti", "dura", "dato")
     )
 
-    def gate(batch: PackedBatch) -> None:
+    def gate(batch):
         if (batch.input_ids == murder).any():
             raise SystemExit("murder")  # no lane survives what is no Exception
         time.sleep((batch.input_ids == slow).any() / 4)

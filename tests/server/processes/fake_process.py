@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from hybridtei import cli
-from hybridtei.batch import PackedBatch
 from hybridtei.cli import serve as serving
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.inference.engine.service import EngineService
@@ -23,7 +22,7 @@ from tests.fake_backend import FakeBackend
 from tests.server.live import create_app
 
 
-def wait(pause: str) -> None:
+def wait(pause):
     if pause.startswith("/"):
         while Path(pause).exists():
             time.sleep(0.005)
@@ -31,7 +30,7 @@ def wait(pause: str) -> None:
         time.sleep(float(pause))
 
 
-def serve(folder: str, pause: str, settings: dict[str, int | str]) -> None:
+def serve(folder, pause, settings):
     model = ModelConfig(model_id=folder)
     of_engine = {
         name: value for name, value in settings.items() if name in EngineConfig.__struct_fields__
@@ -46,7 +45,7 @@ def serve(folder: str, pause: str, settings: dict[str, int | str]) -> None:
         int(reader.read([word], truncate=True)[0].input_ids[1]) for word in ("duti", "dura")
     )
 
-    def gate(batch: PackedBatch) -> None:
+    def gate(batch):
         wait(pause)
         if (batch.input_ids == murder).any():
             raise SystemExit("murder")  # no lane survives what is no Exception

@@ -28,7 +28,7 @@ OPF = """<package xmlns="o" xmlns:dc="d"><metadata><dc:title>The book</dc:title>
 <spine><itemref idref="one"/><itemref idref="two"/><itemref idref="gone"/></spine></package>"""
 
 
-def zipped(**parts: str | bytes) -> bytes:
+def zipped(**parts):
     """An archive of these parts; `__` in a name is a slash, `_` a dot."""
     data = BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,22 +1,19 @@
 """PDF files by hand, and two encrypted ones that pypdf wrote: AES-256 with an empty password, and with the password `secret`."""
 
 from base64 import b85decode
-from collections.abc import Sequence
 
 PICTURE = b"<< /Type /XObject /Subtype /Image /Width 1 /Height 1 /ColorSpace /DeviceGray /BitsPerComponent 8 /Length 1 >>\nstream\n\0\nendstream"
 FONT = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
 DRAWN = "q 100 0 0 100 0 0 cm /P Do Q"
 
 
-def shown(text: str) -> str:
+def shown(text):
     """The operators that show lines of text, one below the other."""
     lines = " T* ".join(f"({line}) Tj" for line in text.split("\n"))
     return f"BT /F1 12 Tf 14 TL 72 700 Td {lines} ET"
 
 
-def pdf_of(
-    *pages: str, title: str = "", annotations: Sequence[str] = (), fields: Sequence[str] = ()
-) -> bytes:
+def pdf_of(*pages, title="", annotations=(), fields=()):
     """A page for each stream of operators. `annotations` and `fields`: dictionaries of the first page."""
     objects = [b"", b"", FONT, PICTURE, f"<< /Title ({title}) >>".encode()]
     numbers = []

@@ -6,26 +6,25 @@ library refuses them.
 """
 
 import torch
-from torch import Tensor
 
 
-def _open(side: int) -> int | None:
+def _open(side):
     return None if side < 0 else side
 
 
 def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
     *,
-    scale: float,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-) -> Tensor:
+    scale,
+    window_size=(-1, -1),
+    enable_gqa=False,
+):
     """torch's, as of 2.12: causality is a window without keys after; the caller has to announce fewer key heads."""
     assert enable_gqa or query.shape[1] == key.shape[1]
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
@@ -52,17 +51,17 @@ def varlen_attn(
 
 
 def varlen_attn_of_2_11(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
     *,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:
+    scale=None,
+    window_size=(-1, -1),
+):
     """torch's, before it knew of fewer key heads."""
     assert scale is not None
     return varlen_attn(

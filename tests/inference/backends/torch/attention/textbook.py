@@ -1,7 +1,6 @@
 """Attention by its formula, one sequence, one head and one query at a time; and lengths that kernels find hard."""
 
 import torch
-from torch import Tensor
 
 from hybridtei.batch import offsets_of
 from hybridtei.inference.backends.torch.kernels import Sequences
@@ -11,15 +10,15 @@ HEADS = 4
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: list[int],
+    q,
+    k,
+    v,
+    lengths,
     *,
-    window: int | None,
-    causal: bool,
-    seen: list[int] | None = None,
-) -> Tensor:
+    window,
+    causal,
+    seen=None,
+):
     """softmax(0.7 q k) v over what each query may see; k and v of one group of query heads are shared."""
     out = torch.zeros_like(q)
     groups = q.shape[1] // k.shape[1]
@@ -42,9 +41,7 @@ def attention(
     return out
 
 
-def drawn(
-    lengths: list[int], key_heads: int = HEADS, width: int = 8, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(lengths, key_heads=HEADS, width=8, seed=0):
     """q, k, v."""
     draw = torch.Generator().manual_seed(seed)
     q, k, v = (
@@ -54,5 +51,5 @@ def drawn(
     return q, k, v
 
 
-def sequences(lengths: list[int], seen: list[int] | None = None, device: str = "cpu") -> Sequences:
+def sequences(lengths, seen=None, device="cpu"):
     return Sequences(lengths, torch.as_tensor(offsets_of(lengths), device=device), seen)
