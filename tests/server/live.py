@@ -138,7 +138,7 @@ def serving(
 
 
 @contextmanager
-def serving_app(app: Litestar) -> Iterator[str]:
+def serving_app(app):
     """The URL of an application in a thread of this process."""
     server = uvicorn.Server(settings_of(app, ServerConfig(), app.state.limits, None))
     with socket.create_server(("127.0.0.1", 0)) as listening:

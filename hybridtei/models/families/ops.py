@@ -181,8 +181,8 @@ def adapted(
 ) -> Ops:
     """Add `count` adapters of one `rank` to the operations. `scale` multiplies their changes.
 
-    Beside each `NAME.weight`, or those of `targets`, whose names may have other prefixes, they need
-    `NAME.lora_A.weight` float[count * rank, in] (for a table: float[rows, count * rank]) and
+    Beside each `NAME.weight`, or those of `targets`, whose names may have other prefixes, they
+    need `NAME.lora_A.weight` float[count * rank, in] (for a table: float[rows, count * rank]) and
     `NAME.lora_B.weight` float[out, count * rank].
     """
     return cast(Ops, _Adapted(ops, count, rank, scale, targets))
