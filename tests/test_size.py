@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 324_871, "modules": 191}
+SIZE = {"tokens": 324_872, "modules": 191}
 LAWS = {
-    "over_100_columns": 2,
+    "over_100_columns": 0,
     "nested_conditionals": 0,
     "conditionals": 845,
     "literal_splats": 24,
