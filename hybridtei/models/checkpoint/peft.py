@@ -183,7 +183,7 @@ def changes(
                 "`merge_and_unload`"
             )
         pairs.setdefault((match[1], match[2] is not None), {})[match[3]] = tensor
-    found = dict[str, Change]()
+    weights = dict[str, Change]()
     for (module, is_table), pair in pairs.items():
         if pair.keys() != {"A", "B"}:
             raise LoadError(f"{folder / ADAPTER_WEIGHTS}: `{module}` has only lora_{min(pair)}")
@@ -201,8 +201,8 @@ def changes(
                 f"do not fit rank {rank:g} and the base's weight of shape {shape}: is it the "
                 "adapter of another base?"
             )
-        found[base] = change
-    return found
+        weights[base] = change
+    return weights
 
 
 def merged(tensors: Mapping[str, Tensor], of: Mapping[str, Change]) -> dict[str, Tensor]:

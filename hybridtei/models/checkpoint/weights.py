@@ -76,15 +76,15 @@ class Weights:
         return cls(folder, stacked(tensors), own)
 
     def _adapt(self, folders: Sequence[Path]) -> None:
-        found = []
+        adapters = []
         for folder in folders:
             factors = _opened(weights_of(folder))
             self._sources.extend(factors.values())
-            found.append(changes(folder, factors, self._tensors))
+            adapters.append(changes(folder, factors, self._tensors))
         if folders == [self.folder]:
-            self._tensors = merged(self._tensors, found[0])
+            self._tensors = merged(self._tensors, adapters[0])
             return
-        self._tensors = side_by_side(self._tensors, found, largest_rank(folders))
+        self._tensors = side_by_side(self._tensors, adapters, largest_rank(folders))
 
     @classmethod
     def of_file(cls, file: Path) -> Weights:
