@@ -310,7 +310,7 @@ class Cut:
     """An input that was cut: its place, and the characters that the model read."""
 
     index: int
-    kept: Characters
+    characters: Characters
 
 
 @dataclass(frozen=True, slots=True)

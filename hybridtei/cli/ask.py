@@ -1,5 +1,5 @@
-"""`ask`: what a folder's files say to a question, as passages with their places. What changed in the
-folder is stored first."""
+"""`ask`: what a folder's files say to a question, as passages with their places. What changed in
+the folder is stored first."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SHORT = "two three"
 
 
 def truncated(answer: Any) -> list[tuple[int, Any]]:
-    return [(cut["index"], cut["kept"]) for cut in answer["usage"].get("truncated", [])]
+    return [(cut["index"], cut["characters"]) for cut in answer["usage"].get("truncated", [])]
 
 
 @pytest.mark.parametrize(
