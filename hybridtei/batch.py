@@ -56,8 +56,8 @@ UNKNOWN: Characters = (-1, -1)
 class Encoding:
     """One tokenised input, special tokens included.
 
-    `kept`: the first and the last character + 1 that a cut left of the text, or of a pair's second
-    text; `UNKNOWN` for ids and templates; None: nothing was cut.
+    `extent`: the first and the last character + 1 that a cut left of the text, or of a pair's
+    second text; `UNKNOWN` for ids and templates; None: nothing was cut.
     `unseen`: the number of last tokens that attend to all others, but no token attends to them
     (ColBERT's query expansion).
     `adapter`: the number of the model's adapter, 0 for none (`checkpoint.sizes.Adapters`).
@@ -72,7 +72,7 @@ class Encoding:
     adapter: int = 0
     shared: int = 0
     route: int = 0
-    kept: Characters | None = None
+    extent: Characters | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)

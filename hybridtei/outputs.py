@@ -350,7 +350,7 @@ class Cut(msgspec.Struct, frozen=True):
     """An input that was cut: its place, and the characters that the model read."""
 
     index: int
-    kept: Characters
+    characters: Characters
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 from msgspec import Struct
 
 from hybridtei import errors
-from hybridtei.batch import UNKNOWN, Head
+from hybridtei.batch import UNKNOWN, Characters, Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import (
     HybridTeiError,
@@ -33,7 +33,7 @@ from hybridtei.inference.tasks.embed import SIDES, Embed, InputType, prompt_of
 from hybridtei.inference.tasks.rerank import Ranking, Scored
 from hybridtei.models.fingerprint import Fingerprint, begin
 from hybridtei.models.text.reader import Input
-from hybridtei.outputs import Embeddings, Load, Usage
+from hybridtei.outputs import Cut, Embeddings, Load, Usage
 from hybridtei.system.metrics import (
     Histogram,
     Registry,
@@ -298,10 +298,10 @@ class Context:
         return Reply(write(answer, usage), usage, numbers)
 
 
-def windows_of(context: Context, documents: int, most: int | None = None) -> int:
+def windows_of(context: Context, documents: int, requested: int | None = None) -> int:
     """The number of windows of a document, by the request or the server: all documents of a
     request have at most --max-rerank-documents in all."""
-    windows = most or context.server.rerank_windows
+    windows = requested or context.server.rerank_windows
     return min(windows, max(context.server.max_rerank_documents // max(documents, 1), 1))
 
 
@@ -342,10 +342,14 @@ def usage_of(context: Context, usage: Usage) -> dict[str, Any]:
     counts: dict[str, Any] = {"prompt_tokens": usage.tokens, "total_tokens": usage.tokens}
     if usage.cuts and not context.server.as_tei:
         counts["truncated"] = [
-            {"index": cut.index, "kept": None if cut.kept == UNKNOWN else cut.kept}
-            for cut in usage.cuts
+            {"index": cut.index, "characters": characters_of(cut)} for cut in usage.cuts
         ]
     return counts
+
+
+def characters_of(cut: Cut) -> Characters | None:
+    """The characters that the model read; None: unknown."""
+    return None if cut.characters == UNKNOWN else cut.characters
 
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000

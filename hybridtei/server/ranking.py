@@ -77,7 +77,7 @@ async def rank_within(
                 break
             pace_ns = (perf_counter_ns() - began_ns) / sum(costs[done:end])
             service.pace_ns = (2 * (service.pace_ns or pace_ns) + pace_ns) / 3
-            cuts = [Cut(done + cut.index, cut.kept) for cut in usage.cuts]
+            cuts = [Cut(done + cut.index, cut.characters) for cut in usage.cuts]
             usages.append(structs.replace(usage, cuts=cuts))
             parts.append(scored)
             done = end

@@ -188,7 +188,7 @@ def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
     begin = 0
     for chunk in done:
         lengths += chunk.lengths
-        cuts += [Cut(begin + cut.index, cut.kept) for cut in chunk.cuts]
+        cuts += [Cut(begin + cut.index, cut.characters) for cut in chunk.cuts]
         begin += chunk.size
     return Answered(answer, task.size, lengths, timings, cuts)
 

@@ -181,7 +181,7 @@ class EngineService:
             cuts: Sequence[Cut] = ()
             for encoding in encodings:
                 lengths.append(len(encoding.input_ids))
-                if encoding.kept is not None and not cuts:
+                if encoding.extent is not None and not cuts:
                     cuts = cuts_of(encodings, size)
             if chunk.embeds:
                 self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
@@ -247,10 +247,10 @@ def cuts_of(encodings: Sequence[Encoding], size: int) -> list[Cut]:
     before = max(len(encodings) - size, 0)
     cuts: list[Cut] = []
     for place, encoding in enumerate(encodings, -before):
-        if encoding.kept is not None and isinstance(encoding, WindowEncoding):
-            cuts.append(Cut(encoding.document, encoding.kept))
-        elif encoding.kept is not None and place >= 0:
-            cuts.append(Cut(place, encoding.kept))
+        if encoding.extent is not None and isinstance(encoding, WindowEncoding):
+            cuts.append(Cut(encoding.document, encoding.extent))
+        elif encoding.extent is not None and place >= 0:
+            cuts.append(Cut(place, encoding.extent))
     return cuts
 
 

@@ -155,7 +155,7 @@ class _Question(Task[Scored]):
         if self.windows < 2 or room < LEAST_WINDOW:
             return read(texts)
         windows = model.reader.windows(texts, room, self.windows, truncate=self.truncate)
-        parts = [(place, part) for place, of_text in enumerate(windows) for part in of_text]
+        parts = [(place, part) for place, own in enumerate(windows) for part in own]
         try:
             encodings = read([texts[place][begin:end] for place, (begin, end) in parts])
         except RequestError as error:
@@ -165,17 +165,17 @@ class _Question(Task[Scored]):
         before = len(encodings) - len(parts)
         for row, (place, (begin, end)) in enumerate(parts, before):
             encoding, last = encodings[row], windows[place][-1]
-            kept = None
-            if encoding.kept is not None:
-                kept = (0, begin + encoding.kept[1])
+            extent: Characters | None = None
+            if encoding.extent is not None:
+                extent = (0, begin + encoding.extent[1])
             elif end == last[1] < len(texts[place]):
-                kept = (0, end)
+                extent = (0, end)
             encodings[row] = WindowEncoding(
                 input_ids=encoding.input_ids,
                 token_type_ids=encoding.token_type_ids,
                 adapter=encoding.adapter,
                 route=encoding.route,
-                kept=kept,
+                extent=extent,
                 document=place,
                 characters=(begin, end),
             )
@@ -340,7 +340,7 @@ class RerankByVectors(_Question):
             empty = len(replace(task, inputs=[""]).read(model)[0])
             longest = task.longest(model)
             documents = self.in_windows(
-                model, texts, empty, longest, lambda some: replace(task, inputs=some).read(model)
+                model, texts, empty, longest, lambda parts: replace(task, inputs=parts).read(model)
             )
         else:
             if self.query_vectors is None and _are_read_alike(model):

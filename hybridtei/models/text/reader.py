@@ -165,8 +165,8 @@ class TextReader:
                 f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}"
             )
         input_ids = np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)
-        kept = UNKNOWN if total > self.max_input_length else None
-        return self._finished(Encoding(input_ids, kept=kept))
+        extent = UNKNOWN if total > self.max_input_length else None
+        return self._finished(Encoding(input_ids, extent=extent))
 
     def locate(
         self,
@@ -213,18 +213,18 @@ class TextReader:
         return cut
 
     def windows(
-        self, texts: Sequence[str], room: int, most: int, *, truncate: bool
+        self, texts: Sequence[str], room: int, limit: int, *, truncate: bool
     ) -> list[list[Characters]]:
-        """The characters of the windows in which each text is read: at most `most`, of `room`
+        """The characters of the windows in which each text is read: at most `limit`, of `room`
         tokens, each with the last eighth of the one before. Without `truncate` the last one ends
         with the text, whatever its length."""
-        limit = most * room * CHARACTERS_PER_TOKEN
+        characters = limit * room * CHARACTERS_PER_TOKEN
         rest = iter(texts)
         windows: list[list[Characters]] = []
-        for portion in _portions([text[:limit] for text in texts]):
+        for portion in _portions([text[:characters] for text in texts]):
             raws = self.tokenizer.encode(portion, add_special_tokens=False, offsets=True)
             for raw, text in zip(raws, rest, strict=False):
-                windows.append(_windows_of(text, raw, room, most, truncate))
+                windows.append(_windows_of(text, raw, room, limit, truncate))
         return windows
 
     def tokens(
@@ -354,14 +354,14 @@ class TextReader:
             self._check_length(raw)
         encoding = self.tokenizer.cut(raw, self.max_input_length, direction)
         if item.is_cut or len(raw) > self.max_input_length:
-            encoding = replace(encoding, kept=self._kept(raw, item, direction))
+            encoding = replace(encoding, extent=self._extent(raw, item, direction))
         return self._finished(encoding, item.adapter)
 
-    def _kept(self, raw: RawEncoding, item: _Ready, direction: Direction) -> Characters:
+    def _extent(self, raw: RawEncoding, item: _Ready, direction: Direction) -> Characters:
         """The characters that a cut left of an input."""
         if item.begin is None:
             return UNKNOWN
-        first, end = self.tokenizer.kept(
+        first, end = self.tokenizer.extent(
             item.text,
             self.max_input_length,
             direction,
@@ -475,13 +475,13 @@ def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
 
 
 def _windows_of(
-    text: str, raw: RawEncoding, room: int, most: int, truncate: bool
+    text: str, raw: RawEncoding, room: int, limit: int, truncate: bool
 ) -> list[Characters]:
     if len(raw) <= room:
         return [(0, len(text))]
     windows: list[Characters] = []
     begin = end = 0
-    while end < len(raw) and len(windows) < most:
+    while end < len(raw) and len(windows) < limit:
         end = min(begin + room, len(raw))
         first, _ = raw.token_to_chars(begin) or (0, 0)
         _, last = raw.token_to_chars(end - 1) or (0, 0)

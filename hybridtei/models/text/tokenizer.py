@@ -36,7 +36,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 
 log = logging.getLogger(__name__)
 
-# Characters of a token that `kept` reckons with at first
+# Characters of a token that `extent` reckons with at first
 LONG_TOKEN = 32
 # Shorter texts keep the GIL: taking it back from another thread takes longer than tokenising
 SHORT_CHARACTERS = 256
@@ -150,21 +150,21 @@ class Tokenizer:
         offsets = np.array(raw.offsets, dtype=np.int64).reshape(-1, 2) + shift
         offsets[special] = 0
         places = _fitting_places(raw, max_length, direction)
-        kept = None
+        extent: Characters | None = None
         if places is not None:
             special, offsets = special[places], offsets[places]
             own = offsets[~special & (offsets[:, 1] > 0)]
-            kept = (int(own[0, 0].clip(0)), int(own[-1, 1])) if len(own) else (0, 0)
+            extent = (int(own[0, 0].clip(0)), int(own[-1, 1])) if len(own) else (0, 0)
         return LocatedEncoding(
             encoding.input_ids,
             encoding.token_type_ids,
-            kept=kept,
+            extent=extent,
             text=text,
             offsets=offsets,
             special=special,
         )
 
-    def kept(
+    def extent(
         self, text: Text, max_length: int, direction: Direction, *, add_special_tokens: bool
     ) -> Characters:
         """The characters that `cut` leaves of a text, or of a pair's second text. Tokenises again,

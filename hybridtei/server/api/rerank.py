@@ -417,17 +417,17 @@ def _task(
     truncate: bool | None,
     max_document_tokens: int | None = None,
 ) -> Ranking:
-    spans, max_tokens, max_chunks = None, None, None
+    spans, max_tokens, chunks = None, None, None
     if isinstance(request, DocumentsRequest):
         max_tokens = request.truncate_prompt_tokens
-        max_chunks = request.max_chunks_per_doc
+        chunks = request.max_chunks_per_doc
         if request.relevant_spans is not None:
             spans = request.relevant_spans.if_enabled
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput("`relevant_spans` needs a model that ranks by multi-vectors")
     windows = 1
-    if max_chunks or context.server.rerank_windows > 1:
-        windows = windows_of(context, len(documents), max_chunks)
+    if chunks or context.server.rerank_windows > 1:
+        windows = windows_of(context, len(documents), chunks)
     check_instruction(request.instruction, len(documents) * windows)
     return rerank_task(
         context.service.model.spec,

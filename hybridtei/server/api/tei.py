@@ -235,7 +235,7 @@ class CutInput(Struct, frozen=True):
     null where it has no characters of its own."""
 
     index: int
-    kept: tuple[int, int] | None
+    characters: tuple[int, int] | None
 
 
 class OpenAICompatUsage(Struct, frozen=True, omit_defaults=True):

@@ -205,8 +205,8 @@ def _entry(line: str, where: str) -> Key:
     if not colon or matched is None:
         raise LoadError(
             f"{where}: should be `NAME:KEY`, `NAME roles=ROLE,ROLE:KEY` or "
-            "`NAME roles=ROLE,ROLE tokens_per_minute=N:KEY`; a name is 1 to 64 letters, "
-            "digits, dots, dashes, underscores"
+            "`NAME roles=ROLE,ROLE tokens_per_minute=N:KEY`; a name is 1 to 64 letters, digits, "
+            "dots, dashes, underscores"
         )
     names = ROLES if matched[2] is None else matched[2].split(",")
     roles = tuple(role for role in ROLES if role in names)

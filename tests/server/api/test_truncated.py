@@ -12,7 +12,7 @@ SHORT = "two three"
 
 
 def truncated(answer):
-    return [(cut["index"], cut["kept"]) for cut in answer["usage"].get("truncated", [])]
+    return [(cut["index"], cut["characters"]) for cut in answer["usage"].get("truncated", [])]
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,9 @@ def test_what_lies_beyond_the_last_window_is_told(ranking):
     answer = ranking.post("/v1/rerank", body)
     first, second = answer.json()["usage"]["truncated"]
     assert (first["index"], second["index"]) == (1, 3)
-    assert first["kept"][0] == 0
+    assert first["characters"][0] == 0
     one = ranking.post("/v1/rerank", {**body, "max_chunks_per_doc": 1}).json()["usage"]["truncated"]
-    assert 1.5 * one[0]["kept"][1] < first["kept"][1] < 2 * one[0]["kept"][1]
+    assert 1.5 * one[0]["characters"][1] < first["characters"][1] < 2 * one[0]["characters"][1]
     refused = ranking.post("/v1/rerank", {**body, "truncate": False})
     assert (refused.status_code, "documents[1]" in refused.text) == (422, True)
     whole = ranking.post("/v1/rerank", {**body, "truncate": False, "max_chunks_per_doc": 100})
@@ -133,5 +133,5 @@ def test_the_flag_is_the_default_and_coheres_client_sends_the_field():
         many = running.post(
             "/v1/rerank", {"query": "two", "documents": [LONG] * 20, "max_chunks_per_doc": 100}
         )
-        assert many.json()["usage"]["truncated"][0]["kept"][1] < len(LONG)
+        assert many.json()["usage"]["truncated"][0]["characters"][1] < len(LONG)
         assert many.headers["x-hybridtei-truncated"] == "20"

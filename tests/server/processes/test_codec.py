@@ -30,5 +30,5 @@ def test_joined_encodings_mean_the_same(shapes):
         "shared",
         "route",
         # Of the answer, which the server's process makes
-        "kept",
+        "extent",
     }
