@@ -110,8 +110,12 @@ class Columns:
 
     def _columns(self) -> dict[str, Any]:
         """The columns that are not None, by name."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: column for name, column in columns.items() if column is not None}
+        columns = {}
+        for name in self.__dataclass_fields__:
+            column = getattr(self, name)
+            if column is not None:
+                columns[name] = column
+        return columns
 
     def take(self, rows: Indices) -> Self:
         """Return these sequences, in this order."""
@@ -125,11 +129,12 @@ class Columns:
 
     def part(self, begin: int, end: int) -> Self:
         """Return views of the sequences from `begin` to `end`."""
-        columns = self._columns()
-        for name, column in columns.items():
+        columns: dict[str, Any] = {}
+        for name in self.__dataclass_fields__:
+            column = getattr(self, name)
             if isinstance(column, np.ndarray):
                 columns[name] = column[begin:end]
-            else:
+            elif column is not None:
                 columns[name] = column.part(begin, end)
         return type(self)(**columns)
 

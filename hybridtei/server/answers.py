@@ -186,11 +186,14 @@ def hybrid(
 def _columns(
     embeddings: Embeddings, i: int, form: str, pieces: Pieces, bits: int | None
 ) -> dict[str, Any]:
-    columns = embeddings.row(i)
+    columns: dict[str, Any] = {}
+    if embeddings.dense is not None:
+        columns["dense"] = embeddings.dense[i]
     if embeddings.sparse is not None:
         columns["sparse"] = sparse(embeddings.sparse, i, form, pieces)
-    if embeddings.multivector is not None and bits is not None:
-        columns["multivector"] = packed(columns["multivector"], bits)
+    if embeddings.multivector is not None:
+        row = embeddings.multivector.row(i)
+        columns["multivector"] = row if bits is None else packed(row, bits)
     return columns
 
 

@@ -427,8 +427,10 @@ class OnnxBackend(HostBackend):
             )
 
     def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:
-        alone = self._alone
-        if alone is None or not use_all_cores or len(batch) > 1 or batch.unseen is not None:
+        alone = None
+        if use_all_cores and len(batch) == 1 and batch.unseen is None:
+            alone = self._alone
+        if alone is None:
             hidden = self._hidden(batch, use_all_cores=use_all_cores)
             return self._heads.outputs(batch, hidden, use_all_cores=use_all_cores)
         feed = batch.feed(alone.inputs)
