@@ -241,8 +241,6 @@ class Context:
             bounds = bounds or self.bounds(load.inputs)
             if bounds.max_numbers is not None and numbers > bounds.max_numbers:
                 raise too_many_numbers(bounds.max_numbers)
-            if self.has_sides and task.embeds and task.lacks_side(self.service.reader.prompts):
-                self.metrics.lacked_side(self.served_name)
             if task.checks_first:
                 task.check(self.service.model.spec)
                 check = checked
@@ -259,6 +257,8 @@ class Context:
                 if not load.is_batch:
                     error.place = None
                 raise error.named(field) from None
+        if self.has_sides and task.embeds and task.lacks_side(self.service.reader.prompts):
+            self.metrics.lacked_side(self.served_name)
         return result.answer, counted.succeeded(result)
 
     async def look_up(
