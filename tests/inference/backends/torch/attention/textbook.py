@@ -5,6 +5,7 @@ from torch import Tensor
 
 from hybridtei.batch import offsets_of
 from hybridtei.inference.backends.torch.kernels import Sequences
+from hybridtei.models.families.ops import Heads
 
 LENGTHS = [1, 9, 4, 23, 2, 17, 8, 16, 1]
 HEADS = 4
@@ -56,3 +57,8 @@ def drawn(
 
 def sequences(lengths: list[int], seen: list[int] | None = None, device: str = "cpu") -> Sequences:
     return Sequences(lengths, torch.as_tensor(offsets_of(lengths), device=device), seen)
+
+
+def heads(window: int | None = None, *, causal: bool = False, scale: float = 0.7) -> Heads:
+    """Kernels read these three; the sizes are the tensors'."""
+    return Heads(HEADS, HEADS, 8, factor=scale, causal=causal, window=window)
