@@ -14,6 +14,7 @@ from hybridtei.inference.backends.select import open_backend
 from hybridtei.inference.backends.torch.kernels import padded_groups, per_sequence
 from hybridtei.inference.backends.torch.layout import PackedLayout
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.families.ops import Heads
 from tests import tiny, tolerances
 from tests.near import near
 from tests.sampled import crossed
@@ -108,15 +109,14 @@ def test_kernels_that_know_of_no_prefix_get_whole_texts(window):
     )
     once = computed_once(batch)
     q, k, v = (torch.randn(len(once.computed), heads, 8, generator=draw) for heads in (4, 2, 2))
+    form = Heads(4, 2, 8, factor=0.3, causal=True, window=window)
     kept, rows = torch.as_tensor(once.computed), torch.as_tensor(once.rows)
     found = []
     for kernel in (padded_groups, per_sequence):
         layout = PackedLayout(batch.cu_seqlens, kernel=kernel)
         layout.once = kept, rows
-        found.append(layout.attend(q, k, v, scale=0.3, window=window, causal=True))
-    whole = PackedLayout(batch.cu_seqlens).attend(
-        q[rows], k[rows], v[rows], scale=0.3, window=window, causal=True
-    )
+        found.append(layout.attend(q, k, v, form))
+    whole = PackedLayout(batch.cu_seqlens).attend(q[rows], k[rows], v[rows], form)
     for one in found:
         torch.testing.assert_close(one[rows], whole, atol=1e-6, rtol=0)
 

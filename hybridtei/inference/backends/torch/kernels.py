@@ -18,18 +18,19 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hybridtei.batch import offsets_of
-from hybridtei.inference.backends.torch.memory import on_device, to_device
+from hybridtei.inference.backends.torch.memory import to_device
 from hybridtei.models.families.ops import Heads
 
 if TYPE_CHECKING:
@@ -49,13 +50,6 @@ class Sequences:
     lengths: list[int]
     offsets: Tensor
     seen: list[int] | None = None
-    # Of groups, shared by all layers
-    masks: dict[tuple[int, int | None, bool], Tensor | None] = field(default_factory=dict)
-
-    @property
-    def device(self) -> torch.device:
-        """The batch's device."""
-        return self.offsets.device
 
     @cached_property
     def longest(self) -> int:
@@ -68,49 +62,20 @@ class Sequences:
         return self.offsets.to(torch.int32)
 
     @cached_property
-    def groups(self) -> list[_Group]:
+    def groups(self) -> _Groups:
         """Sequences of similar lengths as rectangles."""
-        return [*_groups(self)]
-
-    @cached_property
-    def keys(self) -> tuple[Tensor, Tensor, int]:
-        """(rows of the keys, their int32 offsets, the largest number of keys in a sequence); None
-        if all tokens are keys."""
-        assert self.seen is not None
-        starts = offsets_of(self.lengths)[:-1]
-        rows = np.concatenate(
-            [
-                np.arange(start, start + count)
-                for start, count in zip(starts, self.seen, strict=True)
-            ]
-        )
-        tensors = to_device({"rows": rows, "offsets": offsets_of(self.seen)}, self.device)
-        return tensors["rows"], tensors["offsets"].to(torch.int32), max(self.seen)
+        return _groups(self)
 
 
-class Kernel(Protocol):
-    """q [t, heads, head_dim], k and v [t, key_heads, head_dim] -> [t, heads, head_dim], as in
-    `Layout.attend`."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sequences: Sequences,
-        *,
-        scale: float,
-        window: int | None,
-        causal: bool,
-    ) -> Tensor: ...
-
-
+# q [t, heads, head_dim], k and v [t, key_heads, head_dim] -> [t, heads, head_dim], as in
+# `Layout.attend`
+Kernel = Callable[[Tensor, Tensor, Tensor, Sequences, Heads], Tensor]
 # Bound of a group's tokens, in times the useful ones
 PADDING_ALLOWED = 1.25
 # Scores of queries computed together: 64 MB in float32
 BIAS_ENTRIES = 1 << 24
-# Of a group whose queries have different keys; a single sequence may have more
-MASK_ENTRIES = 1 << 26
+# Of a group, for each head of a bias; a single sequence without a bias may have more
+MASK_ENTRIES = 1 << 22
 
 
 def per_sequence(
@@ -118,29 +83,28 @@ def per_sequence(
     k: Tensor,
     v: Tensor,
     sequences: Sequences,
+    heads: Heads,
     *,
-    scale: float,
-    window: int | None,
-    causal: bool,
     bias: Bias | None = None,
 ) -> Tensor:
     """A `Kernel` with one call a sequence. With a bias it computes some queries at a time, to bound
     the bias's memory."""
-    out, start = torch.empty_like(q), 0
-    for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
-        mask = _mask(length, window, causal, q.device)
-        others = slice(start, start + keys)
-        step = max(length if bias is None else BIAS_ENTRIES // (q.shape[1] * length), 1)
+    outputs = []
+    counts = sequences.seen or sequences.lengths
+    parts = (torch.split(x, sequences.lengths) for x in (q, k, v))
+    for queries, keys, values, seen in zip(*parts, counts, strict=True):
+        length = len(queries)
+        whole = _mask(length, heads, q.device)
+        step = length if bias is None else max(BIAS_ENTRIES // (q.shape[1] * length), 1)
         for first in range(0, length, step):
-            queries = slice(first, min(first + step, length))
-            seen = None if mask is None else mask[queries, :keys]
+            some = queries[first : first + step]
+            mask = None if whole is None else whole[first : first + step, :seen]
             if bias is not None:
-                scores = bias.of(slice(start, start + length), queries)[..., :keys]
-                seen = scores if seen is None else scores.masked_fill(~seen, float("-inf"))
-            rows = slice(start + queries.start, start + queries.stop)
-            out[rows] = _one_sequence(q[rows], k[others], v[others], scale, seen)
-        start += length
-    return out
+                mask = _hidden(bias.of(some, keys, first)[..., :seen], mask)
+            outputs.append(
+                _by_head(heads, mask, some[None], keys[None, :seen], values[None, :seen])[0]
+            )
+    return torch.cat(outputs)
 
 
 def padded_groups(
@@ -148,65 +112,104 @@ def padded_groups(
     k: Tensor,
     v: Tensor,
     sequences: Sequences,
+    heads: Heads,
     *,
-    scale: float,
-    window: int | None,
-    causal: bool,
+    bias: Bias | None = None,
 ) -> Tensor:
     """A `Kernel` with one call for each group of sequences of similar lengths."""
     # With a mask, only torch's slowest kernel accepts fewer key heads
     if q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    out = torch.empty_like(q)
-    for number, group in enumerate(sequences.groups):
-        key = (number, window, causal)
-        if key not in sequences.masks:
-            sequences.masks[key] = group.mask(window, causal)
-        queries, keys, values = (x[group.tokens].transpose(1, 2) for x in (q, k, v))
-        rows = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=sequences.masks[key], scale=scale
-        )
-        out[group.targets] = rows.transpose(1, 2).flatten(0, 1)[group.places]
-    return out
+    groups = sequences.groups
+    parts = [torch.split(x[groups.rows], groups.sizes) for x in (q, k, v)]
+    outputs = []
+    for number, group in enumerate(groups.each):
+        flat = [part[number] for part in parts]
+        if bias is not None and group.texts.longest**2 > MASK_ENTRIES:
+            outputs.append(per_sequence(flat[0], flat[1], flat[2], group.texts, heads, bias=bias))
+            continue
+        texts = [x.view(len(group.texts.lengths), -1, *x.shape[1:]) for x in flat]
+        mask = group.mask(heads) if bias is None else group.biased(heads, bias, *texts[:2])
+        outputs.append(_by_head(heads, mask, *texts).flatten(0, 1))
+    return torch.cat(outputs)[groups.places]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Sequences of similar lengths as a rectangle. `tokens` int64[g, longest]: rows of the flat
-    batch, any real row for padding. `places` int64[t]: the real places of the flattened rectangle;
-    `targets`: their rows in the batch. The host computes both, since a mask would wait for the
-    device. `seen` int64[g]: the number of keys of each sequence; None if the whole rectangle is
-    keys."""
+    """Sequences of similar lengths, each padded to `longest`. `counts` int64[g]: the number of keys
+    of each; None if the whole rectangle is keys."""
 
-    tokens: Tensor
-    places: Tensor
-    targets: Tensor
-    seen: Tensor | None
+    texts: Sequences
+    longest: int
+    counts: Tensor | None
+    # Shared by all layers, by what they follow from
+    masks: dict[Any, Tensor | None] = field(default_factory=dict)
 
-    def mask(self, window: int | None, causal: bool) -> Tensor | None:
+    def mask(self, heads: Heads) -> Tensor | None:
         """The mask, broadcast to bool[g, 1, longest, longest]: True where a query (row) attends to
         a key (column)."""
-        longest = self.tokens.shape[1]
-        within = _mask(longest, window, causal, self.tokens.device)
-        if self.seen is None:
-            return within
-        keys = torch.arange(longest, device=self.tokens.device) < self.seen[:, None]
-        return keys[:, None, None] if within is None else keys[:, None, None] & within
+        if heads not in self.masks:
+            device = self.texts.offsets.device
+            mask = _mask(self.longest, heads, device)
+            if self.counts is not None:
+                seen = torch.arange(self.longest, device=device) < self.counts[:, None]
+                mask = seen[:, None, None] if mask is None else seen[:, None, None] & mask
+            self.masks[heads] = mask
+        return self.masks[heads]
+
+    def biased(self, heads: Heads, bias: Bias, q: Tensor, k: Tensor) -> Tensor:
+        """The numbers to add to scores: the bias where a query attends to a key."""
+        key = heads, bias.values
+        added = self.masks.get(key)
+        if added is None:
+            added = _hidden(bias.of(q, k, 0).expand(len(q), -1, -1, -1), self.mask(heads))
+            if bias.values is not None:
+                self.masks[key] = added
+        return added
 
 
-def _groups(sequences: Sequences) -> Iterator[_Group]:
-    starts, device = offsets_of(sequences.lengths)[:-1], sequences.device
+@dataclass(frozen=True, slots=True, eq=False)
+class _Groups:
+    """All groups. `rows` int64[n]: for each place of their rectangles, end to end, its row in the
+    batch; any real row for padding. `places` int64[t]: the place of each row. `sizes`: the places
+    of each rectangle. The host computes all, since a mask would wait for the device."""
+
+    each: list[_Group]
+    rows: Tensor
+    places: Tensor
+    sizes: list[int]
+
+
+def _groups(sequences: Sequences) -> _Groups:
     lengths = np.asarray(sequences.lengths)
     seen = lengths if sequences.seen is None else np.asarray(sequences.seen)
-    for members in like_lengths(sequences.lengths):
+    groups = like_lengths(sequences.lengths)
+    starts, order = offsets_of(sequences.lengths), np.concatenate(groups)
+    places, rectangles = np.empty(starts[-1], np.int64), list[NDArray[np.int64]]()
+    sizes: list[int] = []
+    for members in groups:
         longest = int(lengths[members].max())
-        places = np.arange(longest)
-        real = places < lengths[members][:, None]
-        tokens = starts[members][:, None] + np.where(real, places, 0)
-        inside = np.flatnonzero(real)
-        counted = None if (seen[members] == longest).all() else on_device(seen[members], device)
-        parts = [on_device(part, device) for part in (tokens, inside, tokens.reshape(-1)[inside])]
-        yield _Group(tokens=parts[0], places=parts[1], targets=parts[2], seen=counted)
+        # Else SDPA pads the mask, in each layer. Long texts may be computed alone
+        if longest**2 <= MASK_ENTRIES:
+            longest += -longest % FLASH_STEP
+        column = np.arange(longest)
+        real = column < lengths[members][:, None]
+        rectangle = starts[members][:, None] + np.where(real, column, 0)
+        places[rectangle[real]] = sum(sizes) + np.flatnonzero(real)
+        rectangles.append(rectangle.reshape(-1))
+        sizes.append(rectangle.size)
+    arrays = {"rows": np.concatenate(rectangles), "places": places, "keys": seen[order]}
+    tensors = to_device(arrays, sequences.offsets.device)
+    counts = torch.split(tensors["keys"], [*map(len, groups)])
+    each = [
+        _Group(
+            Sequences(lengths[members].tolist(), sequences.offsets, seen[members].tolist()),
+            size // len(members),
+            None if (seen[members] == size // len(members)).all() else count,
+        )
+        for members, size, count in zip(groups, sizes, counts, strict=True)
+    ]
+    return _Groups(each, tensors["rows"], tensors["places"], sizes)
 
 
 def like_lengths(lengths: list[int]) -> list[list[int]]:
@@ -229,29 +232,31 @@ def like_lengths(lengths: list[int]) -> list[list[int]]:
     return groups
 
 
-def _one_sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    out = scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        k.transpose(0, 1)[None],
-        v.transpose(0, 1)[None],
-        attn_mask=mask,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    return out[0].transpose(0, 1)
+def _by_head(heads: Heads, mask: Tensor | None, *parts: Tensor) -> Tensor:
+    """Attention of q, k, v [texts, tokens, heads, dim], in the same shape."""
+    q, k, v = (x.transpose(1, 2) for x in parts)
+    is_grouped = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=heads.scale, enable_gqa=is_grouped
+    ).transpose(1, 2)
 
 
-def _mask(length: int, window: int | None, causal: bool, device: torch.device) -> Tensor | None:
+def _hidden(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The scores, and minus infinity where the mask is False."""
+    return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+
+
+def _mask(length: int, heads: Heads, device: torch.device) -> Tensor | None:
     """The mask bool[length, length], True where a query (row) attends to a key (column); None if
     each attends to all."""
-    if not causal and (window is None or length <= window):
+    if not heads.causal and (heads.window is None or length <= heads.window):
         return None
     place = torch.arange(length, device=device)
     distance = place[:, None] - place
     seen = torch.ones_like(distance, dtype=torch.bool)
-    if window is not None:
-        seen &= distance.abs() < window
-    if causal:
+    if heads.window is not None:
+        seen &= distance.abs() < heads.window
+    if heads.causal:
         seen &= distance >= 0
     return seen
 
@@ -276,27 +281,29 @@ def varlen(function: Callable[..., Any]) -> Kernel:
         k: Tensor,
         v: Tensor,
         sequences: Sequences,
-        *,
-        scale: float,
-        window: int | None,
-        causal: bool,
+        heads: Heads,
     ) -> Tensor:
-        sides = window_of(window, causal, sequences.longest)
-        offsets, longest = (
-            (sequences.offsets_int32, sequences.offsets_int32),
-            (sequences.longest, sequences.longest),
-        )
+        # The library counts distances from the last key
         if sequences.seen is not None:
-            # The library counts distances from the last key
-            if sides != (UNBOUNDED, UNBOUNDED):
-                return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=causal)
-            rows, key_offsets, peak = sequences.keys
-            k, v, offsets, longest = k[rows], v[rows], (offsets[0], key_offsets), (longest[0], peak)
+            return padded_groups(q, k, v, sequences, heads)
+        sides = window_of(heads.window, heads.causal, sequences.longest)
+        offsets, longest = sequences.offsets_int32, sequences.longest
         share = q.shape[1] // k.shape[1]
         if share > 1 and not grouped:
             k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
         more = {"enable_gqa": True} if share > 1 and grouped else {}
-        out = function(q, k, v, *offsets, *longest, scale=scale, window_size=sides, **more)
+        out = function(
+            q,
+            k,
+            v,
+            offsets,
+            offsets,
+            longest,
+            longest,
+            scale=heads.scale,
+            window_size=sides,
+            **more,
+        )
         return out  # type: ignore[no-any-return]
 
     return kernel
@@ -329,10 +336,11 @@ def kernel_for(forms: Iterable[Form], dtype: torch.dtype, device: torch.device) 
     """The name in KERNELS for layers of these forms. On a CPU one call a sequence costs less than
     padding."""
     forms = list(forms)
-    if device.type != "cuda" or any(has_bias for _, has_bias in forms):
+    if device.type != "cuda":
         name = PER_SEQUENCE
     elif (
-        torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+        not any(has_bias for _, has_bias in forms)
+        and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
         and dtype in FLASH_DTYPES
         and all(heads.dim % FLASH_STEP == 0 and heads.dim <= FLASH_LONGEST for heads, _ in forms)
     ):

@@ -11,6 +11,8 @@ length, so it is computed for a few rows of one sequence at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from hybridtei.inference.backends.torch.kernels import (
     padded_groups,
     per_sequence,
 )
+from hybridtei.models.families.ops import Heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,57 +35,50 @@ class DistanceBias:
 
     values: Tensor
 
-    def of(self, sequence: slice, queries: slice) -> Tensor:
-        """The bias float[heads, queries, keys] of some queries, counted from the sequence's start,
-        and all of its tokens.
-        `sequence`: its rows in the batch."""
+    def of(self, q: Tensor, k: Tensor, first: int) -> Tensor:
+        """The bias float[heads, n, length] of the queries [..., n, heads, dim] from token `first`
+        on, for all keys [..., length, heads, dim] of a text; of several texts, if they differ,
+        float[texts, heads, n, length]."""
         longest = self.values.shape[1] // 2
-        return self.values[
-            :, _distances(sequence, queries, self.values.device).clamp(-longest, longest) + longest
-        ]
+        return self.values[:, _distances(q, k, first).clamp(-longest, longest) + longest]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlibiBias:
-    """ALiBi's bias. `slopes` float[heads]: the decrease of scores for each token between query and
+    """ALiBi's bias. `values` float[heads]: the decrease of scores for each token between query and
     key."""
 
-    slopes: Tensor
+    values: Tensor
 
-    def of(self, sequence: slice, queries: slice) -> Tensor:
-        return -self.slopes[:, None, None] * _distances(sequence, queries, self.slopes.device).abs()
+    def of(self, q: Tensor, k: Tensor, first: int) -> Tensor:
+        return -self.values[:, None, None] * _distances(q, k, first).abs()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DisentangledBias:
-    """DeBERTa's bias: products of queries and keys float[t, heads, dim] with rows of tables
-    float[rows, heads, dim].
+    """DeBERTa's bias: products of queries and keys with rows of tables float[rows, heads, dim].
 
     `buckets` int64[2 * longest + 1]: at `longest + d` the row for a query at distance `d` from its
     key. Larger distances have the last row.
     """
 
-    queries: Tensor
-    keys: Tensor
+    # Each text has its own
+    values: ClassVar[None] = None
     buckets: Tensor
     content_to_position: Tensor | None
     position_to_content: Tensor | None
     scale: float
 
-    def of(self, sequence: slice, queries: slice) -> Tensor:
+    def of(self, q: Tensor, k: Tensor, first: int) -> Tensor:
         longest = len(self.buckets) // 2
-        rows = self.buckets[
-            longest - _distances(sequence, queries, self.buckets.device).clamp(-longest, longest)
-        ]
+        rows = self.buckets[longest - _distances(q, k, first).clamp(-longest, longest)]
         total: Tensor | None = None
         if self.content_to_position is not None:
-            scores = torch.einsum(
-                "qhd,rhd->hqr", self.queries[sequence][queries], self.content_to_position
-            )
-            total = scores.gather(2, rows.expand(len(scores), -1, -1))
+            scores = torch.einsum("...qhd,rhd->...hqr", q, self.content_to_position)
+            total = scores.gather(-1, rows.expand(*scores.shape[:-2], -1, -1))
         if self.position_to_content is not None:
-            scores = torch.einsum("khd,rhd->hrk", self.keys[sequence], self.position_to_content)
-            term = scores.gather(1, rows.expand(len(scores), -1, -1))
+            scores = torch.einsum("...khd,rhd->...hrk", k, self.position_to_content)
+            term = scores.gather(-2, rows.expand(*scores.shape[:-2], -1, -1))
             total = term if total is None else total + term
         assert total is not None
         return total * self.scale
@@ -91,10 +87,10 @@ class DisentangledBias:
 Bias = DistanceBias | AlibiBias | DisentangledBias
 
 
-def _distances(sequence: slice, queries: slice, device: torch.device) -> Tensor:
+def _distances(q: Tensor, k: Tensor, first: int) -> Tensor:
     """Key minus query: int64[queries, keys]."""
-    keys = torch.arange(sequence.stop - sequence.start, device=device)
-    return keys - keys[queries, None]
+    keys = torch.arange(k.shape[-3], device=k.device)
+    return keys - keys[first : first + q.shape[-3], None]
 
 
 class PackedLayout:
@@ -125,10 +121,9 @@ class PackedLayout:
 
     def stage(self) -> None:
         """Copy attention's other arrays to the device before a pass needs them."""
-        if self._kernel is padded_groups:
+        varies = self._kernel is not per_sequence and self._sequences.seen is not None
+        if self._kernel is padded_groups or varies:
             _ = self._sequences.groups
-        elif self._kernel is not per_sequence and self._sequences.seen is not None:
-            _ = self._sequences.keys
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         """Sum each row of `x` [t, width] and its neighbours of the same sequence, weighted by
@@ -146,26 +141,15 @@ class PackedLayout:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        causal: bool,
+        heads: Heads,
         bias: Bias | None = None,
     ) -> Tensor:
         """q, k, v [t, heads, head_dim] -> [t, heads, head_dim]. A token attends only to its own
-        sequence.
-
-        `window`: only to keys at a distance below it. `causal`: to no later key. k and v may have
-        fewer heads (GQA).
-        """
+        sequence. k and v may have fewer heads (GQA)."""
+        kernel = self._kernel
         if bias is not None:
-            return per_sequence(
-                q, k, v, self._sequences, scale=scale, window=window, causal=causal, bias=bias
-            )
+            kernel = partial(padded_groups if kernel is padded_groups else per_sequence, bias=bias)
         if self.once is None:
-            return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)
+            return kernel(q, k, v, self._sequences, heads)
         computed, rows = self.once
-        q, k, v = (x[rows] for x in (q, k, v))
-        return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)[
-            computed
-        ]
+        return kernel(q[rows], k[rows], v[rows], self._sequences, heads)[computed]

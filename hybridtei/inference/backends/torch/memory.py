@@ -50,11 +50,6 @@ def to_device(arrays: Mapping[str, NDArray[np.int64]], device: torch.device) -> 
     )
 
 
-def on_device(array: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Copy an int64 array of any shape to a device, without waiting."""
-    return to_device({"": array.reshape(-1)}, device)[""].view(array.shape)
-
-
 def start_copy(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[], Arrays]:
     """Begin to copy tensors to the host, floats as float32. Return a function that waits for them;
     call it once."""

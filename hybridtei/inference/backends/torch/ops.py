@@ -201,11 +201,7 @@ class TorchOps:
     def attention(self, q: Rows, k: Rows, v: Rows, heads: Heads, bias: Any = None) -> Rows:
         self._root.forms.add((heads, bias is not None))
         parts = (self._heads(rows, heads.dim) for rows in (q, k, v))
-        biased = {} if bias is None else {"bias": bias}
-        attended = self._layout.attend(
-            *parts, scale=heads.scale, window=heads.window, causal=heads.causal, **biased
-        )
-        return Rows(attended.flatten(1), q.width)
+        return Rows(self._layout.attend(*parts, heads, bias).flatten(1), q.width)
 
     def convolve(self, x: Rows, name: str) -> Rows:
         weight = self._root.parameter(f"{name}.weight", x.width, 1, 3)
@@ -230,9 +226,8 @@ class TorchOps:
         to_position, to_content = (
             None if table is None else self._heads(table, heads.dim) for table in tables
         )
-        queries, keys = (self._heads(rows, heads.dim) for rows in (q, k))
         places = torch.as_tensor(buckets, device=self._options.device)
-        return DisentangledBias(queries, keys, places, to_position, to_content, heads.scale)
+        return DisentangledBias(places, to_position, to_content, heads.scale)
 
     def _heads(self, x: Rows, dim: int) -> Tensor:
         heads: Tensor = x.value.unflatten(1, (-1, dim))

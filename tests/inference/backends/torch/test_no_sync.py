@@ -130,8 +130,9 @@ def launched(
         trunk = backend.trunk
         backend.device = trunk._device = DEVICE
         trunk.model, backend._heads = there(trunk.model, mode), there(backend._heads, mode)
-        if kernel is not None and not any(has_bias for _, has_bias in trunk.forms):
-            trunk.kernel = kernel
+        if kernel is not None:
+            biased = any(has_bias for _, has_bias in trunk.forms)
+            trunk.kernel = padded_groups if biased else kernel
         staged = backend.stage(batch, kept)
         replace_copies(monkeypatch, copy_while_launching)
         return backend.launch(staged)

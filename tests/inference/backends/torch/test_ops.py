@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hybridtei.batch import Encoding
 from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fp8 import quantised, to_eight_bits
@@ -25,6 +26,29 @@ def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path):
     assert sum(node.target is quantised for node in model.graph.nodes) == 2 * 4
     for ours, theirs in zip(hidden_of(backend, encodings), exact, strict=True):
         assert 0 < np.abs(ours - theirs).max() < 1
+
+
+BIASED = ["deberta-v2", "mpnet", "t5"]
+
+
+@pytest.mark.parametrize("entries", [kernels.MASK_ENTRIES, 200], ids=["groups", "long alone"])
+@pytest.mark.parametrize("model_type", BIASED)
+@pytest.mark.parametrize("unseen", [0, 3])
+def test_a_bias_of_groups_is_that_of_each_text(
+    tmp_path: Path, model_type: str, entries: int, unseen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU computes them; the bias is made once for texts of one length."""
+    backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
+    draw = np.random.default_rng(0)
+    encodings = [
+        Encoding(draw.integers(5, backend.spec.vocab_size, length + unseen), unseen=unseen)
+        for length in (1, 9, 4, 23, 2, 17, 8, 16, 1, 17)
+    ]
+    alone = hidden_of(backend, encodings)
+    monkeypatch.setattr(kernels, "MASK_ENTRIES", entries)
+    backend.trunk.kernel = kernels.padded_groups
+    for ours, theirs in zip(hidden_of(backend, encodings), alone, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=EQUAL * np.abs(theirs).max(), rtol=EQUAL)
 
 
 @pytest.mark.parametrize("model_type", ["deberta-v2", "mpnet"])

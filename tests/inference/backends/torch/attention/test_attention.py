@@ -24,7 +24,7 @@ AMPERE, TURING = (8, 0), (7, 5)
         (AMPERE, torch.float32, [PLAIN], PADDED),
         (AMPERE, torch.float16, [PLAIN, (Heads(4, 4, 12), False)], PADDED),
         (AMPERE, torch.float16, [(Heads(4, 4, 264), False)], PADDED),
-        (AMPERE, torch.float16, [(Heads(4, 4, 64), True)], PER_SEQUENCE),
+        (AMPERE, torch.float16, [(Heads(4, 4, 64), True)], PADDED),
     ],
 )
 def test_the_kernel_follows_from_the_card_the_precision_and_the_heads(

@@ -60,7 +60,7 @@ def equals_the_textbook(
 ):
     q, k, v = textbook.drawn(textbook.LENGTHS, key_heads)
     found = kernel(
-        q, k, v, textbook.sequences(textbook.LENGTHS, seen), scale=0.7, window=window, causal=causal
+        q, k, v, textbook.sequences(textbook.LENGTHS, seen), textbook.heads(window, causal=causal)
     )
     expected = textbook.attention(
         q, k, v, textbook.LENGTHS, window=window, causal=causal, seen=seen
@@ -72,7 +72,7 @@ def equals_the_textbook(
 def test_groups_compute_what_each_sequence_does(lengths, window, causal, key_heads):
     q, k, v = textbook.drawn(lengths, key_heads)
     alone, grouped = (
-        kernel(q, k, v, textbook.sequences(lengths), scale=0.7, window=window, causal=causal)
+        kernel(q, k, v, textbook.sequences(lengths), textbook.heads(window, causal=causal))
         for kernel in (per_sequence, padded_groups)
     )
     torch.testing.assert_close(alone, grouped, atol=tolerances.WEIGHTS["float32"], rtol=0)
@@ -81,12 +81,13 @@ def test_groups_compute_what_each_sequence_does(lengths, window, causal, key_hea
 def test_layers_share_what_was_made_of_the_lengths():
     q, k, v = textbook.drawn(textbook.LENGTHS)
     lengths = textbook.sequences(textbook.LENGTHS)
-    first = padded_groups(q, k, v, lengths, scale=0.7, window=5, causal=False)
-    groups, made = lengths.groups, dict(lengths.masks)
-    again = padded_groups(q, k, v, lengths, scale=0.7, window=5, causal=False)
+    first = padded_groups(q, k, v, lengths, textbook.heads(5))
+    groups, made = lengths.groups, [dict(group.masks) for group in lengths.groups.each]
+    again = padded_groups(q, k, v, lengths, textbook.heads(5))
     assert lengths.groups is groups
-    assert made
-    assert all(lengths.masks[key] is value for key, value in made.items())
+    assert all(made)
+    for group, masks in zip(groups.each, made, strict=True):
+        assert all(group.masks[key] is value for key, value in masks.items())
     assert torch.equal(first, again)
 
 
@@ -131,10 +132,9 @@ def test_every_kernel_of_this_card_agrees(open_kernel):
     )
     for dtype, causal, window, (key_heads, width) in cases:
         exact = textbook.drawn(textbook.LENGTHS, key_heads, width)
+        heads = textbook.heads(window, causal=causal, scale=0.1)
         q, k, v = (x.to("cuda", getattr(torch, dtype)) for x in exact)
-        states = kernel(q, k, v, lengths, scale=0.1, window=window, causal=causal).float().cpu()
+        states = kernel(q, k, v, lengths, heads).float().cpu()
         q, k, v = (x.float().cpu() for x in (q, k, v))
-        expected = per_sequence(
-            q, k, v, textbook.sequences(textbook.LENGTHS), scale=0.1, window=window, causal=causal
-        )
+        expected = per_sequence(q, k, v, textbook.sequences(textbook.LENGTHS), heads)
         torch.testing.assert_close(states, expected, atol=NEAR[dtype], rtol=0)

@@ -4,6 +4,7 @@ import torch
 
 from hybridtei.batch import offsets_of
 from hybridtei.inference.backends.torch.kernels import Sequences
+from hybridtei.models.families.ops import Heads
 
 LENGTHS = [1, 9, 4, 23, 2, 17, 8, 16, 1]
 HEADS = 4
@@ -53,3 +54,8 @@ def drawn(lengths, key_heads=HEADS, width=8, seed=0):
 
 def sequences(lengths, seen=None, device="cpu"):
     return Sequences(lengths, torch.as_tensor(offsets_of(lengths), device=device), seen)
+
+
+def heads(window: int | None = None, *, causal: bool = False, scale: float = 0.7) -> Heads:
+    """Kernels read these three; the sizes are the tensors'."""
+    return Heads(HEADS, HEADS, 8, factor=scale, causal=causal, window=window)
