@@ -29,12 +29,12 @@ LONGEST_FILE_LINES = 565
 SLACK = 5
 
 
-def product_files() -> list[Path]:
+def product_files():
     return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @pytest.fixture(scope="module")
-def counts() -> dict[str, int]:
+def counts():
     """Counted in a process of its own: `ast.parse` of Python 3.11 can fail beside another thread."""
     command = [sys.executable, "-m", "conformance.structure.ruler", "--json", *FOLDERS]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
@@ -43,7 +43,7 @@ def counts() -> dict[str, int]:
     return counts
 
 
-def check(name: str, value: int, limit: int) -> None:
+def check(name, value, limit):
     assert value <= limit, f"{name} is {value}, and may be {limit} at most"
     floor = limit - limit * SLACK // 1000
     assert value >= floor, f"{name} fell to {value}: lower its number in {Path(__file__).name}"

@@ -62,6 +62,15 @@ class Sequences:
         return self.offsets.to(torch.int32)
 
     @cached_property
+    def key_rows(self) -> Tensor:
+        """The tokens that are keys, of sequences with `seen`."""
+        assert self.seen is not None
+        starts = offsets_of(self.lengths)[:-1]
+        keys = zip(starts, self.seen, strict=True)
+        rows = np.concatenate([np.arange(start, start + count) for start, count in keys])
+        return to_device({"rows": rows}, self.offsets.device)["rows"]
+
+    @cached_property
     def groups(self) -> _Groups:
         """Sequences of similar lengths as rectangles."""
         return _groups(self)

@@ -129,7 +129,7 @@ class PackedLayout:
         """Sum each row of `x` [t, width] and its neighbours of the same sequence, weighted by
         `weight` [width, 1, 3]. Tokens that are no keys count as zero."""
         if self._sequences.seen is not None:
-            rows = self._sequences.keys[0]
+            rows = self._sequences.key_rows
             x = torch.zeros_like(x).index_copy(0, rows, x[rows])
         offsets = self._sequences.offsets
         before = x.roll(1, 0).index_fill(0, offsets[:-1], 0)

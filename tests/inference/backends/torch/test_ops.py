@@ -34,9 +34,7 @@ BIASED = ["deberta-v2", "mpnet", "t5"]
 @pytest.mark.parametrize("entries", [kernels.MASK_ENTRIES, 200], ids=["groups", "long alone"])
 @pytest.mark.parametrize("model_type", BIASED)
 @pytest.mark.parametrize("unseen", [0, 3])
-def test_a_bias_of_groups_is_that_of_each_text(
-    tmp_path: Path, model_type: str, entries: int, unseen: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bias_of_groups_is_that_of_each_text(tmp_path, model_type, entries, unseen, monkeypatch):
     """As a GPU computes them; the bias is made once for texts of one length."""
     backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
     draw = np.random.default_rng(0)

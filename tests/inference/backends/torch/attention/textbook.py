@@ -56,6 +56,6 @@ def sequences(lengths, seen=None, device="cpu"):
     return Sequences(lengths, torch.as_tensor(offsets_of(lengths), device=device), seen)
 
 
-def heads(window: int | None = None, *, causal: bool = False, scale: float = 0.7) -> Heads:
+def heads(window=None, *, causal=False, scale=0.7):
     """Kernels read these three; the sizes are the tensors'."""
     return Heads(HEADS, HEADS, 8, factor=scale, causal=causal, window=window)
