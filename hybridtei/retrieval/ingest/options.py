@@ -37,7 +37,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     ] = None
     id_field: Annotated[
         str | None,
-        flag("field of the id in these files [default: _id or id, else the line's number]", metavar="NAME"),
+        flag("field of a record's id [default: _id or id, else the line's number]", metavar="NAME"),
     ] = None
     max_record_bytes: Annotated[int, flag("most bytes of a line or row")] = MAX_RECORD_BYTES
     max_file_bytes: int = 100_000_000
