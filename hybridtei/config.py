@@ -123,8 +123,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
 
 class NamedModel(ModelConfig, frozen=True, kw_only=True):
-    """One of several models in a process. These settings have no flags, and no variables, since ROLE
-    and ALIAS usually belong to other programs."""
+    """One of several models in a process. These settings have no flags, and no variables, since
+    ROLE and ALIAS usually belong to other programs."""
 
     alias: Annotated[str, flag("Name of the model in requests, and under /m/ALIAS/.")]
     role: Annotated[ModelRole | None, flag("The model's only task, if it can do several.")] = None
