@@ -55,12 +55,12 @@ class Upserted(Struct, frozen=True):
 
 
 class AsyncClient:
-    """A hybridtei server by its URL. One of several models has the URL `http://host:3000/m/ALIAS`.
+    """A hybridtei server by its URL. For one of several models use `http://host:3000/m/ALIAS`.
 
     The client splits a call into requests within the server's limits, four at a time. It sends a
     request again if the server is too busy, the connection breaks, or no answer comes within
     `timeout_s`, after the pause that the server asks for. It raises NoAnswer, a ConnectionError,
-    after `patience_s`, or if another program answers; if the server refuses, `Encoder`'s errors.
+    after `patience_s` or if another program answers, and `Encoder`'s errors if the server refuses.
     """
 
     def __init__(
@@ -369,7 +369,7 @@ def _blocking(
 
 
 class Client:
-    """`AsyncClient` with verbs that block until the result is there. Thread-safe.
+    """The methods of `AsyncClient`, which block here until the result is there. Thread-safe.
 
     >>> with Client("http://127.0.0.1:3000") as client:                # doctest: +SKIP
     ...     client.encode(["hybrid search"], outputs=("dense", "sparse")).dense.shape

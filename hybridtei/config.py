@@ -123,11 +123,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
 
 class NamedModel(ModelConfig, frozen=True, kw_only=True):
-    """One of several models in a process. It has no flags: variables ROLE or ALIAS usually belong
-    to other programs."""
+    """One of several models in a process. These settings have no flags, and no variables, since
+    ROLE and ALIAS usually belong to other programs."""
 
     alias: Annotated[str, flag("Name of the model in requests, and under /m/ALIAS/.")]
-    role: Annotated[ModelRole | None, flag("Its one task, if it can do several.")] = None
+    role: Annotated[ModelRole | None, flag("The model's only task, if it can do several.")] = None
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -266,12 +266,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         flag("Form of answers of /classify; /v1/classify always answers as vLLM.", "answers"),
     ] = "infinity"
     only_tei_routes: Annotated[
-        bool, flag("Serve TEI's routes and no others: any other is a 404.", "answers")
+        bool, flag("Serve TEI's routes and no others: any other path is a 404.", "answers")
     ] = False
     tei_face: Annotated[
         bool,
         flag(
-            "On paths that TEI shares with other APIs answer as TEI, to the byte. With "
+            "Answer exactly as TEI on the paths that other APIs have too, such as /rerank. With "
             "--only-tei-routes, and for text-embeddings-router, the default is true.",
             "answers",
         ),
@@ -279,7 +279,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     task: Annotated[
         str | None, flag("'sentence-similarity' makes POST / answer as /similarity.", "answers")
     ] = None
-    max_client_batch_size: Annotated[Positive, flag("Most inputs in one request.", "limits")] = 32
+    max_client_batch_size: Annotated[Positive, flag("Most inputs in a TEI request.", "limits")] = 32
     split_large_batches: Annotated[
         bool,
         flag(
@@ -290,7 +290,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_split_texts: Annotated[
         Positive,
         flag(
-            "Most texts in one request of the other APIs, split above --max-client-batch-size.",
+            "Most texts in one request to an API other than TEI's, which the server splits.",
             "limits",
         ),
     ] = 2048
@@ -303,13 +303,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 256_000_000
     max_rerank_documents: Annotated[
-        Positive, flag("Most `documents` in one request to rank them.", "limits")
+        Positive, flag("Most documents in one request that ranks them.", "limits")
     ] = 10_000
     rerank_windows: Annotated[
         Positive,
         flag(
-            "Windows in which rerankers read a document that is longer than the model, whose best "
-            "one counts; 1: cut it.",
+            "Most windows in which a reranker reads a document that is too long for the model; "
+            "the best window gives the score. 1: cut the document.",
             "limits",
         ),
     ] = 1
@@ -367,7 +367,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         str | None,
         flag(
             "File of further keys: a line `NAME:KEY` for each, or `NAME roles=infer,search:KEY` "
-            "for a key that may do only that; read again on SIGHUP. Names are counted and logged.",
+            "for a key of these roles; read again on SIGHUP. Log and metrics show the names.",
             "security",
         ),
     ] = None
@@ -439,7 +439,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def as_tei(self) -> bool:
-        """True if paths that TEI shares with other APIs answer as TEI."""
+        """True if the server answers exactly as TEI does on the paths that other APIs have too,
+        such as `/rerank`."""
         return self.tei_face or self.only_tei_routes
 
 

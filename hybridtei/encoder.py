@@ -208,8 +208,8 @@ class Encoder:
     async def aencode(
         self, texts: str | Sequence[Input], outputs: Iterable[str] = ("dense",), **options: Any
     ) -> Embeddings:
-        """`encode` in a thread, with the same parameters: the event loop goes on. Calls run one
-        after the other."""
+        """`encode` in a thread, with the same parameters: the event loop stays free. Calls run
+        one after the other."""
 
         def encode() -> Embeddings:
             with self._turn:

@@ -209,7 +209,7 @@ class HeadOutputs(Columns):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings(Columns):
-    """A caller's vectors: one entry an input in every requested column. All floats are float32.
+    """The vectors of a call: each requested column has an entry per input. All floats are float32.
 
     dense        [n, d]
     sparse       n rows of (indices, values); `sparse.to_scipy()` gives a csr_array

@@ -24,8 +24,8 @@ PAGE = Path(__file__).parent / "flags.md"
 HEAD = """# Every flag
 
 Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag
-wins over its variable, and that over the default. A boolean flag needs no value. `--hf-api-token`
-is an older `--hf-token`. No default means off.
+overrides its variable, and the variable overrides the default. A boolean flag needs no value.
+`--hf-api-token` is the older name of `--hf-token`. A setting without a default is off.
 """
 DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 

@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("folder", metavar="FOLDER")
     parser.add_argument("question", metavar="QUESTION")
     parser.add_argument(
-        "--collection", metavar="NAME", help="where the texts lie [default: the folder's name]"
+        "--collection", metavar="NAME", help="collection of the texts [default: the folder's name]"
     )
     parser.add_argument(
         "--limit", type=int, default=PASSAGES, metavar="N", help="passages [default: 5]"

@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
     for action in (describe, delete, export):
         action.add_argument("name", metavar="NAME", help="name or alias of the collection")
     imported = _add(actions, "import", _import)
-    imported.add_argument("file", metavar="FILE", help="of `export`; - reads standard input")
+    imported.add_argument("file", metavar="FILE", help="an export; - reads standard input")
     imported.add_argument(
         "name",
         metavar="NAME",

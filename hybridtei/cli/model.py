@@ -154,7 +154,7 @@ def add_export(commands: Commands) -> None:
 
 
 def run_export(arguments: argparse.Namespace) -> None:
-    """Write a model as ONNX files, for others too."""
+    """Write a model as ONNX files, which other programs can run too."""
     model = msgspec.structs.replace(read_settings(arguments, ModelConfig), model_id=arguments.model)
     dtype = model.dtype or "float32"
     if dtype not in ("float32", "int8"):
@@ -191,7 +191,7 @@ def add_pack(commands: Commands) -> None:
         "model", metavar="MODEL", nargs="?", help="a local folder, a hub id, or the embedded model"
     )
     what.add_argument(
-        "--list", action="store_true", help="print the kept weights, the last used first"
+        "--list", action="store_true", help="print the packed weights, the last used first"
     )
     prune_help = (
         "remove weights not used for 30 days, and the longest unused beyond --packed-cache-gb"

@@ -59,11 +59,11 @@ class HybridSparseEmbeddings:
         return self._embed([text], "query")[0]
 
     async def aembed_documents(self, texts: Sequence[str]) -> list[Any]:
-        """The same, in a thread."""
+        """Call `embed_documents` in a thread."""
         return await asyncio.to_thread(self.embed_documents, texts)
 
     async def aembed_query(self, text: str) -> Any:
-        """The same, in a thread."""
+        """Call `embed_query` in a thread."""
         return await asyncio.to_thread(self.embed_query, text)
 
     def close(self) -> None:

@@ -37,9 +37,9 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     ] = None
     id_field: Annotated[
         str | None,
-        flag("field of the id there [default: _id or id, else the line's number]", metavar="NAME"),
+        flag("field of a record's id [default: _id or id, else the line's number]", metavar="NAME"),
     ] = None
-    max_record_bytes: Annotated[int, flag("of a line")] = MAX_RECORD_BYTES
+    max_record_bytes: Annotated[int, flag("most bytes of a line or row")] = MAX_RECORD_BYTES
     max_file_bytes: int = 100_000_000
     max_document_characters: int = MAX_DOCUMENT_CHARACTERS
     max_metadata_bytes: int = 64_000
@@ -66,7 +66,7 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     ] = None
     chunk_overlap: Annotated[
         int | None,
-        flag("tokens that a chunk may repeat [default: an eighth of it]"),
+        flag("tokens that two chunks may share [default: an eighth of a chunk]"),
     ] = None
     no_chunking: Annotated[bool, flag("one chunk a document; the model cuts longer texts")] = False
     headings: Annotated[
@@ -102,7 +102,7 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
         Literal["local", "ray"], flag("where to embed: here, or in a Ray cluster")
     ] = "local"
     ray_workers: Annotated[
-        int | None, flag("workers, a processor each [default: all of the cluster]")
+        int | None, flag("workers, a processor each [default: as many as the cluster has]")
     ] = None
     ray_address: Annotated[
         str | None,

@@ -109,7 +109,7 @@ class Index:
     def add(
         self, records: Iterable[str | Mapping[str, Any]], *, show_progress: bool | None = None
     ) -> Self:
-        """Embed and store more records. A record with the `id` of another replaces it."""
+        """Embed and store more records. A record replaces the stored record of its `id`."""
         rows = _rows(records)
         iterator = iter(rows)
         # None: shown on a terminal
@@ -153,7 +153,7 @@ class Index:
     def save(self, folder: str | Path, name: str = NAME) -> None:
         """Write all records and vectors into a new collection of the embedded engine (extra
         `qdrant`), which `open`, `hybridtei search` and `hybridtei serve` read. Raises StoreError if
-        there is one of this name."""
+        a collection of this name exists."""
         store = open_store(StoreConfig(qdrant_path=str(folder)))
         assert store is not None
         self._loop.run(_copied(self._store, self._name, store, name, self._schema))

@@ -73,7 +73,7 @@ def rank_by(encoder: Encoder) -> Rank:
 
 class LocalSearch:
     """Searches from synchronous code. It owns the store, and a thread with the event loop of store
-    and search. `Index.open` replaces it; this name goes in 0.4.
+    and search. `Index.open` replaces it; version 0.4 removes this name.
 
     It also works in a notebook or inside a coroutine, but blocks the caller's event loop until the
     result is there. In a coroutine prefer `await Searcher(store, query_model(encoder,

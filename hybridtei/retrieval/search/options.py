@@ -81,7 +81,7 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         Literal["model", "table"],
         Meta(
             description="table: the query's sparse vector is looked up by token, without the "
-            "model; with mode sparse, nothing waits for it."
+            "model; in mode sparse no forward pass is needed."
         ),
     ] = "model"
     rerank_limit: Annotated[Count, Meta(description="Number of the best hits to rerank.")] = 50
