@@ -22,7 +22,7 @@ from hybridtei.batch import (
     Ragged,
     kept_tokens,
     offsets_of,
-    sharing,
+    with_shared_prefix,
 )
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
@@ -132,7 +132,7 @@ class Embed(Task[Embeddings]):
         encodings = self.read(model, allow_empty=False)
         if self.dimensions is not None:
             self.check_width(model.spec)
-        return sharing(encodings) if model.spec.pooling == ("lasttoken",) else encodings
+        return with_shared_prefix(encodings) if model.spec.pooling == ("lasttoken",) else encodings
 
     def check_width(self, spec: ModelSpec) -> None:
         """Raises InvalidDimensions if the model's vectors are shorter than requested."""

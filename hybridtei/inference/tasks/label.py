@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Encoding, Head, LocatedEncoding, sharing
+from hybridtei.batch import Encoding, Head, LocatedEncoding, with_shared_prefix
 from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.inference.backends.numpy_functions import sigmoid
 from hybridtei.inference.tasks.base import Model, Task
@@ -78,7 +78,7 @@ class Classify(Task[Classified]):
             raise InvalidInput(
                 "`inputs` holds a text alone, but the model judges pairs: send [query, document]"
             )
-        return sharing(
+        return with_shared_prefix(
             model.reader.ask(template, pairs, truncate=self.truncate, direction=self.direction)
         )
 

@@ -24,7 +24,7 @@ from hybridtei.batch import (
     Ragged,
     WindowEncoding,
     runs,
-    sharing,
+    with_shared_prefix,
 )
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
@@ -224,7 +224,7 @@ class Rerank(_Question):
             read = partial(self._read, model)
             longest = model.reader.max_input_length
             encodings = self.in_windows(model, documents, empty, longest, read)
-        return encodings if model.spec.template is None else sharing(encodings)
+        return encodings if model.spec.template is None else with_shared_prefix(encodings)
 
     def _read(self, model: Model, documents: Sequence[str]) -> list[Encoding]:
         pairs = [(self.query, document) for document in documents]
