@@ -352,8 +352,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise _shape(str(error), body, kind) from None
     except UNREADABLE as error:
-        end = _end_before_trailing(error)
-        if end is None:
+        if (end := _end_before_trailing(error)) is None:
             raise SyntaxRefused(_syntax(error, body)) from None
         return decode(body[:end], kind)
 
@@ -442,19 +441,14 @@ def _shape(message: str, body: bytes, kind: Any) -> BodyError:
     elif text.startswith("got") or (is_enumeration and ", got " in text):
         is_syntax = not text.startswith("got")
         text = text[text.index("got ") :]
-        text += _one_of(
-            value
-            for allowed in types
-            if isinstance(allowed, inspect.LiteralType)
-            for value in allowed.values
-        )
+        literals = [allowed for allowed in types if isinstance(allowed, inspect.LiteralType)]
+        text += _one_of(value for literal in literals for value in literal.values)
     elif text.startswith("Expected") and ", got " not in text:
         with suppress(*UNREADABLE, LookupError, ValueError):
             text += f", got {_value_at(body, steps)}"
     text = text[0].lower() + text[1:]
-    if path:
-        text = f"{path}: {text}"
-    return SyntaxRefused(text) if is_syntax else SchemaError(text)
+    refusal = SyntaxRefused if is_syntax else SchemaError
+    return refusal(f"{path}: {text}" if path else text)
 
 
 def _one_of(names: Iterable[Any]) -> str:
@@ -489,9 +483,7 @@ def _types_at(kind: inspect.Type, steps: Sequence[str]) -> list[inspect.Type]:
             if field.encode_name == steps[0]
             for inner in _types_at(field.type, steps[1:])
         ]
-    if isinstance(kind, inspect.ListType):
-        return _types_at(kind.item_type, steps[1:])
-    return []
+    return _types_at(kind.item_type, steps[1:]) if isinstance(kind, inspect.ListType) else []
 
 
 class _Key(str):
