@@ -302,7 +302,8 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
             )
         if first not in (None, item[0]) or last not in (None, item[-1]):
             raise InvalidInput(
-                f"`{field}` holds ids without the special tokens of this model's texts. {OPENAI_IDS}"
+                f"`{field}` holds ids without the special tokens of this model's texts. "
+                f"{OPENAI_IDS}"
             )
 
 
