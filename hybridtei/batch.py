@@ -63,7 +63,7 @@ class Encoding:
     `adapter`: the number of the model's adapter, 0 for none (`checkpoint.sizes.Adapters`).
     `route`: 1 if the separate model for queries computes it (`checkpoint.modules.Routes`).
     `shared`: the number of first tokens that it shares with other sequences of its request
-    (`sharing`).
+    (`with_shared_prefix`).
     """
 
     input_ids: Ids
@@ -90,17 +90,17 @@ class Encoding:
             ids = b"unseen" + self.unseen.to_bytes(4) + ids
         if self.route:
             ids = b"routed" + ids
-        return b"lora" + self.adapter.to_bytes(8) + ids if self.adapter else ids
+        if self.adapter:
+            ids = b"lora" + self.adapter.to_bytes(8) + ids
+        return ids
 
     @property
     def prefix(self) -> bytes:
         """Return bytes that are equal for encodings with the same `shared` tokens; b"" without
         shared tokens."""
-        return (
-            b""
-            if not self.shared
-            else self.adapter.to_bytes(8) + self.input_ids[: self.shared].tobytes()
-        )
+        if not self.shared:
+            return b""
+        return self.adapter.to_bytes(8) + self.input_ids[: self.shared].tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -184,10 +184,12 @@ class Positions:
             return np.arange(len(input_ids), dtype=np.int64) - starts + self.offset
         # RoBERTa counts only ids other than padding (transformers:
         # create_position_ids_from_input_ids).
-        real = input_ids != self.padding_id
-        seen = np.concatenate(([0], np.cumsum(real)))
-        before = np.repeat(seen[cu_seqlens[:-1]], np.diff(cu_seqlens))
-        return np.where(real, seen[1:] - before - 1 + self.offset, self.padding_id).astype(np.int64)
+        is_real = input_ids != self.padding_id
+        # The number of real ids before each token of the batch, and in all of it
+        counts = np.concatenate(([0], np.cumsum(is_real)))
+        before_sequence = np.repeat(counts[cu_seqlens[:-1]], np.diff(cu_seqlens))
+        position_ids = counts[1:] - before_sequence - 1 + self.offset
+        return np.where(is_real, position_ids, self.padding_id).astype(np.int64)
 
 
 def pack(
@@ -200,13 +202,12 @@ def pack(
     cu_seqlens = offsets_of([len(encoding.input_ids) for encoding in encodings])
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
     unseen = np.array([encoding.unseen for encoding in encodings], dtype=np.int64)
-    position_ids, types = positions.of(input_ids, cu_seqlens), _token_types(encodings)
     adapters = np.array([encoding.adapter for encoding in encodings], dtype=np.int64)
     routes = np.array([encoding.route for encoding in encodings], dtype=np.int64)
     return PackedBatch(
         input_ids,
-        position_ids,
-        types,
+        positions.of(input_ids, cu_seqlens),
+        _token_types(encodings),
         cu_seqlens,
         heads,
         unseen if unseen.any() else None,
@@ -251,19 +252,23 @@ def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
 MIN_SHARED = 16
 
 
-def sharing(encodings: list[Encoding]) -> list[Encoding]:
+def with_shared_prefix(encodings: list[Encoding]) -> list[Encoding]:
     """Return the encodings with `shared` set to the length of their common prefix, if it is long
     enough to pay."""
     if len(encodings) < 2 or any(
         encoding.token_type_ids is not None or encoding.unseen for encoding in encodings
     ):
         return encodings
-    # Each keeps a token after the prefix
-    first, common = encodings[0].input_ids, min(map(len, encodings)) - 1
+    first = encodings[0].input_ids
+    # Each sequence has at least one token after the prefix
+    common = min(map(len, encodings)) - 1
     for encoding in encodings[1:]:
-        differ = np.flatnonzero(first[:common] != encoding.input_ids[:common])
-        common = int(differ[0]) if len(differ) else common
-    return [replace(row, shared=common) for row in encodings] if common >= MIN_SHARED else encodings
+        differences = np.flatnonzero(first[:common] != encoding.input_ids[:common])
+        if len(differences):
+            common = int(differences[0])
+    if common < MIN_SHARED:
+        return encodings
+    return [replace(encoding, shared=common) for encoding in encodings]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,8 +286,10 @@ def computed_once(batch: PackedBatch) -> Once | None:
         return None
     tokens = np.arange(len(batch.input_ids))
     places = tokens - np.repeat(batch.cu_seqlens[:-1], batch.lengths)
-    own = (places >= batch.prefix) | (tokens < batch.cu_seqlens[1])
-    return Once(np.flatnonzero(own), np.where(own, np.cumsum(own) - 1, places))
+    # The first sequence is computed whole, the others without the prefix
+    is_computed = (places >= batch.prefix) | (tokens < batch.cu_seqlens[1])
+    rows = np.where(is_computed, np.cumsum(is_computed) - 1, places)
+    return Once(np.flatnonzero(is_computed), rows)
 
 
 def pad(flat: Ids, cu_seqlens: Offsets, fill: int) -> tuple[Ids, NDArray[np.bool_]]:
@@ -334,10 +341,11 @@ def offsets_of(lengths: Sequence[int] | NDArray[Any]) -> Offsets:
 def gather_index(offsets: Offsets, rows: Indices) -> NDArray[np.int64]:
     """Return the places int64[sum of lengths] of these rows' values in the flat array, in the order
     of `rows`."""
-    picked = np.asarray(rows, dtype=np.intp)
-    lengths = np.diff(offsets)[picked]
-    first_of_row = offsets[:-1][picked]
-    return np.repeat(first_of_row - offsets_of(lengths)[:-1], lengths) + np.arange(lengths.sum())
+    indices = np.asarray(rows, dtype=np.intp)
+    lengths = np.diff(offsets)[indices]
+    # A value's place is its place in the result, moved by as much as its row begins later here
+    moves = offsets[:-1][indices] - offsets_of(lengths)[:-1]
+    return np.repeat(moves, lengths) + np.arange(lengths.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -387,12 +395,12 @@ class Ragged:
 def runs(sizes: Sequence[int], limit: int, count: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield (first, end) of consecutive runs of items. A run has at most `count` items and a total
     size of at most `limit`; an item larger than `limit` is a run alone."""
-    first = held = 0
+    first = total = 0
     for place, size in enumerate(sizes):
-        if place > first and (held + size > limit or place - first == count):
+        if place > first and (total + size > limit or place - first == count):
             yield first, place
-            first, held = place, 0
-        held += size
+            first, total = place, 0
+        total += size
     if first < len(sizes):
         yield first, len(sizes)
 

@@ -273,11 +273,9 @@ def _self_test(backend: Backend, ids: NDArray[np.int64]) -> None:
     the short one none."""
     spec = backend.spec
     heads = spec.heads if spec.is_splade else spec.heads | {Head.TOKENS}
-    last = 0 if spec.adapters is None else len(spec.adapters.names)
-    long, short = (
-        Encoding(ids[:length] % spec.vocab_size, adapter=adapter)
-        for length, adapter in ((len(ids), last), (3, 0))
-    )
+    last_adapter = 0 if spec.adapters is None else len(spec.adapters.names)
+    long = Encoding(ids % spec.vocab_size, adapter=last_adapter)
+    short = Encoding(ids[:3] % spec.vocab_size)
     both = backend.forward(pack([long, short], heads, spec.positions), use_all_cores=True)
     together = _values(both, 1)
     alone = _values(backend.forward(pack([short], heads, spec.positions)), 0)
@@ -416,6 +414,11 @@ def configured(
             hint = f": did you mean `{nearest[0]}`?" if nearest else f"; known: {', '.join(fields)}"
             raise TypeError(f"Encoder.load() has no option `{name}`{hint}")
         check_value(name, value, fields[name].type, UsageError)
-    own = {name: value for name, value in options.items() if name in ModelConfig.__struct_fields__}
-    others = {name: value for name, value in options.items() if name not in own}
-    return msgspec.structs.replace(config, **own), msgspec.structs.replace(engine, **others)
+    of_model = {
+        name: value for name, value in options.items() if name in ModelConfig.__struct_fields__
+    }
+    of_engine = {name: value for name, value in options.items() if name not in of_model}
+    return (
+        msgspec.structs.replace(config, **of_model),
+        msgspec.structs.replace(engine, **of_engine),
+    )

@@ -62,14 +62,12 @@ def fingerprint(
 
 def _weights(spec: ModelSpec) -> Iterator[Path]:
     multivector = spec.multivector
-    steps = [
-        *spec.dense_modules,
-        *((*multivector.before, multivector.module) if multivector else ()),
-    ]
-    for folder in (
-        spec.folder,
-        *(folder for step in steps if isinstance(folder := getattr(step, "folder", None), Path)),
-    ):
+    steps: list[Any] = [*spec.dense_modules]
+    if multivector:
+        steps += [*multivector.before, multivector.module]
+    # Some steps have no folder of their own
+    folders = [getattr(step, "folder", None) for step in steps]
+    for folder in (spec.folder, *(folder for folder in folders if isinstance(folder, Path))):
         for suffix in WEIGHTS:
             if files := [*folder.glob(f"*{suffix}")]:
                 yield from files
@@ -88,8 +86,9 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
 def _order(folder: Path, file: Path) -> tuple[bool, tuple[str, ...]]:
     """Sort key: the checkpoint's files by relative path, then others by name. Hashes must not
     depend on absolute paths."""
-    inside = file.is_relative_to(folder)
-    return not inside, file.relative_to(folder).parts if inside else (file.name,)
+    if file.is_relative_to(folder):
+        return False, file.relative_to(folder).parts
+    return True, (file.name,)
 
 
 def _reading(spec: ModelSpec) -> str | None:
@@ -106,8 +105,10 @@ def _reading(spec: ModelSpec) -> str | None:
     old_limit = min(
         (length for length in limits[spec.late is not None :] if length is not None), default=0
     )
-    now, settings = read_raw(spec.folder), spec.tokenizer_settings
-    changed, side = apply_settings(now, settings, file), truncation_side(now, settings)
+    now = read_raw(spec.folder)
+    settings = spec.tokenizer_settings
+    changed = apply_settings(now, settings, file)
+    side = truncation_side(now, settings)
     if [changed, spec.max_input_length, side, prompts] == [[], old_limit, "right", []] and not (
         spec.bare or settings.lowercase or settings.template
     ):
@@ -153,32 +154,35 @@ def _pooling(spec: ModelSpec) -> str:
 
 def _activation(spec: ModelSpec) -> str | None:
     name = next((str(spec.config[key]) for key in ACTIVATIONS if spec.config.get(key)), None)
-    return f"{name}, tanh form" if name == "gelu" and spec.tanh_gelu else name
+    if name == "gelu" and spec.tanh_gelu:
+        return "gelu, tanh form"
+    return name
 
 
 def _digest(value: Mapping[str, Any] | list[Any]) -> str:
     return sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-_begun: WeakKeyDictionary[Any, Future[Fingerprint | None]] = WeakKeyDictionary()
-_beginning = Lock()
+_fingerprints: WeakKeyDictionary[Any, Future[Fingerprint | None]] = WeakKeyDictionary()
+_lock = Lock()
 
 
 def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerprint | None]:
     """Return the future fingerprint of `owner`'s model. The first call starts a thread that
     computes it; neither a start nor the end of the process waits for it. None if a file is missing
     or changed since it was loaded. `options`: arguments of `fingerprint`."""
-    with _beginning:
-        if (reading := _begun.get(owner)) is not None:
-            return reading
+    with _lock:
+        started = _fingerprints.get(owner)
+        if started is not None:
+            return started
         future: Future[Fingerprint | None] = Future()
-        _begun[owner] = future
+        _fingerprints[owner] = future
 
     def read() -> None:
         try:
             parts = fingerprint(spec, **options)
         except Exception as error:
-            # Of files that changed while they were read
+            # The files changed while they were read
             log.warning("no fingerprint: %s", error)
             future.set_result(None)
             return

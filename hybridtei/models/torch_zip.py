@@ -151,6 +151,7 @@ def places(path: Path) -> dict[str, Place]:
                     f"{path}: storage `{storage.key}` is missing, compressed, or shorter than "
                     f"{size} bytes"
                 )
+            # The file's own header states the lengths of two fields before the content
             file.seek(entry.header_offset + 26)
             name_bytes, extra_bytes = (int.from_bytes(file.read(2), "little") for _ in range(2))
             start = entry.header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
@@ -168,20 +169,23 @@ def _place(path: Path, name: str, view: _View, start_of: Callable[[_Storage], in
     last = view.offset + sum(
         (side - 1) * stride for side, stride in zip(view.shape, view.strides, strict=True)
     )
-    numbers, count = (view.offset, *view.shape, *view.strides), math.prod(view.shape)
+    numbers = (view.offset, *view.shape, *view.strides)
+    count = math.prod(view.shape)
     if min(numbers) < 0 or count > storage.count or (count and last >= storage.count):
         raise LoadError(f"{path}: `{name}` reaches beyond its storage of {storage.count} numbers")
     start = start_of(storage) + view.offset * size
     stop = start + (last + 1 - view.offset if count else 0) * size
-    rows, strides = 1, []
+    # The strides of contiguous rows, the last axis first
+    step, dense_strides = 1, []
     for side in reversed(view.shape):
-        strides.append(rows)
-        rows *= side
-    plain = all(
-        stride == dense_stride or side <= 1
-        for stride, dense_stride, side in zip(view.strides, strides[::-1], view.shape, strict=True)
+        dense_strides.append(step)
+        step *= side
+    # The stride of an axis of size 1 is never used
+    is_dense = all(
+        stride == dense or side <= 1
+        for stride, dense, side in zip(view.strides, dense_strides[::-1], view.shape, strict=True)
     )
-    return Place(storage.dtype, view.shape, start, stop, None if plain else view.strides)
+    return Place(storage.dtype, view.shape, start, stop, None if is_dense else view.strides)
 
 
 def _read(path: Path, description: bytes) -> dict[str, _View]:
@@ -268,10 +272,11 @@ class _Interpreter:
                 raise _Refused(f"uses the opcode {opcode}, which no file of tensors has")
 
     def _since_mark(self) -> list[Any]:
-        taken = []
+        """Take the values that were put on the stack since the last mark."""
+        values = []
         while (value := self.stack.pop()) is not _MARK:
-            taken.append(value)
-        return taken[::-1]
+            values.append(value)
+        return values[::-1]
 
 
 def _run(description: bytes) -> Any:
@@ -294,9 +299,9 @@ def _name(text: str) -> _Name:
 
 
 def _storage(described: Any) -> _Storage:
-    """`("storage", class, key, device, count)`."""
-    kind, made_of, key, _, count = described
-    name = made_of.text.removeprefix("torch ")
+    """`described`: `("storage", class, key, device, count)`."""
+    kind, storage_class, key, _, count = described
+    name = storage_class.text.removeprefix("torch ")
     if (
         kind != "storage"
         or name not in STORAGES
@@ -307,12 +312,12 @@ def _storage(described: Any) -> _Storage:
     return _Storage(STORAGES[name], key, count)
 
 
-def _result_of(by: Any, arguments: Any) -> Any:
-    if by == _Name(ORDERED):
+def _result_of(function: Any, arguments: Any) -> Any:
+    if function == _Name(ORDERED):
         return {}
-    if by == _Name(PARAMETER):
+    if function == _Name(PARAMETER):
         return arguments[0]
-    if by != _Name(REBUILT):
+    if function != _Name(REBUILT):
         raise _Refused("calls something that makes no tensor")
     storage, offset, shape, strides = arguments[:4]
     if len(shape) > MAX_DIMENSIONS or len(shape) != len(strides):

@@ -42,7 +42,7 @@ def to_json(answer: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    # Not contiguous; msgspec needs contiguous memory
+    # orjson passes on arrays that are not contiguous
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value)
     if isinstance(value, msgspec.Struct):
@@ -60,7 +60,7 @@ def piecewise(answer: Any) -> bytes:
         return answer
     buffer = BytesIO()
     write_json(answer, buffer)
-    # Its contents without a copy
+    # `getvalue` does not copy the contents
     return buffer.getvalue()
 
 
@@ -114,6 +114,7 @@ def _write_items(items: Iterable[Any], kind: type[Any], buffer: BytesIO) -> None
 
 def _is_piece(value: Any) -> bool:
     """True if a single call writes the value fast. It reads no more of the value than it allows."""
+    # The values that may still be written, and those that are not looked at yet
     left, values = PIECE_VALUES, [value]
     while values and left > 0:
         value = values.pop()

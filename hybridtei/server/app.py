@@ -43,7 +43,7 @@ from hybridtei.system.tracing import Recorder
 log = logging.getLogger(__name__)
 
 for _module in iter_modules(api.__path__):
-    # Which adds its routes to `ROUTES`
+    # The import adds the module's routes to `ROUTES`
     import_module(f"{api.__name__}.{_module.name}")
 
 if TYPE_CHECKING:
@@ -104,21 +104,17 @@ def create_models_app(
     of_store = None if schemas is None else store_errors(models.registry)
 
     async def count(error: Exception, scope: Scope) -> None:
-        if (limit := getattr(error, "limit", None)) is not None:
+        limit = getattr(error, "limit", None)
+        if limit is not None:
             limits.refused(limit)
         if of_store is not None and isinstance(error, StoreError):
-            of_store.add(
-                kind=next(
-                    kind
-                    for error_class, kind in STORE_ERRORS.items()
-                    if isinstance(error, error_class)
-                )
-            )
+            kinds = (kind for known, kind in STORE_ERRORS.items() if isinstance(error, known))
+            of_store.add(kind=next(kinds))
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
     agents = Agents()
-    # Requests to the store get the same number
+    # Requests to the store get as many permits as those to a model
     permits = models.default.service.config.max_concurrent_requests
     app = framework(server) if app is None else app
     app.state = Shared(  # type: ignore[assignment]
@@ -169,18 +165,18 @@ def framework(server: ServerConfig | None = None) -> Litestar:
     methods: dict[str, set[str]] = {}
     handlers: list[HTTPRouteHandler] = []
     two_faced = {path for route in ROUTES if route.only_tei for path in route.paths}
-    for one in ROUTES:
-        if server.only_tei_routes and not one.is_tei:
+    for entry in ROUTES:
+        if server.only_tei_routes and not entry.is_tei:
             continue
-        if one.only_tei != server.as_tei and one.paths[0] in two_faced:
+        if entry.only_tei != server.as_tei and entry.paths[0] in two_faced:
             continue
-        paths = [*one.paths]
-        if not (server.only_tei_routes or one.role == "manage"):
-            paths += [f"{BELOW}{path}" for path in one.paths]
+        paths = [*entry.paths]
+        if not (server.only_tei_routes or entry.role == "manage"):
+            paths += [f"{BELOW}{path}" for path in entry.paths]
         for path in paths:
-            methods.setdefault(path, set()).update(one.methods)
-        handlers.append(_handler(paths, one.methods, {ROUTE: one}, serve))
-    # First, or Litestar would add its own
+            methods.setdefault(path, set()).update(entry.methods)
+        handlers.append(_handler(paths, entry.methods, {ROUTE: entry}, serve))
+    # They come first, or Litestar would add its own
     preflights = [
         _handler([path], ["OPTIONS"], {ALLOW: allow_header(verbs)}, preflight)
         for path, verbs in methods.items()

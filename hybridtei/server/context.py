@@ -211,7 +211,7 @@ class Context:
         `check`, `field`: as for `run`. `numbers`: the count of numbers to write, if larger than the
         answer's.
         """
-        # Characters, and ids
+        # A text counts its characters, a list of ids its ids
         load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
         answer, usage = await self.run(task, load, check=check, numbers=numbers, field=field)
         return await self.reply(write, answer, usage, max(numbers, answer.numbers))
@@ -489,9 +489,8 @@ class RequestMetrics:
 
     def failed(self, error: Exception) -> None:
         """Count a request that was refused or failed."""
-        self._failure.add(
-            err=next((name for kind, name in FAILURES if isinstance(error, kind)), "inference")
-        )
+        label = next((name for kind, name in FAILURES if isinstance(error, kind)), "inference")
+        self._failure.add(err=label)
 
 
 class _ScopeMetrics:

@@ -75,7 +75,7 @@ class EngineChild:
         )
         await engine.start()
         self._engines[number] = engine, registry
-        # The HTTP process has warned already
+        # With this limit the HTTP process does not warn of it a second time
         spec = replace(backend.spec, max_input_length=loaded.model.reader.max_input_length)
         remote = RemoteBackend(
             spec,
@@ -134,12 +134,9 @@ class EngineChild:
             self._answer(number, await work)
         except Exception as error:
             # Every error is answered, since the caller waits
-            is_known = isinstance(error, HybridTeiError)
-            self._answer(
-                number,
-                None,
-                error if is_known else BackendError(f"{type(error).__name__}: {error}"),
-            )
+            if not isinstance(error, HybridTeiError):
+                error = BackendError(f"{type(error).__name__}: {error}")
+            self._answer(number, None, error)
 
     def _answer(self, number: int, value: Any, error: Exception | None = None) -> None:
         if not self._answers:
@@ -163,7 +160,7 @@ def _end(status: int) -> NoReturn:
 
 def main(descriptor: int) -> None:
     """Serve the connection in `sys.argv`."""
-    # Terminals and systemd signal it too
+    # Terminals and systemd signal this process too, but the HTTP process ends it
     for number in (
         signal.SIGINT,
         signal.SIGTERM,

@@ -76,19 +76,22 @@ def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[i
 
     Token types None may become zeros, which mean the same.
     """
-    ids, types = (
-        [encoding.input_ids for encoding in encodings],
-        [encoding.token_type_ids for encoding in encodings],
-    )
-    types_of = [
-        np.zeros_like(own) if one is None else one for own, one in zip(ids, types, strict=True)
+    ids = [encoding.input_ids for encoding in encodings]
+    numbers: list[tuple[int, ...]] = [
+        (len(encoding), encoding.unseen, encoding.adapter, encoding.shared, encoding.route)
+        for encoding in encodings
     ]
-    numbers = [(len(one), one.unseen, one.adapter, one.shared, one.route) for one in encodings]
-    return (
-        np.concatenate(ids),
-        None if all(one is None for one in types) else np.concatenate(types_of),
-        [*numbers],
-    )
+    types: Ids | None = None
+    if any(encoding.token_type_ids is not None for encoding in encodings):
+        types = np.concatenate(
+            [
+                np.zeros_like(encoding.input_ids)
+                if encoding.token_type_ids is None
+                else encoding.token_type_ids
+                for encoding in encodings
+            ]
+        )
+    return np.concatenate(ids), types, numbers
 
 
 def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> list[Encoding]:
@@ -96,9 +99,9 @@ def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> li
     ends = accumulate(length for length, *_ in numbers)
     encodings: list[Encoding] = []
     for end, (length, unseen, adapter, shared, route) in zip(ends, numbers, strict=True):
-        own = slice(end - length, end)
-        row = None if types is None else types[own]
-        encodings.append(Encoding(ids[own], row, unseen, adapter, shared, route))
+        part = slice(end - length, end)
+        types_of_part = None if types is None else types[part]
+        encodings.append(Encoding(ids[part], types_of_part, unseen, adapter, shared, route))
     return encodings
 
 
@@ -190,7 +193,7 @@ class _Child:
         return f"status {status}" if status >= 0 else signal.Signals(-status).name
 
     def _write(self) -> None:
-        # The process has ended; the reader thread handles it
+        # Raised if the process has ended, which the reader thread handles
         with suppress(OSError):
             while True:
                 messages = [self._out.get()]
@@ -333,7 +336,7 @@ class EngineProcess:
 
     def _on_loop(self, act: Callable[[Any], object], value: Any) -> None:
         assert self._loop is not None
-        # The event loop is closed
+        # Raised if the event loop is closed
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act, value)
 

@@ -138,8 +138,8 @@ class Models:
             if entry is not None and entry.context is not None and entry.state == "ready":
                 return entry.context.on_side(side)
             if entry is not None:
-                why = f" ({entry.error})" if entry.error else ""
-                raise UnknownModel(f"the model `{front}` is {entry.state}{why}")
+                reason = f" ({entry.error})" if entry.error else ""
+                raise UnknownModel(f"the model `{front}` is {entry.state}{reason}")
             for context in self.ready:
                 if front in (context.served_name, context.model.model_id):
                     return context.on_side(side)
@@ -181,7 +181,7 @@ class Models:
             raise InvalidInput(
                 f"{MAX_LOADING} models are loading already: wait until one is ready or has failed"
             )
-        # So that it comes last in the order
+        # A failed entry is removed first, so that the new one comes last
         self.entries.pop(config.alias, None)
         entry = self.entries[config.alias] = Entry(config.alias, "loading")
         began = perf_counter()

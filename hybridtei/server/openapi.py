@@ -173,9 +173,11 @@ def document(app: Litestar) -> dict[str, Any]:
     paths = {}
     for path, route in paths_and_routes:
         operation = _operation(path, route, schema_of)
-        if (name := TEI_RESPONSES.get(path)) is not None:
+        name = TEI_RESPONSES.get(path)
+        if name is not None:
             content = operation["responses"]["200"]["content"]["application/json"]
-            components[name], content["schema"] = content["schema"], {"$ref": REFERENCE + name}
+            components[name] = content["schema"]
+            content["schema"] = {"$ref": REFERENCE + name}
         paths[path] = {route.methods[0].lower(): operation}
     _name_fields(components)
     _admit_nulls(components, [route for _, route in paths_and_routes])
@@ -217,16 +219,17 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     kinds = schema.get("anyOf", ())
     if schema.get("type") == "null" or {"type": "null"} in kinds:
         return schema
-    around: dict[str, Any] = {
-        key: schema[key] for key in ("description", "default") if key in schema
-    }
-    inner = {key: value for key, value in schema.items() if key not in around}
-    return {"anyOf": [inner, {"type": "null"}], **around}
+    # Keys of the field, not of its type
+    own: dict[str, Any] = {key: schema[key] for key in ("description", "default") if key in schema}
+    inner = {key: value for key, value in schema.items() if key not in own}
+    return {"anyOf": [inner, {"type": "null"}], **own}
 
 
 def _operation(path: str, route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
-    requests, answers = route.requests, answers_of(route)
-    text, names = cleandoc(route.work.__doc__ or ""), re.findall(r"{(\w+)}", path)
+    requests = route.requests
+    answers = answers_of(route)
+    text = cleandoc(route.work.__doc__ or "")
+    names = re.findall(r"{(\w+)}", path)
     answer: dict[str, Any] = {"description": text}
     operation: dict[str, Any] = {
         "tags": [TAGS[path]],
@@ -301,6 +304,7 @@ def _name_fields(components: dict[str, Any]) -> None:
 def _errors(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     """Status -> the response's schema."""
     content = _json(schema_of[repr(route.error)])
+    # An error of a body may also be plain text
     of_bodies = content if route.error.takes_body_errors else content | PLAIN_TEXT
     return NO_KEY | {
         status: {"description": meaning, "content": of_bodies if status in OF_BODIES else content}

@@ -51,7 +51,8 @@ async def rank_within(
     usages: list[Usage] = []
     done = 0
 
-    def name(place: int) -> str:
+    # An error names a document by its place in the request, not in the pass
+    def name_of(place: int) -> str:
         return f"{field}[{done + place}]"
 
     # Later passes take no further permits: a full server refuses the whole request or nothing
@@ -72,9 +73,10 @@ async def rank_within(
             began_ns = perf_counter_ns()
             try:
                 async with asyncio.timeout(left_ns / NS_PER_S if parts else None):
-                    scored, usage = await context.rank(part, load, field=field and name)
+                    scored, usage = await context.rank(part, load, field=field and name_of)
             except TimeoutError:
                 break
+            # The mean pace of a character, in which this pass is a third
             pace_ns = (perf_counter_ns() - began_ns) / sum(costs[done:end])
             service.pace_ns = (2 * (service.pace_ns or pace_ns) + pace_ns) / 3
             cuts = [Cut(done + cut.index, cut.characters) for cut in usage.cuts]
@@ -101,8 +103,8 @@ def fitting(costs: Sequence[int], left_ns: int, pace_ns: float | None) -> int:
 def _costs(context: Context, task: Ranking) -> list[int]:
     """The characters of each document that the model reads, with the query's."""
     longest = context.service.reader.max_input_length * CHARACTERS_PER_TOKEN * task.windows
-    own = LEAST_CHARACTERS + len(task.query)
-    return [min(own + len(text), longest) for text in task.inputs]
+    of_query = LEAST_CHARACTERS + len(task.query)
+    return [min(of_query + len(text), longest) for text in task.inputs]
 
 
 def _with_rest(scored: Scored, rest: int) -> Scored:

@@ -170,8 +170,9 @@ class ClientsErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True)
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
         status, message, error_type = facts_of(error)
-        name = FIELD.search(message) if status in (400, 422) else None
-        cause = OpenAIError(message, error_type, str(status), None if name is None else name[1])
+        match = FIELD.search(message) if status in (400, 422) else None
+        field_name = None if match is None else match[1]
+        cause = OpenAIError(message, error_type, str(status), field_name)
         detail = cls.detail_of(message, error_type)
         return status, cls(message, status, error_type, error=cause, detail=detail)
 
@@ -271,7 +272,7 @@ class Route:
         return [*self.request.values()] if self.is_shared else [self.request]
 
 
-# Of the imported dialects
+# The routes of all imported modules of `server.api`
 ROUTES: list[Route] = []
 
 
@@ -308,7 +309,7 @@ def _registering(
     return register
 
 
-# Of rerankers and classifiers in /v1 and /v2, and of embeddings there
+# Fields of the routes of rerankers and classifiers in /v1 and /v2, and of those of embeddings
 LISTED: Mapping[str, Any] = {"error": ListedErrorResponse}
 FLAT: Mapping[str, Any] = {"error": ClientsErrorResponse}
 # Of a path that TEI shares with OpenAI, where the server answers as TEI
@@ -318,7 +319,7 @@ TEI_ONLY: Mapping[str, Any] = {
     "only_tei": True,
 }
 PAGE = "/page"
-# The rest of the body is not read
+# Statuses after which the connection closes, since the rest of the body is not read
 CLOSING = (408, 413, 503)
 # Before the paths of one model
 BELOW = "/m/{alias:str}"
@@ -363,7 +364,7 @@ def request_error(request: AnyRequest, error: Exception) -> Answer:
     if isinstance(error, errors.TokensUsed):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     elif isinstance(error, Overloaded) and route is not None and not route.is_tei:
-        # TEI sends no such header, but OpenAI's clients obey it. Seconds, its smallest value
+        # TEI sends no such header, but OpenAI's clients obey it: 1 second, its smallest value
         headers.append((b"retry-after", b"1"))
     return _written(route, error, headers)
 
@@ -433,9 +434,9 @@ def _unknown_path(request: AnyRequest) -> str:
         names = names[2:]
     paths = {path for route in ROUTES for path in route.paths}
     for begin in range(len(names)):
-        meant = "/" + "/".join(names[begin:])
-        if meant in paths and below + meant != path:
-            return f"there is no path {path}; {below}{meant} exists"
+        known_path = "/" + "/".join(names[begin:])
+        if known_path in paths and below + known_path != path:
+            return f"there is no path {path}; {below}{known_path} exists"
     return f"there is no path {path}; /docs lists the paths"
 
 

@@ -152,14 +152,16 @@ def settings_of(
         # A pipelined request starts in the context of the previous one, with that one's key and
         # span
         reset_contextvars=True,
-        timeout_graceful_shutdown=ceil(config.drain_seconds)
-        # For requests that survive the cut
-        + 1,
+        # A second more, for requests that survive the cut
+        timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,
     )
     if certificate is not None:
-        begin = partial(Handshake, {}, certificate.accepting(), limits, metrics_port)
-        make: Any = settings.http
-        settings.http = lambda **given: begin(partial(make, **given))  # type: ignore[assignment]
+        handshake = partial(Handshake, {}, certificate.accepting(), limits, metrics_port)
+        protocol: Any = settings.http
+        # uvicorn calls it for each connection; the handshake makes the protocol once it has ended
+        settings.http = lambda **options: handshake(  # type: ignore[assignment]
+            partial(protocol, **options)
+        )
     return settings
 
 
@@ -176,8 +178,8 @@ def only_metrics(app: Any, port: int) -> Any:
 
 def reloader(state: Shared, config: ServerConfig) -> Callable[[], None] | None:
     """A function that reads the files of keys and certificate again; None without these files."""
-    keys, certificate = None if config.api_key_file is None else state.keyring, state.certificate
-    files = [file for file in (keys, certificate) if file is not None]
+    keys = None if config.api_key_file is None else state.keyring
+    files = [file for file in (keys, state.certificate) if file is not None]
 
     def reload() -> None:
         for file in files:

@@ -65,19 +65,21 @@ class ModelLoader:
     def load(self, config: ModelConfig) -> tuple[LoadedModel, RemoteEngine | None]:
         """Load a model here or in the engine's process, and log the choices made for it. Raises
         LoadError."""
-        loaded, remote = (
-            (load_model(config, self.engine), None)
-            if self._process is None
-            else self._process.load(config)
-        )
+        remote: RemoteEngine | None = None
+        if self._process is None:
+            loaded = load_model(config, self.engine)
+        else:
+            loaded, remote = self._process.load(config)
         for line, facts in zip(loaded.summary(), loaded.facts(), strict=True):
             log.info("%s", line, extra={"facts": facts})
-        own = loaded.model.reader.prompts.own
-        if own is not None:
-            words = (
-                "the checkpoint's default, which TEI's routes use only with --use-default-prompt"
+        prompt_name = loaded.model.reader.prompts.own
+        if prompt_name is not None:
+            log.info(
+                "prompt   `%s`, the checkpoint's default, which TEI's routes use only with "
+                "--use-default-prompt",
+                prompt_name,
+                extra={"facts": {"default_prompt_name": prompt_name}},
             )
-            log.info("prompt   `%s`, %s", own, words, extra={"facts": {"default_prompt_name": own}})
         return loaded, remote
 
     def context(
@@ -91,7 +93,8 @@ class ModelLoader:
         same lanes share."""
         from hybridtei.server.app import context_for
 
-        registry, engine = Registry() if remote is None else remote.registry, self.engine
+        registry = Registry() if remote is None else remote.registry
+        engine = self.engine
         # The default follows the hardware
         if not self._fixed_permits:
             permits = permits_for(
@@ -144,8 +147,10 @@ def _engine_process(
     By default it exists if a GPU may be used. Python launches a GPU pass by some hundred calls;
     each releases the GIL, and then waits for it while the event loop is busy.
     """
-    setting = server.engine_process
-    if not (any(map(may_use_gpu, models)) if setting is None else setting):
+    has_process = server.engine_process
+    if has_process is None:
+        has_process = any(map(may_use_gpu, models))
+    if not has_process:
         yield None
         return
     from hybridtei.server.engine_process import EngineProcess
@@ -204,7 +209,7 @@ def serve(
             raise next(iter(failures.values()))
 
         async def opener(config: NamedModel) -> Context:
-            # The other models still answer
+            # In a thread, so that the other models still answer
             loaded, remote = await on_thread(loader.load, config)
             context = loader.context(loaded, remote, server, config)
             await context.service.start()
@@ -244,10 +249,8 @@ async def in_process(
     app = create_models_app(
         Models(contexts), server, on_stop=[loader.stop], schemas=_schemas(store, server)
     )
-    transport, errors_of_server = (
-        httpx.ASGITransport(cast(Any, app)),
-        logging.getLogger("hybridtei.server"),
-    )
+    transport = httpx.ASGITransport(cast(Any, app))
+    errors_of_server = logging.getLogger("hybridtei.server")
     level = errors_of_server.level
     # The client raises errors itself
     errors_of_server.setLevel(logging.CRITICAL)
@@ -281,13 +284,13 @@ def _checked(
         yield schemas, sockets
 
 
-def _make_app(server: ServerConfig, made: Future[Litestar]) -> None:
+def _make_app(server: ServerConfig, application: Future[Litestar]) -> None:
     try:
         import_module("hybridtei.server.run")
-        made.set_result(import_module("hybridtei.server.app").framework(server))
+        application.set_result(import_module("hybridtei.server.app").framework(server))
     except BaseException as error:
         # The main thread raises it
-        made.set_exception(error)
+        application.set_exception(error)
     # Modules live until the process ends, so the collector need not visit them
     gc.freeze()
 
@@ -297,7 +300,9 @@ def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchem
     StoreError."""
     from hybridtei.retrieval.store import open_store
 
-    opened = None if store is None or server.only_tei_routes else open_store(store, patient=False)
+    if store is None or server.only_tei_routes:
+        return None
+    opened = open_store(store, patient=False)
     if opened is None:
         return None
     from hybridtei.retrieval.store.collection import CollectionSchemas
@@ -328,19 +333,20 @@ async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def tell(act: Callable[[Any], object], value: Any) -> None:
+    # On the event loop: the caller may have been cancelled meanwhile
+    def settle(setter: Callable[[Any], object], value: Any) -> None:
         if not done.done():
-            act(value)
+            setter(value)
 
     def run() -> None:
         try:
-            ended = partial(tell, done.set_result, work(*arguments))
+            callback = partial(settle, done.set_result, work(*arguments))
         except BaseException as error:
             # The caller raises it
-            ended = partial(tell, done.set_exception, error)
-        # The event loop is closed
+            callback = partial(settle, done.set_exception, error)
+        # Raised if the event loop is closed
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(ended)
+            loop.call_soon_threadsafe(callback)
 
     threading.Thread(
         target=run, name=f"aside-{getattr(work, '__name__', 'work')}", daemon=True

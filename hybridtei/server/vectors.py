@@ -206,8 +206,8 @@ async def embed_spanned(
 
 def by_text(texts: Sequence[SpanText], rows: Iterable[Any]) -> list[list[Any]]:
     """Group the rows of spans into one list for each text."""
-    following = iter(rows)
-    return [[*islice(following, len(item.spans))] for item in texts]
+    remaining = iter(rows)
+    return [[*islice(remaining, len(item.spans))] for item in texts]
 
 
 async def embed_spans(

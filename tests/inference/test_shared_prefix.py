@@ -6,7 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.batch import MIN_SHARED, Encoding, Head, Positions, computed_once, pack, sharing
+from hybridtei.batch import (
+    MIN_SHARED,
+    Encoding,
+    Head,
+    Positions,
+    computed_once,
+    pack,
+    with_shared_prefix,
+)
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.backends.graph.host import end_to_end
@@ -46,7 +54,7 @@ def encodings(own, prefix=PREFIX):
 @given(lengths, st.integers(0, 40))
 def test_texts_share_what_all_of_them_begin_with_and_keep_a_token_of_their_own(own, prefix):
     texts = encodings(own, prefix)
-    found = {one.shared for one in sharing(texts)}
+    found = {one.shared for one in with_shared_prefix(texts)}
     ids = [one.input_ids.tolist() for one in texts]
     common = 0
     while all(len(one) > common + 1 for one in ids) and len({one[common] for one in ids}) == 1:
@@ -60,7 +68,7 @@ def test_typed_and_expanded_texts_and_a_text_alone_share_nothing():
         [Encoding(one.input_ids, np.zeros_like(one.input_ids)) for one in encodings([3, 4])],
         [Encoding(one.input_ids, unseen=2) for one in encodings([3, 4])],
     ):
-        assert all(not one.shared for one in sharing(texts))
+        assert all(not one.shared for one in with_shared_prefix(texts))
 
 
 @given(lengths)

@@ -114,8 +114,10 @@ def busy_tokens(width: int, cores: int = 1, limit: int = MOST) -> int:
     with AVX-512, VNNI and bfloat16). At half of it int8 falls to 0.92. Batches of mixed lengths are
     not full and reach less at the same size.
     """
-    fitting = STATES // max(width, 1)
-    return cores * min(max(1 << fitting.bit_length() >> 1, FEWEST), limit)
+    tokens = STATES // max(width, 1)
+    # The power of two at or below it
+    power = 1 << tokens.bit_length() >> 1
+    return cores * min(max(power, FEWEST), limit)
 
 
 # Of BERT-base, without its table of words
@@ -140,9 +142,8 @@ def made_up(
     """A batch of meaningless texts, for measurements."""
     first = spec.positions.offset
     ids = np.arange(first, first + sum(lengths), dtype=np.int64) % spec.vocab_size
-    return pack(
-        [Encoding(piece) for piece in np.split(ids, np.cumsum(lengths)[:-1])], heads, spec.positions
-    )
+    encodings = [Encoding(text_ids) for text_ids in np.split(ids, np.cumsum(lengths)[:-1])]
+    return pack(encodings, heads, spec.positions)
 
 
 class Routed(Backend):
@@ -181,17 +182,17 @@ class Routed(Backend):
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         if batch.routes is None:
             return self.backends[0].forward(batch, use_all_cores=use_all_cores)
-        order, parts = list[int](), list[HeadOutputs]()
+        order: list[int] = []
+        parts: list[HeadOutputs] = []
         for number, backend in enumerate(self.backends):
             rows = np.flatnonzero(batch.routes == number)
             if len(rows):
-                parts.append(
-                    backend.forward(
-                        _of_route(batch, rows, backend.spec), use_all_cores=use_all_cores
-                    )
-                )
+                of_route = _of_route(batch, rows, backend.spec)
+                parts.append(backend.forward(of_route, use_all_cores=use_all_cores))
                 order += rows.tolist()
-        return parts[0] if len(parts) == 1 else HeadOutputs.concat(parts).take(np.argsort(order))
+        if len(parts) == 1:
+            return parts[0]
+        return HeadOutputs.concat(parts).take(np.argsort(order))
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """The two models share the free memory."""

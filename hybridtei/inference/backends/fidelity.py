@@ -108,9 +108,8 @@ def sample_vectors(backend: Backend, *, with_long: bool = False) -> Floats:
         if output.tokens is not None
     ]
     vectors = np.concatenate([row for row in rows if row is not None] or means)
-    return np.asarray(
-        vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
-    )
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)))
 
 
 def sample_encodings(spec: ModelSpec) -> list[Encoding]:
@@ -134,7 +133,6 @@ def sample_encodings(spec: ModelSpec) -> list[Encoding]:
 def _neighbours(vectors: Floats) -> list[list[int]]:
     similarity = vectors @ vectors.T
     np.fill_diagonal(similarity, -np.inf)
-    nearest: list[list[int]] = np.argsort(-similarity, axis=1)[
-        :, : min(NEIGHBOURS, len(vectors) - 1)
-    ].tolist()
+    count = min(NEIGHBOURS, len(vectors) - 1)
+    nearest: list[list[int]] = np.argsort(-similarity, axis=1)[:, :count].tolist()
     return nearest

@@ -41,11 +41,12 @@ ERF_Q = (
 
 def erf(x: Floats) -> Floats:
     """The error function, computed in float64."""
-    near = np.maximum(np.minimum(x, ERF_MAX), -ERF_MAX).astype(np.float64)
-    squares = near * near
-    near *= _polynomial(squares, ERF_P)
-    near /= _polynomial(squares, ERF_Q)
-    return near.astype(np.float32)
+    result = np.maximum(np.minimum(x, ERF_MAX), -ERF_MAX).astype(np.float64)
+    squares = result * result
+    # In place, which saves two arrays
+    result *= _polynomial(squares, ERF_P)
+    result /= _polynomial(squares, ERF_Q)
+    return result.astype(np.float32)
 
 
 def _polynomial(x: NDArray[np.float64], constants: Sequence[float]) -> NDArray[np.float64]:
@@ -115,10 +116,9 @@ def _reduced(function: np.ufunc, x: Floats, at: Segments) -> Floats:
 
 def largest(x: Floats, count: int) -> Floats:
     places = np.argpartition(x, -count, axis=1)[:, -count:]
+    positive = np.maximum(np.take_along_axis(x, places, 1), np.float32(0))
     result = np.zeros_like(x)
-    np.put_along_axis(
-        result, places, np.maximum(np.take_along_axis(x, places, 1), np.float32(0)), 1
-    )
+    np.put_along_axis(result, places, positive, 1)
     return result
 
 

@@ -73,17 +73,19 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
 
         return StaticBackend(spec)
     if spec.query is not None:
-        parts = (replace(spec, query=None), spec.query)
+        # The model for documents, and the one for queries
+        routes = (replace(spec, query=None), spec.query)
         return Routed(
-            spec, [open_backend(config, part, bulk_niceness=bulk_niceness) for part in parts]
+            spec, [open_backend(config, route, bulk_niceness=bulk_niceness) for route in routes]
         )
     if not has_readable(spec.folder) and find_own_graph(spec) is None:
         raise no_weights(spec.folder)
     if not weight_files(spec.folder):
         check_graphs(spec, config.backend, config.dtype)
-    fault = None if config.backend in ("ort", "openvino") else no_gpu()
-    if fault is not None:
-        log.log(logging.WARNING if NVIDIA.exists() else logging.INFO, "no GPU is used: %s", fault)
+    reason = None if config.backend in ("ort", "openvino") else no_gpu()
+    if reason is not None:
+        level = logging.WARNING if NVIDIA.exists() else logging.INFO
+        log.log(level, "no GPU is used: %s", reason)
     failure: LoadError | None = None
     for choice in choices(config, spec):
         try:
@@ -141,13 +143,14 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     """The reason why a backend cannot run a model, or None if it can."""
     if dtype not in (None, *DTYPES[name]):
         return f"it runs {' and '.join(DTYPES[name])} only, not {dtype}"
-    lacking = [package for package in PACKAGES[name] if not _installed(package)]
-    if lacking:
-        return f"this needs {' and '.join(lacking)}: pip install {INSTALLS[name]}"
+    missing = [package for package in PACKAGES[name] if not _installed(package)]
+    if missing:
+        return f"this needs {' and '.join(missing)}: pip install {INSTALLS[name]}"
     if name == "torch":
         return _half_lacks(dtype, spec)
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not supported there yet: leave `--backend` out, or use ort or torch"
+    # ONNX Runtime runs the folder's own ONNX file, whatever the weights are
     if name == "ort" and find_own_graph(spec, dtype or "float32") is not None:
         return None
     outcome = _graph_or_reason(spec)
@@ -158,15 +161,15 @@ def _half_lacks(dtype: str | None, spec: ModelSpec) -> str | None:
     """The reason why torch cannot compute a model in this half precision here, or None."""
     if dtype not in ("float16", "bfloat16"):
         return None
-    fault = no_gpu()
+    reason = no_gpu()
     if dtype == "bfloat16":
-        if fault is None and not _has_bfloat16():
+        if reason is None and not _has_bfloat16():
             return "bfloat16 needs a GPU of compute capability 8.0 or later; ask for float16"
     elif spec.model_type in WIDE:
-        wide = "bfloat16 or float32" if fault is not None else _wide_dtype()
+        wide = "bfloat16 or float32" if reason is not None else _wide_dtype()
         return f"states of `{spec.model_type}` exceed float16's range; ask for {wide}"
-    elif fault is not None:
-        return f"float16 is for GPUs, and {fault}; on a CPU ask for bfloat16 or float32"
+    elif reason is not None:
+        return f"float16 is for GPUs, and {reason}; on a CPU ask for bfloat16 or float32"
     return None
 
 
@@ -245,20 +248,22 @@ def _stored_in_bfloat16(spec: ModelSpec) -> bool:
     return bool(spec.config.get("dtype", spec.config.get("torch_dtype")) == "bfloat16")
 
 
+# Opens ONNX Runtime. All openers take the same arguments; this one has no use for `niceness`
 def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
     from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 
-    graph = _graph_or_reason(spec)
-    if isinstance(graph, str):
-        own = find_own_graph(spec, dtype)
-        # `why_not` has checked it
-        assert own is not None
+    outcome = _graph_or_reason(spec)
+    if isinstance(outcome, str):
+        # The weights cannot run in a graph of ours; `why_not` let the model through only because
+        # the folder has an ONNX file of its own
+        own_file = find_own_graph(spec, dtype)
+        assert own_file is not None
         if spec.tanh_gelu:
             raise LoadError(
-                f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's "
+                f"{own_file}: computes GELU as it was exported; --gelu tanh needs the checkpoint's "
                 "weights"
             )
-        return OnnxBackend.from_file(spec, own, dtype=dtype)
+        return OnnxBackend.from_file(spec, own_file, dtype=dtype)
     weights = Weights.open(spec.folder)
     if dtype == "int8":
         from hybridtei.inference.backends.graph.int8 import int8_graph
@@ -266,7 +271,7 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
         return OnnxBackend(
             spec, int8_graph(spec, weights), weights, cache_gb=config.packed_cache_gb
         )
-    return OnnxBackend(spec, graph, weights, cache_gb=config.packed_cache_gb)
+    return OnnxBackend(spec, outcome, weights, cache_gb=config.packed_cache_gb)
 
 
 def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:

@@ -57,9 +57,11 @@ def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator
 def _table(
     config: ModelConfig, spec: ModelSpec, engine: EngineConfig
 ) -> Generator[str, None, Rates]:
-    title, rates = f"{config.backend} {config.dtype}", Rates()
+    title = f"{config.backend} {config.dtype}"
+    rates = Rates()
     try:
-        if (reason := why_not(config.backend, config.dtype, spec)) is not None:
+        reason = why_not(config.backend, config.dtype, spec)
+        if reason is not None:
             raise LoadError(reason)
         backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
     except LoadError as error:
@@ -99,13 +101,14 @@ def measure(
 
 
 def _rate(backend: Backend, tokens: int, clock: Callable[[], float]) -> float:
-    spec, took = backend.spec, list[float]()
+    spec = backend.spec
+    seconds: list[float] = []
     length = min(TEXT_TOKENS, spec.max_input_length, tokens)
-    batch = made_up(
-        spec, max(tokens // length, 1) * [length], frozenset({min(spec.heads - {Head.TOKENS})})
-    )
+    lengths = max(tokens // length, 1) * [length]
+    # Any of the model's heads, the same in each run
+    batch = made_up(spec, lengths, frozenset({min(spec.heads - {Head.TOKENS})}))
     for _ in range(PASSES):
         began = clock()
         backend.forward(batch)
-        took.append(clock() - began)
-    return len(batch.input_ids) / min(took)
+        seconds.append(clock() - began)
+    return len(batch.input_ids) / min(seconds)

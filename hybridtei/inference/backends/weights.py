@@ -73,10 +73,9 @@ def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
         name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)
     ]
     if not tables:
-        need = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
         raise UnsupportedArchitecture(
             f"{spec.folder / 'config.json'}: {spec.model_type} has no table of word embeddings "
-            f"with {need}"
+            f"with {spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
         )
     if len(tables) != 1:
         raise LoadError(
@@ -88,22 +87,22 @@ def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
 def check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
     """Raises WeightMismatch for another model: the graph's names have several prefixes, or weights
     of a trunk are left over."""
-    shifts = {_shift(name, key) for name, key in key_of.items() if key is not None}
-    if len(shifts) > 1:
+    prefixes = {_prefix(name, key) for name, key in key_of.items() if key is not None}
+    if len(prefixes) > 1:
         raise WeightMismatch(
             f"{weights.folder}: the weights of the trunk lie under several prefixes: "
-            f"{sorted(shifts)}"
+            f"{sorted(prefixes)}"
         )
-    left = left_over(weights.names() - {key for key in key_of.values() if key is not None})
-    if left:
+    unused = left_over(weights.names() - {key for key in key_of.values() if key is not None})
+    if unused:
         raise WeightMismatch(
-            f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, "
-            f"{len(left)} in all"
+            f"{weights.folder}: the weights hold what config.json does not: {unused[:5]}, "
+            f"{len(unused)} in all"
         )
 
 
-def _shift(name: str, key: str) -> str:
-    """The prefix that the checkpoint adds to a name or removes from it."""
+def _prefix(name: str, key: str) -> str:
+    """The prefix that the checkpoint adds to a name, or after a minus the one that it removes."""
     if not key.endswith(name) and not name.endswith(key):
         name = old_name(name)
     if key.endswith(name):
@@ -206,8 +205,9 @@ def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
 
 
 def _setting(spec: ModelSpec, setting: Setting) -> Any:
-    value = spec.config.get(setting[0])
-    return setting[1] if value is None else value
+    key, default = setting
+    value = spec.config.get(key)
+    return default if value is None else value
 
 
 def _decoder(

@@ -123,7 +123,8 @@ async def run_in_chunks(
         try:
             answered = await run_chunk(chunk, chunk.size)
         except RequestError as error:
-            error.place = None if error.place is None else error.place + begin
+            if error.place is not None:
+                error.place += begin
             raise
         numbers += chunk.numbers(answered.answer)
         check_numbers(numbers, bounds)
@@ -137,8 +138,8 @@ async def run_in_chunks(
 
     if not task.needs_first:
         return _joined(task, await in_order(starts(chunks), bounds.at_once))
-    (begin,) = starts(chunks[:1])
-    first = await begin()
+    (start,) = starts(chunks[:1])
+    first = await start()
     others = (chunk.knowing(first.answer) for chunk in chunks[1:])
     return _joined(task, [first, *await in_order(starts(others), bounds.at_once)])
 

@@ -96,20 +96,14 @@ class EngineBatch:
                 rows, places = rows_of.setdefault(request, ([], []))
                 rows.append(row)
                 places.append(place)
+        if len(rows_of) == 1:
+            ((request, (rows, places)),) = rows_of.items()
+            if rows == list(range(len(self.rows))):
+                return [Part(request, places, outputs)]
         return [
-            Part(
-                request,
-                places,
-                outputs
-                if len(rows_of) == 1 and rows == list(range(len(self.rows)))
-                else _share(outputs, request, rows),
-            )
+            Part(request, places, outputs.only(request.heads).take(rows))
             for request, (rows, places) in rows_of.items()
         ]
-
-
-def _share(outputs: HeadOutputs, request: EngineRequest, rows: list[int]) -> HeadOutputs:
-    return outputs.only(request.heads).take(rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -345,10 +339,9 @@ class EngineCore:
         prefix's tokens."""
         if not order:
             return order, 0
-        prefix = order[0].encoding.prefix
-        return [waiting for waiting in order if waiting.encoding.prefix == prefix], order[
-            0
-        ].encoding.shared
+        first = order[0].encoding
+        prefix = first.prefix
+        return [waiting for waiting in order if waiting.encoding.prefix == prefix], first.shared
 
     def _batch(
         self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool

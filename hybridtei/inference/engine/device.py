@@ -271,11 +271,9 @@ class Device:
         except Exception as error:
             # Any exception of a backend fails only this batch
             log.error("a batch of %d failed: %s", len(batch.rows), error)
-            failure = (
-                error
-                if isinstance(error, BackendError)
-                else BackendError(f"{type(error).__name__}: {error}")
-            )
+            failure = error
+            if not isinstance(error, BackendError):
+                failure = BackendError(f"{type(error).__name__}: {error}")
             with self.lock:
                 self._ended(run, healthy=False)
                 return [] if run.abandoned else instance.core.fail(batch, failure)
@@ -310,7 +308,8 @@ class Device:
 
     def _abandon(self, run: _InFlightBatch) -> None:
         """Fail the requests of an overdue pass, and all others if no lane is free to serve them."""
-        instance, failed = run.instance, dict[ModelInstance, list[EngineRequest]]()
+        instance = run.instance
+        failed = dict[ModelInstance, list[EngineRequest]]()
         with self.lock:
             if run.ended:
                 return
@@ -318,7 +317,8 @@ class Device:
                 f"{run.describe()}, more than {self._pass_timeout:g} (pass-timeout)"
             )
             log.critical("%s; its requests fail, and so does /health until it returns", failure)
-            run.abandoned, instance.healthy = True, False
+            run.abandoned = True
+            instance.healthy = False
             instance.overdue += 1
             self.overdue += 1
             failed[instance] = instance.core.fail(run.batch, failure)
@@ -326,14 +326,14 @@ class Device:
                 for other in self._instances:
                     failed[other] = [*failed.get(other, ()), *other.core.fail_all(failure)]
             self._left.notify_all()
-        for each, requests in failed.items():
-            each.on_complete(requests)
+        for failed_instance, requests in failed.items():
+            failed_instance.on_complete(requests)
 
     def _ended(self, run: _InFlightBatch, *, healthy: bool) -> None:
         instance = run.instance
         run.ended = True
         if run.abandoned:
-            # Before /health reports it
+            # Logged before /health reports it
             log.warning("%s, and has ended", run.describe())
             instance.overdue -= 1
             self.overdue -= 1

@@ -151,10 +151,10 @@ def price(useful: int, sequences: int, longest: int, padding: Padding, prefix: i
     """Return the cost of a batch in tokens: useful ones and padding. `prefix`: as for `choose`."""
     if padding is Padding.NONE:
         return useful
-    wasted = sequences * longest - useful
-    return useful + (
-        wasted if padding is Padding.ALL else wasted * (prefix + longest) / ATTENTION_TOKENS
-    )
+    padded = sequences * longest - useful
+    if padding is Padding.ALL:
+        return useful + padded
+    return useful + padded * (prefix + longest) / ATTENTION_TOKENS
 
 
 def choose(
@@ -192,19 +192,20 @@ def choose(
             break
         if padding is Padding.NONE and useful >= max_tokens:
             break
-        tall = max(longest, waiting[i])
+        # The batch with this sequence
+        new_longest = max(longest, waiting[i])
         tokens = useful + waiting[i]
         sequences = len(chosen) + 1
-        cost = price(tokens, sequences, tall, padding, prefix)
-        too_large = (
-            tokens > max_tokens or sequences * (prefix + tall) > shared_tokens
-            if prefix
-            else cost > max_tokens
-        )
-        if not (too_large or (padding in ALLOWED and cost > ALLOWED[padding] * tokens + prefix)):
+        cost = price(tokens, sequences, new_longest, padding, prefix)
+        if prefix:
+            too_large = tokens > max_tokens or sequences * (prefix + new_longest) > shared_tokens
+        else:
+            too_large = cost > max_tokens
+        too_padded = padding in ALLOWED and cost > ALLOWED[padding] * tokens + prefix
+        if not (too_large or too_padded):
             chosen.append(i)
             useful = tokens
-            longest = tall
+            longest = new_longest
     return sorted(chosen)
 
 
@@ -284,7 +285,7 @@ class Arrivals:
     def limit(self, kind: LaneKind, chosen: Sequence[Waiting] = ()) -> float:
         """Return the `Waiting.arrived` up to which a queue's work may be taken now, if `chosen` is
         taken too."""
-        # It is the only waiting request
+        # Nothing can overtake the only waiting request
         if len(self._turns) < 2:
             return inf
         leaving = Counter(request for waiting in chosen for request, _ in waiting.callers)
@@ -356,7 +357,7 @@ class FairQueue:
             head = self.order[:size]
             awaited: list[Waiting] = []
             dropped: list[Waiting] = []
-            # Read once, since another thread can cancel requests at any moment
+            # `awaited` is read once, since another thread can cancel requests at any moment
             for waiting in head:
                 if waiting.awaited:
                     awaited.append(waiting)

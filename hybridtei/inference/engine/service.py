@@ -395,10 +395,10 @@ class Engine:
             request = self._core.add(encodings, heads, now_ns)
             if self._cache is not None:
                 self.metrics.cache_bytes.set(self._cache.bytes)
-            # The cache had all of it
+            # The cache had all outputs
             if request.done:
                 return request
-            # Before a lane can complete it
+            # The waiter exists before a lane can complete the request
             request.waiter = asyncio.get_running_loop().create_future()
             self._open.add(request)
             self._device.added(self._instance)

@@ -22,7 +22,7 @@ from hybridtei.batch import (
     Ragged,
     kept_tokens,
     offsets_of,
-    sharing,
+    with_shared_prefix,
 )
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
@@ -132,7 +132,7 @@ class Embed(Task[Embeddings]):
         encodings = self.read(model, allow_empty=False)
         if self.dimensions is not None:
             self.check_width(model.spec)
-        return sharing(encodings) if model.spec.pooling == ("lasttoken",) else encodings
+        return with_shared_prefix(encodings) if model.spec.pooling == ("lasttoken",) else encodings
 
     def check_width(self, spec: ModelSpec) -> None:
         """Raises InvalidDimensions if the model's vectors are shorter than requested."""
@@ -214,8 +214,10 @@ class Embed(Task[Embeddings]):
     @property
     def kind(self) -> str | None:
         """The inputs' type: the request's, or that of a prompt with a type's name."""
-        named = next((kind for kind, names in PROMPTS.items() if self.prompt_name in names), None)
-        return self.input_type or named
+        of_prompt = next(
+            (kind for kind, names in PROMPTS.items() if self.prompt_name in names), None
+        )
+        return self.input_type or of_prompt
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
         states = spec.hidden_size if Head.TOKENS in self.heads else 0
@@ -270,9 +272,8 @@ class Embed(Task[Embeddings]):
         if not (merges or (side is not None and side.skipped)):
             return self.merged(model, side, rows)
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
-        input_ids = input_ids[
-            have_vectors(spec, input_ids, offsets_of([len(encoding) for encoding in encodings]))
-        ]
+        cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+        input_ids = input_ids[have_vectors(spec, input_ids, cu_seqlens)]
         if side is not None and side.skipped:
             skipped = np.isin(input_ids, list(side.skipped))
             rows, input_ids = without_rows(rows, skipped), input_ids[~skipped]
@@ -325,21 +326,23 @@ def heads_named(names: Iterable[str]) -> frozenset[Head]:
     """Return the heads of these names. Raises InvalidInput for an unknown name or an empty list."""
     names = [names] if isinstance(names, str) else list(names)
     choices = sorted(EMBEDDINGS)
-    unknown = [repr(name) for name in names if name not in choices] or ["nothing"]
-    if not names or unknown != ["nothing"]:
-        raise InvalidInput(f"`outputs` names {unknown[0]}; known: {', '.join(choices)}")
+    unknown = [repr(name) for name in names if name not in choices]
+    if not names or unknown:
+        wrong = unknown[0] if unknown else "nothing"
+        raise InvalidInput(f"`outputs` names {wrong}; known: {', '.join(choices)}")
     return frozenset(map(Head, names))
 
 
 def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
     """Return the embeddings of an empty list, with the right widths."""
-    none = np.zeros(1, dtype=np.int64)
+    # The offsets of no rows, and their values
+    offsets = np.zeros(1, dtype=np.int64)
     empty = np.zeros(0, dtype=np.float32)
     columns: dict[Head, Any] = {
         Head.DENSE: empty.reshape(0, spec.dense_width),
-        Head.SPARSE: SparseVectors(none[:0], empty, none, spec.sparse_width),
-        Head.MULTIVECTOR: Ragged(empty.reshape(0, spec.multivector_width), none),
-        Head.TOKENS: Ragged(empty.reshape(0, spec.hidden_size), none),
+        Head.SPARSE: SparseVectors(offsets[:0], empty, offsets, spec.sparse_width),
+        Head.MULTIVECTOR: Ragged(empty.reshape(0, spec.multivector_width), offsets),
+        Head.TOKENS: Ragged(empty.reshape(0, spec.hidden_size), offsets),
     }
     return Embeddings(**{head: columns[head] for head in heads})
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Encoding, Head, LocatedEncoding, sharing
+from hybridtei.batch import Encoding, Head, LocatedEncoding, with_shared_prefix
 from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.inference.backends.numpy_functions import sigmoid
 from hybridtei.inference.tasks.base import Model, Task
@@ -78,7 +78,7 @@ class Classify(Task[Classified]):
             raise InvalidInput(
                 "`inputs` holds a text alone, but the model judges pairs: send [query, document]"
             )
-        return sharing(
+        return with_shared_prefix(
             model.reader.ask(template, pairs, truncate=self.truncate, direction=self.direction)
         )
 
@@ -87,7 +87,8 @@ class Classify(Task[Classified]):
     ) -> Classified:
         assert outputs.scores is not None
         assert model.spec.classifier is not None
-        head, logits = model.spec.classifier, refuse_nan(outputs.scores)
+        head = model.spec.classifier
+        logits = refuse_nan(outputs.scores)
         if self.raw_scores or (head.is_regression and not self.as_tei):
             return Classified(logits, model.spec.labels)
         return Classified(probabilities(logits, multi_label=head.multi_label), model.spec.labels)
@@ -183,19 +184,18 @@ class Tag(Task[list[Tagged]]):
         if self.aggregation != "none":
             return Tagged(encoding.text, entities)
         scores = logits if self.raw_scores else softmax(logits)
-        shown = np.arange(len(encoding)) if self.include_special_tokens else np.flatnonzero(of_text)
-        return Tagged(
-            encoding.text,
-            entities,
-            [_token(model, encoding, int(place), scores[place]) for place in shown],
-        )
+        places = np.flatnonzero(of_text)
+        if self.include_special_tokens:
+            places = np.arange(len(encoding))
+        tokens = [_token(model, encoding, int(place), scores[place]) for place in places]
+        return Tagged(encoding.text, entities, tokens)
 
 
 def _tokens(model: Model, encoding: LocatedEncoding, of_text: NDArray[np.bool_]) -> Tokens:
     tokenizer = model.reader.tokenizer
     ids, offsets = encoding.input_ids[of_text], encoding.offsets[of_text]
     unknown_id = tokenizer.id_of(model.spec.unknown_token)
-    # Without such a token no id is -1
+    # No id is -1
     unknown = ids == (-1 if unknown_id is None else unknown_id)
     wordpiece = tokenizer.continues_words
     pieces = tokenizer.pieces(ids) if wordpiece else []

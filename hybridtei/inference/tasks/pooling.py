@@ -111,9 +111,10 @@ def without_marks(rows: Ragged, is_mark: NDArray[np.bool_], max_rows: int) -> Ra
     A small budget is better spent on words; ColBERT does not score documents' punctuation either.
     `is_mark`: bool[t].
     """
+    # The number of marks in each text
     marks = np.diff(offsets_of(is_mark)[rows.offsets])
-    merged = (rows.lengths > max_rows) & (marks < rows.lengths)
-    return without_rows(rows, is_mark & np.repeat(merged, rows.lengths))
+    loses_marks = (rows.lengths > max_rows) & (marks < rows.lengths)
+    return without_rows(rows, is_mark & np.repeat(loses_marks, rows.lengths))
 
 
 def without_rows(rows: Ragged, is_out: NDArray[np.bool_]) -> Ragged:
@@ -131,12 +132,11 @@ def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
     from scipy.spatial.distance import squareform
 
     distances = np.clip(1 - rows @ rows.T, 0, 2)
-
     tree = linkage(squareform(distances, checks=False), method="ward")
-    labels: NDArray[np.int64] = np.unique(
-        fcluster(tree, count, criterion="maxclust"), return_inverse=True
-    )[1]
-    return labels
+    labels = fcluster(tree, count, criterion="maxclust")
+    # scipy's labels begin at 1, and may skip a number
+    numbers: NDArray[np.int64] = np.unique(labels, return_inverse=True)[1]
+    return numbers
 
 
 def pooled(rows: Ragged, pooling: TokenPooling) -> Ragged:
@@ -152,9 +152,8 @@ def pooled(rows: Ragged, pooling: TokenPooling) -> Ragged:
 def _pooled(rows: Floats, pooling: TokenPooling) -> Floats:
     protected, rest = rows[: pooling.protected], rows[pooling.protected :]
     blocks = np.array_split(rest, max(-(-len(rest) // MAX_MERGED_AT_ONCE), 1))
-    rows = np.concatenate(
-        [protected, *(_means(block, max(int(len(block) // pooling.factor), 1)) for block in blocks)]
-    )
+    merged = [_means(block, max(int(len(block) // pooling.factor), 1)) for block in blocks]
+    rows = np.concatenate([protected, *merged])
     return unit(rows) if pooling.normalize else rows
 
 
@@ -176,9 +175,8 @@ def _quantized(rows: Floats, dtype: MultivectorDtype) -> NDArray[Any]:
         return quantized(rows, "ubinary")
     if dtype == "int8":
         largest = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
-        scaled: NDArray[Any] = np.rint(
-            rows * (INT8_MOST / np.where(largest == 0, 1, largest))
-        ).astype(np.int8)
+        factors = INT8_MOST / np.where(largest == 0, 1, largest)
+        scaled: NDArray[Any] = np.rint(rows * factors).astype(np.int8)
         return scaled
     return rows
 

@@ -78,25 +78,26 @@ def relevant_spans(
 def _spans(
     text: str, query: Floats, vectors: Floats, offsets: Ids, options: RelevantSpans
 ) -> list[RelevantSpan]:
-    # Without special tokens and the prompt's tokens
-    inside = offsets[:, 1] > np.maximum(offsets[:, 0], 0)
-    if not len(query) or not inside.any():
+    # Special tokens and the prompt's tokens lie outside the text
+    is_inside = offsets[:, 1] > np.maximum(offsets[:, 0], 0)
+    if not len(query) or not is_inside.any():
         return []
     threshold = DEFAULT_THRESHOLD if options.threshold is None else options.threshold
-    alike = query @ vectors.T
-    best = alike.argmax(axis=1)
-    gains = np.maximum(alike[np.arange(len(query)), best], 0) / len(query)
+    similarity = query @ vectors.T
+    # The best match of each query's vector, and its part of the score
+    best = similarity.argmax(axis=1)
+    gains = np.maximum(similarity[np.arange(len(query)), best], 0) / len(query)
     ends = np.array([match.end() for match in SENTENCE.finditer(text)])
     sentence = np.minimum(np.searchsorted(ends, offsets[:, 0], side="right"), len(ends) - 1)
-    shares = np.bincount(sentence[best[inside[best]]], gains[inside[best]], minlength=len(ends))
+    counts = is_inside[best]
+    shares = np.bincount(sentence[best[counts]], gains[counts], minlength=len(ends))
     order = np.argsort(-shares, kind="stable")[: options.max_spans or MAX_SPANS]
-    return [
-        RelevantSpan(
-            *_bounds(text, int(ends[i - 1]) if i else 0, int(ends[i])), min(float(shares[i]), 1.0)
-        )
-        for i in order.tolist()
-        if shares[i] >= threshold and shares[i] > 0
-    ]
+    spans: list[RelevantSpan] = []
+    for i in order.tolist():
+        if shares[i] >= threshold and shares[i] > 0:
+            start, end = _bounds(text, int(ends[i - 1]) if i else 0, int(ends[i]))
+            spans.append(RelevantSpan(start, end, min(float(shares[i]), 1.0)))
+    return spans
 
 
 def _bounds(text: str, start: int, end: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from hybridtei.batch import (
     Ragged,
     WindowEncoding,
     runs,
-    sharing,
+    with_shared_prefix,
 )
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
@@ -155,6 +155,7 @@ class _Question(Task[Scored]):
         if self.windows < 2 or room < LEAST_WINDOW:
             return read(texts)
         windows = model.reader.windows(texts, room, self.windows, truncate=self.truncate)
+        # (document, characters) of each window
         parts = [(place, part) for place, own in enumerate(windows) for part in own]
         try:
             encodings = read([texts[place][begin:end] for place, (begin, end) in parts])
@@ -162,9 +163,10 @@ class _Question(Task[Scored]):
             if error.place is not None:
                 error.place = parts[error.place][0]
             raise
-        before = len(encodings) - len(parts)
-        for row, (place, (begin, end)) in enumerate(parts, before):
-            encoding, last = encodings[row], windows[place][-1]
+        of_query = len(encodings) - len(parts)
+        for row, (place, (begin, end)) in enumerate(parts, of_query):
+            encoding = encodings[row]
+            last = windows[place][-1]
             extent: Characters | None = None
             if encoding.extent is not None:
                 extent = (0, begin + encoding.extent[1])
@@ -224,7 +226,7 @@ class Rerank(_Question):
             read = partial(self._read, model)
             longest = model.reader.max_input_length
             encodings = self.in_windows(model, documents, empty, longest, read)
-        return encodings if model.spec.template is None else sharing(encodings)
+        return encodings if model.spec.template is None else with_shared_prefix(encodings)
 
     def _read(self, model: Model, documents: Sequence[str]) -> list[Encoding]:
         pairs = [(self.query, document) for document in documents]
@@ -408,13 +410,13 @@ Ranking = Rerank | RerankByVectors
 
 def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) -> Floats:
     # Heads have the names of columns
-    vectors = getattr(query, head)
-    others = getattr(documents, head)
+    of_query = getattr(query, head)
+    of_documents = getattr(documents, head)
     if head is Head.DENSE:
-        return np.asarray(others @ vectors[0])
+        return np.asarray(of_documents @ of_query[0])
     if head is Head.SPARSE:
-        return sparse_dot(vectors, others)
-    return maxsim(vectors.row(0), others, mean=mean)
+        return sparse_dot(of_query, of_documents)
+    return maxsim(of_query.row(0), of_documents, mean=mean)
 
 
 def _are_read_alike(model: Model) -> bool:
@@ -537,8 +539,8 @@ def maxsim(query: Floats, documents: Ragged, *, mean: bool) -> Floats:
         rows = np.flatnonzero(lengths[begin:end]) + begin
         if len(rows):
             start = documents.offsets[begin]
-            alike = query @ documents.values[start : documents.offsets[end]].T
-            scores[rows] = np.maximum.reduceat(alike, documents.offsets[rows] - start, axis=1).sum(
-                axis=0, dtype=np.float32
-            )
+            similarity = query @ documents.values[start : documents.offsets[end]].T
+            # The best match of each query's row in each document
+            best = np.maximum.reduceat(similarity, documents.offsets[rows] - start, axis=1)
+            scores[rows] = best.sum(axis=0, dtype=np.float32)
     return scores / np.float32(len(query)) if mean else scores

@@ -77,7 +77,9 @@ class EmbedSpans(Task[Embeddings]):
     def heads(self) -> frozenset[Head]:
         """The pass's heads. Dense vectors of spans are means of token states."""
         heads = self.task.heads
-        return heads - {Head.DENSE} | {Head.TOKENS} if Head.DENSE in heads else heads
+        if Head.DENSE in heads:
+            return heads - {Head.DENSE} | {Head.TOKENS}
+        return heads
 
     def lacks_side(self, prompts: Prompts) -> bool:
         return self.task.lacks_side(prompts)
@@ -109,7 +111,9 @@ class EmbedSpans(Task[Embeddings]):
         offsets."""
         self.task.check_width(model.spec)
         reader, side = model.reader, self.task.side(model.spec)
-        longest = min(reader.max_input_length, (side and side.length) or reader.max_input_length)
+        longest = reader.max_input_length
+        if side is not None and side.length:
+            longest = min(longest, side.length)
         times = MAX_WINDOWS if self.task.truncate else 1
         for place, item in enumerate(self.inputs):
             self._check(place, item, MAX_COVERAGE * times * reader.max_input_length)
@@ -177,6 +181,7 @@ class EmbedSpans(Task[Embeddings]):
     ) -> Iterator[SpanEncoding]:
         """The text as one encoding, or as one for each window. `row`: the row of its first span."""
         name = self._name(place)
+        # The text's own tokens, and the sorted places of their first characters
         own = np.flatnonzero(~located.special & (located.offsets[:, 1] > 0))
         starts = np.maximum.accumulate(_first_characters(item.text, located.offsets[own]))
         spans = np.array(item.spans, dtype=np.int64)
@@ -186,9 +191,9 @@ class EmbedSpans(Task[Embeddings]):
         if wrong.any():
             index = int(wrong.argmax())
             begin, end = spans[index].tolist()
-            why = "holds no token" if end <= len(item.text) else "ends beyond the text"
+            fault = "holds no token" if end <= len(item.text) else "ends beyond the text"
             raise InvalidInput(
-                f"`{name}[{index}]` is [{begin}, {end}], which {why}: {len(item.text)} code "
+                f"`{name}[{index}]` is [{begin}, {end}], which {fault}: {len(item.text)} code "
                 f"points, of which {len(own)} tokens are read"
             )
         total, limit = int(counts.sum()), MAX_COVERAGE * len(own)
@@ -214,10 +219,10 @@ class EmbedSpans(Task[Embeddings]):
             )
         for window in np.unique(chosen):
             begin, end = windows[window].tolist()
-            held, tokens = chosen == window, np.concatenate([head, own[begin:end], tail])
-            yield _encoding(
-                located, tokens, len(head) + np.arange(end - begin), edges[held] - begin, rows[held]
-            )
+            is_here = chosen == window
+            tokens = np.concatenate([head, own[begin:end], tail])
+            own_here = len(head) + np.arange(end - begin)
+            yield _encoding(located, tokens, own_here, edges[is_here] - begin, rows[is_here])
 
     def _multivector(
         self, model: Model, input_ids: Ids, cu_seqlens: Offsets, spans: Ragged, outputs: HeadOutputs
@@ -225,7 +230,8 @@ class EmbedSpans(Task[Embeddings]):
         spec = model.spec
         assert outputs.multivector is not None
         mask = have_vectors(spec, input_ids, cu_seqlens)
-        row_of, side = np.cumsum(mask) - 1, self.task.side(spec)
+        row_of = np.cumsum(mask) - 1
+        side = self.task.side(spec)
         if side is not None:
             mask = mask & ~np.isin(input_ids, list(side.skipped))
             if side.pooling is not None:
@@ -279,7 +285,8 @@ def _encoding(
     """An encoding of a window of a text. `own`: the text's own tokens. `edges` int64[n, 2]: spans
     as places among these."""
     counts = edges[:, 1] - edges[:, 0]
-    offsets, types = offsets_of(counts), located.token_type_ids
+    offsets = offsets_of(counts)
+    types = located.token_type_ids
     places = own[np.repeat(edges[:, 0] - offsets[:-1], counts) + np.arange(offsets[-1])]
     return SpanEncoding(
         located.input_ids[tokens],
@@ -296,14 +303,16 @@ def _first_characters(text: str, offsets: Ids) -> Ids:
     a word."""
     if not len(offsets):
         return offsets[:, 0]
-    # The text may be far longer
-    begin, end = (max(0, int(offsets[:, 0].min())), int(offsets[:, 1].max()))
+    # Only the part with tokens is looked at, since the text may be far longer
+    begin = max(0, int(offsets[:, 0].min()))
+    end = int(offsets[:, 1].max())
     characters = np.frombuffer(text[begin:end].encode("utf-32-le", "surrogatepass"), dtype="<u4")
     spaces = [character for character in np.unique(characters).tolist() if chr(character).isspace()]
     places = np.where(np.isin(characters, spaces), len(characters), np.arange(len(characters)))
-    following = np.append(np.minimum.accumulate(places[::-1])[::-1], len(characters))
+    # For each character, the place of the next one that is no space, itself included
+    next_visible = np.append(np.minimum.accumulate(places[::-1])[::-1], len(characters))
     starts = np.clip(offsets[:, 0] - begin, 0, len(characters))
-    first = begin + following[starts]
+    first = begin + next_visible[starts]
     return np.where(first < offsets[:, 1], first, offsets[:, 0])
 
 
@@ -313,9 +322,11 @@ def _depth(spans: Spans) -> int:
     if len(spans) > MAX_COMPARED:
         return MAX_COVERAGE
     places = np.array(spans, dtype=np.int64)
+    # A step up at each begin, and down at each end; at the same place the ends come first
     steps = np.repeat([1, -1], len(places))
     edges = places.T.ravel()
-    return min(MAX_COVERAGE, int(np.cumsum(steps[np.lexsort((steps, edges))]).max()))
+    depths = np.cumsum(steps[np.lexsort((steps, edges))])
+    return min(MAX_COVERAGE, int(depths.max()))
 
 
 def _spans_of(encoding: Encoding) -> SpanEncoding:
@@ -337,7 +348,8 @@ def _flat(encodings: Sequence[Encoding], cu_seqlens: Offsets) -> Ragged:
 def _dense(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Floats:
     """Pool the states text by text, since spans may contain each state four times."""
     assert outputs.tokens is not None
-    steps, parts = _steps(spec.dense_modules), []
+    steps = _steps(spec.dense_modules)
+    parts = []
     for encoding, rows in zip(encodings, outputs.tokens, strict=True):
         places = _spans_of(encoding).places
         at = Segments(places.offsets, places.offsets)
@@ -392,8 +404,10 @@ def window_of_each(windows: Ids, spans: Ids) -> Ids:
     latest = np.searchsorted(windows[:, 0], spans[:, 0], "right") - 1
     places = np.maximum(latest[:, None] - np.arange(CANDIDATES)[::-1], 0)
     begins, ends = windows[places, 0], windows[places, 1]
+    # The context before and after a span in each window; below 0: the span is not inside it
     left, right = spans[:, :1] - begins, ends - spans[:, 1:]
-    poorer = np.maximum(np.minimum(left, right), -1)
-    best = poorer.argmax(axis=1)[:, None]
-    chosen = np.take_along_axis(places, best, 1)[:, 0]
-    return np.where(np.take_along_axis(poorer, best, 1)[:, 0] < 0, -1, chosen)
+    shorter_side = np.maximum(np.minimum(left, right), -1)
+    best = shorter_side.argmax(axis=1)[:, None]
+    windows_of_spans = np.take_along_axis(places, best, 1)[:, 0]
+    fits = np.take_along_axis(shorter_side, best, 1)[:, 0] >= 0
+    return np.where(fits, windows_of_spans, -1)

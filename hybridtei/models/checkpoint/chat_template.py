@@ -35,7 +35,7 @@ def render(source: str, values: Mapping[str, Any]) -> str:
     command = [sys.executable, "-I", "-X", "utf8", __file__]
     task = {"source": source, "values": values, "seconds": MAX_SECONDS}
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             command,
             input=json.dumps(task).encode(),
             capture_output=True,
@@ -44,14 +44,14 @@ def render(source: str, values: Mapping[str, Any]) -> str:
         )
     except subprocess.TimeoutExpired:
         raise TemplateFailure(f"it takes longer than {MAX_SECONDS} s") from None
-    if ended.returncode == NO_JINJA:
+    if process.returncode == NO_JINJA:
         raise TemplateFailure("jinja2 is not installed", is_missing=True)
-    if ended.returncode < 0:
+    if process.returncode < 0:
         raise TemplateFailure(f"it takes more than {MAX_SECONDS} s of the processor")
-    if ended.returncode:
-        lines = ended.stderr.decode(errors="replace").strip().splitlines()
-        raise TemplateFailure(lines[-1] if lines else f"exit status {ended.returncode}")
-    return ended.stdout.decode()
+    if process.returncode:
+        lines = process.stderr.decode(errors="replace").strip().splitlines()
+        raise TemplateFailure(lines[-1] if lines else f"exit status {process.returncode}")
+    return process.stdout.decode()
 
 
 def _bound_this_process(seconds: int) -> None:

@@ -134,7 +134,8 @@ def _longformer(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
 
 
 def _modernbert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
-    return _one_of(config, {"cls": "cls", "mean": "mean"}, "cls"), (*_modernbert_head(config), LAST)
+    pooling = _one_of(config, {"cls": "cls", "mean": "mean"}, "cls")
+    return pooling, (*_modernbert_head(config), LAST)
 
 
 def _modernbert_head(config: Config) -> tuple[Step, ...]:
@@ -147,10 +148,8 @@ def _modernbert_head(config: Config) -> tuple[Step, ...]:
 
 
 def _eurobert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
-    return _one_of(config, {"bos": "cls", "mean": "mean", "late": "late"}, "late"), (
-        LinearStep("dense", "gelu"),
-        LAST,
-    )
+    pooling = _one_of(config, {"bos": "cls", "mean": "mean", "late": "late"}, "late")
+    return pooling, (LinearStep("dense", "gelu"), LAST)
 
 
 def _ultrabert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
@@ -265,15 +264,15 @@ def read_classifier(
     its subclasses."""
     if gives_scores(folder, modules):
         return in_modules(folder, modules, config, hidden_size)
-    named = find_classifier(
+    head = find_classifier(
         home, str(config["model_type"]), tuple(config.get("architectures") or ()), config
     )
-    if named is None or module_path(modules, "Pooling") is None or not has_weights(home):
-        return named
-    last = named.steps[-1]
+    if head is None or module_path(modules, "Pooling") is None or not has_weights(home):
+        return head
+    last = head.steps[-1]
     if isinstance(last, LinearStep) and not Weights.open(home).has(f"{last.name}.weight"):
         return None
-    return named
+    return head
 
 
 def find_classifier(
@@ -334,7 +333,9 @@ def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
     """
     if head is None or head.pooling != "lasttoken":
         return None
-    model_type, last = str(config.get("model_type")), head.steps[-1]
+    model_type = str(config.get("model_type"))
+    last = head.steps[-1]
+    # transformers' generic class of a decoder, not a publisher's own
     is_generic = (
         model_type in DECODERS
         and isinstance(last, LinearStep)
@@ -452,12 +453,12 @@ def _labels(config: JsonObject) -> tuple[str, ...]:
     labels = config.get("id2label")
     if labels is None:
         return tuple(f"LABEL_{i}" for i in range(config.count("num_labels", 2)))
-    named: list[Any] = []
+    in_order: list[Any] = []
     if isinstance(labels, dict):
-        named = [labels.get(str(i)) for i in range(len(labels))]
-    if not named or not all(isinstance(label, str | int | float) for label in named):
+        in_order = [labels.get(str(i)) for i in range(len(labels))]
+    if not in_order or not all(isinstance(label, str | int | float) for label in in_order):
         raise LoadError(
             f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is '
             f"{labels!r}"
         )
-    return tuple(map(str, named))
+    return tuple(map(str, in_order))

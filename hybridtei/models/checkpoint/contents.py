@@ -55,14 +55,17 @@ def check_contents(folder: Path, home: Path | None = None) -> None:
     weights, or no readable model. `home`: the transformer's folder inside it. Names from files are
     shown, but never resolved."""
     home = home or folder
-    for place in dict.fromkeys((folder, home)):
-        _check_adapter(place)
+    # Often the same folder
+    for each in dict.fromkeys((folder, home)):
+        _check_adapter(each)
     if (home / GLINER).exists():
         raise LoadError(
             f"{home / GLINER}: a GLiNER model, which finds entities of any name, is not supported"
         )
-    if not has_readable(home) and (foreign := _foreign(home)) is not None:
-        raise MissingArtifact(f"{home}: holds {foreign[0]}. {READ}: {foreign[1]}")
+    foreign = None if has_readable(home) else _foreign(home)
+    if foreign is not None:
+        description, cure = foreign
+        raise MissingArtifact(f"{home}: holds {description}. {READ}: {cure}")
     if not (home / CONFIG).exists():
         raise MissingArtifact(f"{home / CONFIG}: missing{_instead(home)}")
     _check_quantised(home / CONFIG)
@@ -117,8 +120,10 @@ def _check_adapter(folder: Path) -> None:
 def _foreign(folder: Path) -> tuple[str, str] | None:
     """Return a description of unsupported weights in the folder, and what to do about them."""
     for pattern, (what, cure) in FOREIGN.items():
-        if files := sorted(file.name for file in folder.glob(pattern)):
-            return f"{what}: {', '.join(files[:3])}{' …' if len(files) > 3 else ''}", cure
+        files = sorted(file.name for file in folder.glob(pattern))
+        if files:
+            more = " …" if len(files) > 3 else ""
+            return f"{what}: {', '.join(files[:3])}{more}", cure
     return None
 
 
@@ -131,7 +136,7 @@ def _instead(folder: Path) -> str:
         for pattern in ("*/config.json", "snapshots/*/config.json")
         for file in folder.glob(pattern)
     )
-    # A module of sentence-transformers
+    # A folder such as 1_Pooling is a module of sentence-transformers, not a model
     inner = [name for name in inner if not re.match(r"\d+_", Path(name).name)]
     if inner:
         return f". The folder {inner[0]} has one: is that the model's?"

@@ -70,7 +70,7 @@ def code_layers(head: SparseHead, pooled_width: int) -> CodeLayers:
     Raises LoadError."""
     assert head.file is not None
     weights = Weights.open(head.file)
-    # One tensor under either name
+    # Checkpoints have the same tensor under one of two names
     name = "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"
     latents = weights.array(name, (head.width, pooled_width))
     centre = weights.array("pre_bias", (pooled_width,)).astype(np.float64)
@@ -105,7 +105,8 @@ def lexical_layers(head: SparseHead, hidden_size: int) -> tuple[LinearLayer, ...
     """Read BGE-M3's single layer, or the two layers of our perceptron. The head applies the last
     relu. Raises LoadError."""
     assert head.file is not None
-    weights, prefix = Weights.of_file(head.file), "sparse.out." if head.own else ""
+    weights = Weights.of_file(head.file)
+    prefix = "sparse.out." if head.own else ""
     inputs = hidden_size * len(head.inputs)
     if head.kind == "linear":
         return (_linear(weights, prefix, (1, inputs)),)
@@ -126,7 +127,8 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
         return layer
     if head.tensor is not None:
         return LinearLayer(Weights.open(head.file).array(head.tensor, (head.width, hidden_size)))
-    weights, prefix = Weights.of_file(head.file), "multivector." if head.own else ""
+    weights = Weights.of_file(head.file)
+    prefix = "multivector." if head.own else ""
     if weights.has(f"{prefix}bias"):
         return _linear(weights, prefix, (head.width, hidden_size))
     return LinearLayer(weights.array(f"{prefix}weight", (head.width, hidden_size)))
@@ -219,12 +221,13 @@ def query_table(spec: ModelSpec) -> Floats | None:
 
 def _idf(file: Path, spec: ModelSpec) -> Floats:
     """Words missing from the vocabulary are skipped; tokens without a weight get 0."""
-    weights, words = np.zeros(spec.vocab_size, dtype=np.float32), read_vocabulary(spec.folder)
+    weights = np.zeros(spec.vocab_size, dtype=np.float32)
+    id_of = read_vocabulary(spec.folder)
     for word, weight in read_object(file).items():
         if not isinstance(weight, int | float) or isinstance(weight, bool):
             raise LoadError(f"{file}: `{word}` is {weight!r}, should be a number")
-        if words.get(word, spec.vocab_size) < spec.vocab_size:
-            weights[words[word]] = weight
+        if id_of.get(word, spec.vocab_size) < spec.vocab_size:
+            weights[id_of[word]] = weight
     return weights
 
 
@@ -263,20 +266,21 @@ def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> t
             layers.append(reader.norm(step, width))
         else:
             layers += reader.linear(step, width)
+        # The next layer's input
         width = layers[-1].weight.shape[0]
     if width != len(head.labels):
         raise WeightMismatch(
             f"{folder}: `{name}` gives {width} logits, config.json names {len(head.labels)} labels"
         )
-    left = [
+    unused = [
         name
         for name in sorted(reader.tensors.names() - reader.used)
         if not name.startswith(head.trunk) and name.partition(".")[0] in OF_HEADS
     ]
-    if left:
+    if unused:
         raise WeightMismatch(
-            f"{folder}: the weights hold what config.json does not describe: {left[:5]}, "
-            f"{len(left)} in all"
+            f"{folder}: the weights hold what config.json does not describe: {unused[:5]}, "
+            f"{len(unused)} in all"
         )
     return tuple(layers)
 
@@ -297,6 +301,7 @@ class _Reader:
         if step.rows is None:
             activation = activation_name(step.activation, self._folder / "config.json")
             return [LinearLayer(weight, bias, activation)]
+        # The logit of one row, or the difference of two rows' logits
         difference = np.array([[1, -1]], np.float32)[:, : len(weight)]
         if step.cap is None:
             combined = np.float32(step.scale) * difference

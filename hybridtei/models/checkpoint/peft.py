@@ -205,10 +205,10 @@ def changes(
     return weights
 
 
-def merged(tensors: Mapping[str, Tensor], of: Mapping[str, Change]) -> dict[str, Tensor]:
+def merged(tensors: Mapping[str, Tensor], adapter: Mapping[str, Change]) -> dict[str, Tensor]:
     """Return the tensors with an adapter's changes added."""
     weights = dict(tensors)
-    for name, change in of.items():
+    for name, change in adapter.items():
         weights[name] = _computed(tensors[name], partial(change.added, tensors[name]))
     return weights
 
@@ -220,23 +220,26 @@ def side_by_side(
     describes them. `rank`: that of all adapters, to which smaller ones are filled with zeros."""
     weights = dict(tensors)
     for name in sorted({name for adapter in adapters for name in adapter}):
-        of = [adapter.get(name) for adapter in adapters]
-        form = next(change for change in of if change is not None)
-        base, total = tensors[name], rank * len(adapters)
-        rows, columns = form.a.shape[1], form.b.shape[0]
-        shape = (rows, total) if form.is_table else (total, rows)
+        changes_here = [adapter.get(name) for adapter in adapters]
+        example = next(change for change in changes_here if change is not None)
+        total = rank * len(adapters)
+        width_in, width_out = example.a.shape[1], example.b.shape[0]
+        a_shape = (width_in, total) if example.is_table else (total, width_in)
         stem = name.removesuffix(".weight")
-        for letter, size in (("A", shape), ("B", (columns, total))):
-            factor = _computed(base, partial(_factor, of, letter, rank, size))
-            weights[f"{stem}.lora_{letter}.weight"] = replace(factor, dtype="F32", shape=size)
+        for letter, shape in (("A", a_shape), ("B", (width_out, total))):
+            make = partial(_factor, changes_here, letter, rank, shape)
+            factor = replace(_computed(tensors[name], make), dtype="F32", shape=shape)
+            weights[f"{stem}.lora_{letter}.weight"] = factor
     return weights
 
 
 def _factor(
-    of: list[Change | None], letter: str, rank: int, shape: tuple[int, int]
+    changes_here: list[Change | None], letter: str, rank: int, shape: tuple[int, int]
 ) -> NDArray[np.float32]:
+    """The factors `letter` of all adapters of one weight, `rank` rows or columns for each; an
+    adapter without a change has zeros."""
     values = np.zeros(shape, np.float32)
-    for place, change in enumerate(of):
+    for place, change in enumerate(changes_here):
         if change is None:
             continue
         part = slice(place * rank, place * rank + change.rank)

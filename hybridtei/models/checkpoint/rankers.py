@@ -185,9 +185,9 @@ def _with_specials(home: Path, template: PairTemplate) -> PairTemplate:
         (step["single"] for step in steps if step.get("single")), []
     )
     names = [piece.get("SpecialToken", {}).get("id") for piece in pieces]
+    # The text itself has no name
     middle = [*names, None].index(None)
-    prefix, suffix = "".join(names[:middle]), "".join(names[middle + 1 :])
-    return replace(template, prefix=prefix, suffix=suffix)
+    return replace(template, prefix="".join(names[:middle]), suffix="".join(names[middle + 1 :]))
 
 
 def template_source(home: Path, template: PairTemplate | None) -> str | None:
@@ -247,9 +247,11 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
     slots = [*SLOT.finditer(text)]
     _check_slots(file, text, len(text))
     specials = _special_tokens(folder)
+    # The body lies between the last special token before the slots and the first one after them
     ends = [match.end() for match in specials.finditer(text, 0, slots[0].start())]
     starts = [match.start() for match in specials.finditer(text, slots[-1].end())]
-    begin, end = (ends or [0])[-1], (starts or [len(text)])[0]
+    begin = ends[-1] if ends else 0
+    end = starts[0] if starts else len(text)
     return PairTemplate(text[:begin], text[begin:end], text[end:], instruction or "")
 
 
@@ -284,10 +286,10 @@ def _special_tokens(folder: Path) -> re.Pattern[str]:
         for token in added
         if isinstance(token, dict) and token.get("content")
     ]
-    return re.compile(
-        "|".join(re.escape(content) for content in sorted(contents, key=len, reverse=True))
-        or r"(?!)"
-    )
+    # The longest first, since a token may begin with another one
+    names = [re.escape(content) for content in sorted(contents, key=len, reverse=True)]
+    # An empty pattern would match everywhere; this one matches nothing
+    return re.compile("|".join(names) or r"(?!)")
 
 
 def language_ranker(
@@ -301,14 +303,14 @@ def language_ranker(
 ) -> tuple[ClassifierHead | None, PairTemplate | None]:
     """Return (head, template) of a decoder that ranks, by its own classifier or by the logits of
     words. For any other model return (`classifier`, None)."""
-    scored = logit_score(folder, modules)
+    token_ids = logit_score(folder, modules)
     causal = any(name.endswith("ForCausalLM") for name in config.get("architectures") or ()) and (
-        not modules or scored is not None
+        not modules or token_ids is not None
     )
     ranks = classifier is not None and classifier.kind != "tagger"
     model_type = str(config["model_type"])
     if causal and model_type not in LANGUAGE_MODELS:
-        if scored is None and not (home / OWN_FILE).exists():
+        if token_ids is None and not (home / OWN_FILE).exists():
             return classifier, None
         served = ", ".join(sorted(LANGUAGE_MODELS))
         raise UnsupportedArchitecture(
@@ -331,8 +333,8 @@ def language_ranker(
                 OWN_FILE,
             )
         return classifier, template
-    if scored is not None:
-        return language_model(home, config, *scored), template
+    if token_ids is not None:
+        return language_model(home, config, *token_ids), template
     if template is None:
         return None, None
     no = None if template.no is None else _token_id(home, template.no)

@@ -93,8 +93,9 @@ def default_prompt(
     `ignores`: a model that scores, where the library uses the default prompt and TEI does not.
     """
     name = sentence.get("default_prompt_name")
-    if isinstance(name, str) and name in (prompts or {}):
-        if ignores and (prompts or {})[name]:
+    prompts = prompts or {}
+    if isinstance(name, str) and name in prompts:
+        if ignores and prompts[name]:
             log.warning(
                 "%s: `default_prompt_name` %r is ignored, as in TEI: the model scores",
                 folder / MODEL_FILE,
@@ -103,7 +104,7 @@ def default_prompt(
         return name if embeds else None
     if name is None or name in ("query", "document") or not embeds:
         return None
-    names = ", ".join(prompts or {}) or "none"
+    names = ", ".join(prompts) or "none"
     raise LoadError(
         f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: "
         f"{names}"
@@ -155,7 +156,8 @@ def template_arguments(home: Path) -> Mapping[str, Any]:
 def _check_outputs(modalities: JsonObject, served: tuple[Any, ...]) -> None:
     for name in ("text", "message"):
         entry = modalities.object(name)
-        method, output = entry.get("method", "forward"), entry.get("method_output_name", served[0])
+        method = entry.get("method", "forward")
+        output = entry.get("method_output_name", served[0])
         if method != "forward" or output not in served:
             raise UnsupportedArchitecture(
                 f"{modalities.file}: `modality_config` takes {output!r} of `{method}` for {name}; "

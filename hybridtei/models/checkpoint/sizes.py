@@ -312,9 +312,7 @@ def _arguments(
     sentence: JsonObject, key: str, older: str, supported: frozenset[str] | None
 ) -> JsonObject:
     """Return the arguments that have an effect. `supported`: their names; None: all."""
-    name = key
-    if older in sentence:
-        name = older
+    name = older if older in sentence else key
     arguments = sentence.object(name)
     for argument in [argument for argument in arguments if argument in OF_LOADING]:
         del arguments[argument]
@@ -376,16 +374,18 @@ def has_token_types(
     names = tokenizer_config.get("model_input_names")
     if isinstance(names, list):
         return "token_type_ids" in names
-    tokenizer = str(tokenizer_config.get("tokenizer_class")).removesuffix("Fast")
-    tokenizer = tokenizer.removesuffix("Tokenizer")
-    if tokenizer in TYPED_TOKENIZERS | UNTYPED_TOKENIZERS:
-        return tokenizer in TYPED_TOKENIZERS
+    class_name = str(tokenizer_config.get("tokenizer_class")).removesuffix("Fast")
+    class_name = class_name.removesuffix("Tokenizer")
+    if class_name in TYPED_TOKENIZERS | UNTYPED_TOKENIZERS:
+        return class_name in TYPED_TOKENIZERS
     return model_type in TOKEN_TYPE_FAMILIES
 
 
 def positions_of(model_type: str, padding_id: int) -> Positions:
-    first = MPNET_PADDING if model_type == "mpnet" else padding_id
-    return Positions(first + 1, first) if model_type in OFFSET_FAMILIES else Positions()
+    if model_type not in OFFSET_FAMILIES:
+        return Positions()
+    padding = MPNET_PADDING if model_type == "mpnet" else padding_id
+    return Positions(padding + 1, padding)
 
 
 def read_padding_id(model_type: str, config: JsonObject) -> int:
@@ -394,9 +394,10 @@ def read_padding_id(model_type: str, config: JsonObject) -> int:
     Offset families have transformers' default. Other families mask padding, so any id works; some
     decoders write -1 for "none".
     """
-    declared, offset = config.get("pad_token_id"), model_type in OFFSET_FAMILIES
-    if declared is None or (declared == -1 and not offset):
-        return 1 if offset else 0
+    declared = config.get("pad_token_id")
+    has_offset = model_type in OFFSET_FAMILIES
+    if declared is None or (declared == -1 and not has_offset):
+        return 1 if has_offset else 0
     if not isinstance(declared, int) or isinstance(declared, bool) or declared < 0:
         raise config.wrong("pad_token_id", "a token id")
     return declared

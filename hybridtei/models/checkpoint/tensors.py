@@ -52,7 +52,7 @@ class Tensor:
                 f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}"
             )
         if self.dtype == "BF16":
-            # Registers the dtype in numpy; most checkpoints save these 10 ms
+            # The import registers the dtype in numpy. It takes 10 ms, which most checkpoints save
             import ml_dtypes  # noqa: F401
         stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])
         values = np.frombuffer(
@@ -101,11 +101,9 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = original.removesuffix(".parametrizations.weight.original")
         keys = [f"{name}.parametrizations.weight.0.lora_{letter}" for letter in "AB"]
         weight = weights[f"{name}.weight"] = weights.pop(original)
-        if not all(key in weights for key in keys):
-            raise LoadError(
-                f"{weight.file}: `{original}` lacks "
-                f"{' and '.join(f'`{key}`' for key in keys if key not in weights)}"
-            )
+        missing = [f"`{key}`" for key in keys if key not in weights]
+        if missing:
+            raise LoadError(f"{weight.file}: `{original}` lacks {' and '.join(missing)}")
         pair = _pair(weight, weights.pop(keys[0]), weights.pop(keys[1]))
         weights |= {
             f"{name}.lora_{letter}.weight": factor
@@ -117,15 +115,20 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _pair(weight: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """(A, B) of all adapters, stacked. A linear map adds B A to its weights, a table adds A B."""
     if len(weight.shape) == 2 and len(a.shape) == len(b.shape) == 3:
-        count, rank, columns = a.shape
-        if (columns, b.shape) == (weight.shape[1], (count, weight.shape[0], rank)):
-            return _laid_out(a, (0, 1, 2), (count * rank, columns)), _laid_out(
-                b, (1, 0, 2), (weight.shape[0], count * rank)
+        rows, columns = weight.shape
+        # A linear map: `a` [count, rank, columns], `b` [count, rows, rank]
+        count, rank, width = a.shape
+        if (width, b.shape) == (columns, (count, rows, rank)):
+            return (
+                _laid_out(a, (0, 1, 2), (count * rank, columns)),
+                _laid_out(b, (1, 0, 2), (rows, count * rank)),
             )
-        count, rows, rank = a.shape
-        if (rows, b.shape) == (weight.shape[0], (count, rank, weight.shape[1])):
-            return _laid_out(a, (1, 0, 2), (rows, count * rank)), _laid_out(
-                b, (2, 0, 1), (weight.shape[1], count * rank)
+        # A table: `a` [count, rows, rank], `b` [count, rank, columns]
+        count, height, rank = a.shape
+        if (height, b.shape) == (rows, (count, rank, columns)):
+            return (
+                _laid_out(a, (1, 0, 2), (rows, count * rank)),
+                _laid_out(b, (2, 0, 1), (columns, count * rank)),
             )
     raise LoadError(
         f"{a.file}: `{a.name}` and `{b.name}` have shapes {list(a.shape)} and {list(b.shape)}, "

@@ -87,9 +87,8 @@ class Students(nn.Module):
         """
         terms = torch.unique(batch.queries.input_ids)
         terms = terms[~torch.isin(terms, self.special_ids)]
-        columns = torch.full(
-            (1 + int(max(side.input_ids.max() for side in (batch.queries, batch.texts))),), -1
-        )
+        largest_id = int(max(side.input_ids.max() for side in (batch.queries, batch.texts)))
+        columns = torch.full((largest_id + 1,), -1)
         columns[terms] = torch.arange(len(terms))
         queries, texts = (self._terms(side, columns) for side in (batch.queries, batch.texts))
         return queries @ texts.T
@@ -119,9 +118,8 @@ class Students(nn.Module):
             tensor.numpy() for tensor in (side.input_ids, side.cu_seqlens, self.special_ids)
         )
         mask, mask_offsets = kept_tokens(self.recipe.drop, ids, offsets, specials)
-        return self.multivector(
-            side.hidden_states[torch.from_numpy(mask)]
-        ).float(), torch.from_numpy(mask_offsets)
+        vectors = self.multivector(side.hidden_states[torch.from_numpy(mask)]).float()
+        return vectors, torch.from_numpy(mask_offsets)
 
 
 def fit(students: Students, data: PairStates) -> list[dict[str, float]]:
@@ -176,9 +174,9 @@ def neighbour_groups(vectors: Tensor, size: int, generator: torch.Generator) -> 
         if len(rows) <= size:
             groups.append(rows)
             continue
-        order = rows[
-            (vectors[rows] @ _split_direction(vectors[rows], generator)).argsort(stable=True)
-        ]
+        along = vectors[rows] @ _split_direction(vectors[rows], generator)
+        order = rows[along.argsort(stable=True)]
+        # A multiple of `size`, so that only one group can be smaller
         middle = max(1, round(len(rows) / size / 2)) * size
         pending += [order[middle:], order[:middle]]
     return groups

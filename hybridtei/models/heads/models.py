@@ -268,7 +268,7 @@ class MultivectorHeadModule(nn.Linear):
         unit = functional.normalize(hidden_states, dim=-1)
         _, vectors = torch.linalg.eigh((unit.T @ unit).double())
         directions = vectors.flip(1)[:, : self.out_features].T
-        # Eigh does not determine the sign
+        # `eigh` leaves the sign open: the largest number of each direction becomes positive
         signs = directions.gather(1, directions.abs().argmax(1, keepdim=True)).sign()
         self.weight.copy_(directions * signs)
         if self.bias is not None:
@@ -288,13 +288,11 @@ def term_matrix(weights: Tensor, input_ids: Tensor, cu_seqlens: Tensor, columns:
     """
     texts, terms = len(cu_seqlens) - 1, int(columns.max()) + 1
     column = columns[input_ids]
-    used = column >= 0
-    place = text_of_token(cu_seqlens)[used] * terms + column[used]
-    return (
-        weights.new_zeros(texts * terms)
-        .scatter_reduce(0, place, weights[used], "amax")
-        .view(texts, terms)
-    )
+    is_term = column >= 0
+    # Each weight's place in the matrix, row after row
+    place = text_of_token(cu_seqlens)[is_term] * terms + column[is_term]
+    zeros = weights.new_zeros(texts * terms)
+    return zeros.scatter_reduce(0, place, weights[is_term], "amax").view(texts, terms)
 
 
 def maxsim(
@@ -305,11 +303,11 @@ def maxsim(
     similarity = query_vectors @ text_vectors.T
     lengths: list[int] = text_cu_seqlens.diff().tolist()
     # A text without vectors scores 0
-    nothing = similarity.new_zeros(len(similarity))
+    zeros = similarity.new_zeros(len(similarity))
     parts = torch.split(similarity, lengths, dim=1)
-    best = torch.stack(
-        [part.max(1).values if part.shape[1] else nothing for part in parts], 1
-    ).float()
+    # The best match of each query's vector in each text
+    matches = [part.max(1).values if part.shape[1] else zeros for part in parts]
+    best = torch.stack(matches, 1).float()
     counts = query_cu_seqlens.diff()
     total = best.new_zeros(len(counts), len(lengths)).index_add(
         0, text_of_token(query_cu_seqlens), best

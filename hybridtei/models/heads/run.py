@@ -175,22 +175,19 @@ def _students(
     return Students(sparse, multivector, trunk.special_ids, recipe)
 
 
+# Options that do not change the weights, or that the record has under its own keys
+UNRECORDED = ("cache", "output", "data", "licence", "date", "threads", "run")
+
+
 def _provenance(args: argparse.Namespace, pairs: int) -> dict[str, str | int | float]:
     """Return the head file's record of its training. Paths are reduced to their last part."""
     words = ["hybridtei train"]
     for name, value in sorted(vars(args).items()):
-        if name not in (
-            "cache",
-            "output",
-            "data",
-            "licence",
-            "date",
-            "threads",
-            "run",
-        ) and value not in (None, []):
-            shown = value if isinstance(value, list) else [value]
-            text = " ".join(item.name if isinstance(item, Path) else str(item) for item in shown)
-            words.append(_option(name, value, text))
+        if name in UNRECORDED or value in (None, []):
+            continue
+        items = value if isinstance(value, list) else [value]
+        text = " ".join(item.name if isinstance(item, Path) else str(item) for item in items)
+        words.append(_option(name, value, text))
     return {
         "data": args.data or "not stated",
         "licence": args.licence or "not stated",

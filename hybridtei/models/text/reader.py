@@ -27,9 +27,9 @@ from hybridtei.models.text.tokenizer import Direction, Prompts, Text, Token, Tok
 
 Input = str | list[int]
 T = TypeVar("T", str, list[int], Input)
-Some = TypeVar("Some", bound=Text)
+AnyText = TypeVar("AnyText", bound=Text)
 Item = TypeVar("Item")
-Laid = TypeVar("Laid", bound=Encoding)
+AnyEncoding = TypeVar("AnyEncoding", bound=Encoding)
 # TEI's bound on the work of one input
 CHARACTERS_PER_TOKEN = 250
 # Tokenised at once; before truncation the tokenizer takes some 400 bytes a token
@@ -84,10 +84,10 @@ class TextReader:
         )
         ready, refused = _until_refused(inputs, prepare)
         texts = [item.text for item in ready]
-        whole = {item.special_tokens for item in ready}
-        if refused is None and len(whole) == 1 and sum(map(len, texts)) <= PORTION_CHARACTERS:
-            # So are most requests
-            raws = self.tokenizer.encode(texts, add_special_tokens=special_tokens and whole.pop())
+        wishes = {item.special_tokens for item in ready}
+        # Most requests are small, and all their texts get special tokens, or none
+        if refused is None and len(wishes) == 1 and sum(map(len, texts)) <= PORTION_CHARACTERS:
+            raws = self.tokenizer.encode(texts, add_special_tokens=special_tokens and wishes.pop())
             return self._all_fitted(zip(ready, raws, strict=True), truncate, side)
         if not special_tokens:
             ready = [structs.replace(item, special_tokens=False) for item in ready]
@@ -132,14 +132,15 @@ class TextReader:
             piece for part in template.parts for piece in self.tokenizer.around_specials(part)
         ]
         slots = [piece for piece, special in pieces if not special]
-        filled = [_filled(slot, instruction, item.text) for item in ready for slot in slots]
-        raws = iter(self.tokenizer.literal.encode(filled, add_special_tokens=False))
+        texts = [_filled(slot, instruction, item.text) for item in ready for slot in slots]
+        # The tokens of all texts, question after question
+        raws = iter(self.tokenizer.literal.encode(texts, add_special_tokens=False))
         encodings: list[Encoding] = []
         for _ in ready:
             body = [
-                i
+                token_id
                 for piece, special in pieces
-                for i in (self._trusted(piece) if special else next(raws).ids)
+                for token_id in (self._trusted(piece) if special else next(raws).ids)
             ]
             with _place_in_errors(encodings):
                 encodings.append(self._fitted_question(prefix, body, suffix, truncate, side))
@@ -188,7 +189,9 @@ class TextReader:
             texts,
             lambda text: self._prepare(text, truncate, side, prompt_name, allow_empty=allow_empty),
         )
-        prompt, encodings = self.prompts.named(prompt_name) or "", list[LocatedEncoding]()
+        prompt = self.prompts.named(prompt_name) or ""
+        encodings: list[LocatedEncoding] = []
+        # A refused text has no tokens, nor have those after it
         for text, (item, raw) in zip(texts, self._tokenised(ready, offsets=True), strict=False):
             if not truncate:
                 with _place_in_errors(encodings):
@@ -206,11 +209,13 @@ class TextReader:
         """Cut each text to `tokens` tokens. Characters beyond any model's length are cut off
         before tokenising."""
         limit = min(tokens, self.max_input_length) * CHARACTERS_PER_TOKEN
-        cut: list[str] = []
+        beginnings: list[str] = []
         for portion in _portions([text[:limit] for text in texts]):
             raws = self.tokenizer.encode(portion, add_special_tokens=False, offsets=True)
-            cut += [_beginning(text, raw, tokens) for text, raw in zip(portion, raws, strict=True)]
-        return cut
+            beginnings += [
+                _beginning(text, raw, tokens) for text, raw in zip(portion, raws, strict=True)
+            ]
+        return beginnings
 
     def windows(
         self, texts: Sequence[str], room: int, limit: int, *, truncate: bool
@@ -264,15 +269,15 @@ class TextReader:
         if is_cut and direction == "left":
             begin = size - len(item) - len(prompt or "")
         # With a prompt, special tokens around the whole text replace the special tokens in the ids.
-        whole = isinstance(item, str) or prompt is not None
+        adds_specials = isinstance(item, str) or prompt is not None
         # A single id may decode to a long text
         if not isinstance(item, str):
             item = self._bounded(
-                self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction
+                self.tokenizer.text_of(item, skip_special_tokens=adds_specials), truncate, direction
             )
             begin = None
         text = (prompt or "") + item
-        return _Ready(text, whole, adapter, begin, is_cut)
+        return _Ready(text, adds_specials, adapter, begin, is_cut)
 
     def _prepare_text(self, item: Text, truncate: bool, direction: Direction) -> _Ready:
         if isinstance(item, str):
@@ -369,7 +374,7 @@ class TextReader:
         )
         return (max(first + item.begin, 0), max(end + item.begin, 0))
 
-    def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
+    def _finished(self, encoding: AnyEncoding, adapter: int = 0) -> AnyEncoding:
         input_ids = encoding.input_ids
         if not len(input_ids):
             raise InvalidInput("`inputs` holds an input that becomes no token at all")
@@ -383,11 +388,13 @@ class TextReader:
             encoding = self._ended(encoding)
         return replace(encoding, adapter=adapter) if adapter else encoding
 
-    def _ended(self, encoding: Laid) -> Laid:
+    def _ended(self, encoding: AnyEncoding) -> AnyEncoding:
         """Remove `skipped` tokens from the end. If all tokens are skipped ones, keep the first, as
         transformers does."""
         others = np.flatnonzero(encoding.input_ids != self.skipped)
-        length = int(others[-1]) + 1 if len(others) else 1
+        length = 1
+        if len(others):
+            length = int(others[-1]) + 1
         columns = {
             name: getattr(encoding, name, None)
             for name in ("input_ids", "token_type_ids", "offsets", "special")
@@ -405,7 +412,7 @@ class SideReader(TextReader):
     side: Side
     longest: int
 
-    def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
+    def _finished(self, encoding: AnyEncoding, adapter: int = 0) -> AnyEncoding:
         encoding = TextReader._finished(self, encoding, adapter)
         return _widened(
             _marked(encoding, self.side, self.tokenizer.leading_specials), self.side, self.longest
@@ -429,7 +436,7 @@ def of_side(reader: TextReader, side: Side) -> SideReader:
     )
 
 
-def _marked(encoding: Laid, side: Side, place: int) -> Laid:
+def _marked(encoding: AnyEncoding, side: Side, place: int) -> AnyEncoding:
     if side.marker is None:
         return encoding
     types = encoding.token_type_ids
@@ -446,7 +453,7 @@ def _marked(encoding: Laid, side: Side, place: int) -> Laid:
     )
 
 
-def _widened(encoding: Laid, side: Side, longest: int) -> Laid:
+def _widened(encoding: AnyEncoding, side: Side, longest: int) -> AnyEncoding:
     expansion = side.expansion
     missing = 0 if expansion is None else min(expansion.length, longest) - len(encoding)
     if expansion is None or missing <= 0:
@@ -459,7 +466,7 @@ def _widened(encoding: Laid, side: Side, longest: int) -> Laid:
     return replace(encoding, input_ids=input_ids, token_type_ids=types, unseen=unseen)
 
 
-def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
+def _portions(texts: Sequence[AnyText]) -> Iterator[Sequence[AnyText]]:
     """Yield the texts in portions of at most `PORTION_CHARACTERS`. A longer text is alone in its
     portion."""
     sizes = [len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts]
@@ -469,9 +476,11 @@ def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
 def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
     if len(raw) <= tokens:
         return text
-    # `offsets` would make a list for all tokens
-    span = raw.token_to_chars(tokens - 1)
-    return text if span is None else text[: span[1]]
+    # `raw.offsets` would make a list for all tokens
+    last_token = raw.token_to_chars(tokens - 1)
+    if last_token is None:
+        return text
+    return text[: last_token[1]]
 
 
 def _windows_of(

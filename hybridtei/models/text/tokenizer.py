@@ -153,8 +153,10 @@ class Tokenizer:
         extent: Characters | None = None
         if places is not None:
             special, offsets = special[places], offsets[places]
-            own = offsets[~special & (offsets[:, 1] > 0)]
-            extent = (int(own[0, 0].clip(0)), int(own[-1, 1])) if len(own) else (0, 0)
+            text_offsets = offsets[~special & (offsets[:, 1] > 0)]
+            extent = (0, 0)
+            if len(text_offsets):
+                extent = (int(text_offsets[0, 0].clip(0)), int(text_offsets[-1, 1]))
         return LocatedEncoding(
             encoding.input_ids,
             encoding.token_type_ids,
@@ -182,14 +184,15 @@ class Tokenizer:
             places = np.arange(len(raw))
         last = len(sides) - 1
         side_of = raw.sequence_ids
-        own = [place for place in places.tolist() if side_of[place] == last]
-        if not own:
+        places_of_last = [place for place in places.tolist() if side_of[place] == last]
+        if not places_of_last:
             return (0, 0)
-        first, end = raw.token_to_chars(own[0]), raw.token_to_chars(own[-1])
+        first_token = raw.token_to_chars(places_of_last[0]) or (0, 0)
+        last_token = raw.token_to_chars(places_of_last[-1]) or (0, 0)
         shift = 0
         if direction == "left":
             shift = len(sides[-1]) - len(part if isinstance(part, str) else part[1])
-        return (shift + (first or (0, 0))[0], shift + (end or (0, 0))[1])
+        return (shift + first_token[0], shift + last_token[1])
 
     @property
     def continues_words(self) -> bool:
@@ -256,10 +259,10 @@ class Tokenizer:
         unknown = next((i for i in input_ids if self._raw.id_to_token(i) is None), None)
         if unknown is not None:
             last = self.vocab_size - 1
-            why = "which the vocabulary leaves out"
+            reason = "which the vocabulary leaves out"
             if unknown > last:
-                why = f"but the vocabulary ends at {last}"
-            raise InvalidInput(f"`inputs` holds the id {unknown}, {why}")
+                reason = f"but the vocabulary ends at {last}"
+            raise InvalidInput(f"`inputs` holds the id {unknown}, {reason}")
         return self.decode(input_ids, skip_special_tokens=skip_special_tokens)
 
     def decode(self, input_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -286,7 +289,7 @@ class Tokenizer:
             if special:
                 yield Token(token_id, self.pieces([token_id])[0], True, None, None)
             else:
-                # `offsets` would list those of all tokens
+                # `raw.offsets` would make a list for all tokens
                 start, stop = raw.token_to_chars(place) or (0, 0)
                 yield Token(
                     token_id, text[start:stop], False, int(byte_at[start]), int(byte_at[stop])
@@ -337,7 +340,8 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
     short, long = sorted((first, second))
     long = max(short, room - short) if short <= room else short
     if short + long > room:
-        short, long = room // 2, room // 2 + room % 2
+        short = room // 2
+        long = room - short
     return (short, long) if first <= second else (long, short)
 
 

@@ -115,7 +115,9 @@ async def cohere_embed_v2(context: Context, request: CohereEmbedRequest) -> Repl
 
 
 async def _embed(context: Context, request: CohereEmbedRequest, version: str) -> Reply:
-    texts, bare = texts_of(request.read, "texts"), version == "1" and not request.embedding_types
+    texts = texts_of(request.read, "texts")
+    # Version 1 answers a plain list if no form was requested
+    is_plain = version == "1" and not request.embedding_types
     task = Embed(
         texts,
         frozenset({Head.DENSE}),
@@ -124,8 +126,8 @@ async def _embed(context: Context, request: CohereEmbedRequest, version: str) ->
         dimensions=request.output_dimension,
         input_type=SIDES.get(request.input_type or "") or context.side,
     )
-    whole = context.service.model.spec.dense_width
-    width = min(request.output_dimension or whole, whole)
+    full_width = context.service.model.spec.dense_width
+    width = min(request.output_dimension or full_width, full_width)
     with context.counting_failures():
         makers = {
             form: _texts if form == "base64" else quantiser(context, form, Head.DENSE, width)
@@ -137,8 +139,10 @@ async def _embed(context: Context, request: CohereEmbedRequest, version: str) ->
         dense = answer.dense
         return {
             "id": str(uuid.uuid4()),
-            "response_type": "embeddings_floats" if bare else "embeddings_by_type",
-            "embeddings": dense if bare else {form: make(dense) for form, make in makers.items()},
+            "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
+            "embeddings": dense
+            if is_plain
+            else {form: make(dense) for form, make in makers.items()},
             "texts": texts,
             "meta": {
                 "api_version": {"version": version},
@@ -147,7 +151,8 @@ async def _embed(context: Context, request: CohereEmbedRequest, version: str) ->
         }
 
     field = "inputs" if request.texts is None else "texts"
-    return await context.embed(task, write, numbers=len(makers) * len(texts) * whole, field=field)
+    numbers = len(makers) * len(texts) * full_width
+    return await context.embed(task, write, numbers=numbers, field=field)
 
 
 def _texts(rows: Floats) -> list[str]:

@@ -114,7 +114,7 @@ async def by_fields(models: Models, request: bytes) -> Reply:
     if within is not None:
         if within.query is UNSET:
             return await _similarity(context, request)
-        # LiteLLM puts it there
+        # LiteLLM puts the query and its texts into `inputs`
         assert fields.inputs is not UNSET
         return await spanned("rerank", rerank_by_fields(context, bytes(fields.inputs)))
     # TEI's `/` of a reranker only ranks; of several models the keys of `/predict` choose it
@@ -161,15 +161,15 @@ async def vertex(models: Models, request: tei.VertexRequest) -> Reply:
         raise TooManyInputs(
             f"batch size {len(request.instances)} > maximum allowed batch size {limit}"
         )
-    answers = [_instance(models, bytes(raw)) for raw in request.instances]
-    replies = await asyncio.gather(*answers, return_exceptions=True)
-    for reply in replies:
-        if isinstance(reply, BaseException):
-            raise reply
-    answered = [reply for reply in replies if isinstance(reply, Reply)]
+    instances = [_instance(models, bytes(raw)) for raw in request.instances]
+    results = await asyncio.gather(*instances, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    replies = [result for result in results if isinstance(result, Reply)]
     return Reply(
-        {"predictions": [reply.answer for reply in answered]},
-        numbers=sum(reply.numbers for reply in answered),
+        {"predictions": [reply.answer for reply in replies]},
+        numbers=sum(reply.numbers for reply in replies),
     )
 
 

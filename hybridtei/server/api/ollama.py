@@ -57,7 +57,7 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless
     `truncate` is false."""
     if not request.input:
-        # Clients load a model so
+        # Clients send an empty text to load a model
         return Reply(OllamaEmbedResponse(context.served_name, [], 0, 0, 0))
     texts, heads = texts_of(request.input, "input"), frozenset({Head.DENSE})
     task = Embed(
@@ -216,11 +216,16 @@ async def version(models: Models, request: HttpRequest) -> Reply:
 
 
 def _listed(context: Context) -> OllamaModel:
-    name, folder = context.served_name, context.service.model.spec.folder
+    name = context.served_name
+    folder = context.service.model.spec.folder
     # Empty if the files lie elsewhere
     weights = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))
-    named, header = f"{context.model.model_id}@{context.model.revision}", context.fingerprint_header
-    digest = sha256(named.encode()).hexdigest() if header is None else header[1].decode()
+    header = context.fingerprint_header
+    if header is None:
+        model = f"{context.model.model_id}@{context.model.revision}"
+        digest = sha256(model.encode()).hexdigest()
+    else:
+        digest = header[1].decode()
     return OllamaModel(
         name,
         name,

@@ -161,10 +161,10 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def _jina_type(self) -> JinaType | None:
-        form = self.embedding_type
-        if isinstance(form, list):
-            return next(iter(form), None)
-        return form
+        jina_type = self.embedding_type
+        if isinstance(jina_type, list):
+            return next(iter(jina_type), None)
+        return jina_type
 
 
 class OpenAICompatEmbedding(Struct, frozen=True):
@@ -211,7 +211,7 @@ class OpenAICompatResponse(Struct, frozen=True):
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""
     inputs, is_batch = parse_inputs(request.items)
-    # The wire needs `embedding`
+    # Clients expect `embedding` in each answer
     heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)
     width, max_tokens = request.width, request.truncate_prompt_tokens
     truncate = request.truncation
@@ -225,7 +225,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         normalize=request.normalized is not False,
         dimensions=width,
         input_type=request.side or context.side,
-        # TEI has this route
+        # TEI has this route too, and uses no default prompt of the checkpoint
         uses_default_prompt=False,
         max_tokens=max_tokens,
     )
@@ -281,7 +281,7 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
 
     OpenAI's clients send ids without special tokens, and TEI's clients must send them.
     """
-    # Ten times as fast as a loop for half a million texts
+    # For half a million texts this is ten times as fast as a loop
     if set(map(type, inputs)) == {str}:
         return
     size = context.service.tokenizer.vocab_size
@@ -293,16 +293,17 @@ def check_ids(context: Context, inputs: Sequence[Input]) -> None:
     for place, item in enumerate(inputs):
         if isinstance(item, str) or not item:
             continue
-        name = f"input[{place}]" if len(inputs) > 1 else "input"
+        field = f"input[{place}]" if len(inputs) > 1 else "input"
         largest = max(item)
         if largest >= size:
             raise InvalidInput(
-                f"`{name}` holds the id {largest}, but the vocabulary ends at {size - 1}. "
+                f"`{field}` holds the id {largest}, but the vocabulary ends at {size - 1}. "
                 f"{OPENAI_IDS}"
             )
         if first not in (None, item[0]) or last not in (None, item[-1]):
             raise InvalidInput(
-                f"`{name}` holds ids without the special tokens of this model's texts. {OPENAI_IDS}"
+                f"`{field}` holds ids without the special tokens of this model's texts. "
+                f"{OPENAI_IDS}"
             )
 
 
@@ -312,11 +313,13 @@ OPENAI_IDS = (
 )
 
 
+# Once per model
 @cache
-def _warn_of_ids(name: str) -> None:
+def _warn_of_ids(model_name: str) -> None:
     log.warning(
-        "%s puts no special tokens around texts: ids of OpenAI's vocabulary are not recognised",
-        name,
+        "%s puts no special tokens around texts, so ids made with OpenAI's vocabulary cannot be "
+        "told from its own, and would give meaningless vectors",
+        model_name,
     )
 
 

@@ -105,13 +105,9 @@ class _NewPoint:
 @get("/collections", CollectionList, source="store", role="search")
 async def collections(stores: StoreContext, request: HttpRequest) -> Reply:
     """The collections of the vector store, and their aliases."""
-    return Reply(
-        CollectionList(
-            sorted(
-                {*await stores.schemas.store.collections(), *await stores.schemas.store.aliases()}
-            )
-        )
-    )
+    store = stores.schemas.store
+    names = {*await store.collections(), *await store.aliases()}
+    return Reply(CollectionList(sorted(names)))
 
 
 # It finishes after a disconnect, since the client will send the same ids again.
@@ -133,7 +129,8 @@ async def upsert(stores: StoreContext, request: PointsRequest) -> Reply:
 async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
     """Store the points; store all of them again if a migration switched the alias meanwhile."""
     for _ in range(MAX_SWITCHES):
-        if (reply := await _upserted(stores, name, request)) is not None:
+        reply = await _upserted(stores, name, request)
+        if reply is not None:
             return reply
     raise StoreUnavailable(f"collection {name!r} changes its model again and again: try again")
 
@@ -252,7 +249,7 @@ def _read(index: int, point: Point) -> _NewPoint:
         payload[METADATA] = point.metadata
     if isinstance(point.id, int) and not _is_writable(point.id):
         raise InvalidPoint(f"`id` should be between 0 and {MAX_ID}")
-    # -1: no client's id, which gets 0, gives the same UUID
+    # The UUID of a text without an id; clients' ids are hashed with 0, so none gives the same UUID
     identity: PointId = point_id(point.text, -1)
     if point.id is not None:
         identity = point.id

@@ -265,8 +265,8 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
     """Labels of tokens, or entities, for each item of `inputs`. The results of an inner list are
     joined."""
     is_batch = not isinstance(request.inputs, str)
-    inputs: list[str | list[str]] = []
-    inputs += [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    inputs: list[str | list[str]]
+    inputs = [request.inputs] if isinstance(request.inputs, str) else [*request.inputs]
     groups = [[item] if isinstance(item, str) else item for item in inputs]
     texts = [text for group in groups for text in group]
     task = label.Tag(
@@ -286,7 +286,8 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
             for group in groups
         ]
 
-    def name(place: int) -> str:
+    # The field of the text at a place of `texts`, for errors
+    def field_of(place: int) -> str:
         if not is_batch:
             return "inputs"
         names: list[str] = []
@@ -297,12 +298,12 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
                 names += [f"inputs[{i}][{j}]" for j in range(len(item))]
         return names[place]
 
-    return await _tag(context, task, write, is_batch=is_batch, field=name)
+    return await _tag(context, task, write, is_batch=is_batch, field=field_of)
 
 
 def _items(tagged: label.Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Items:
     if request.aggregation_strategy == "none":
-        return [_token(token, labels, whole=request.raw_scores) for token in tagged.tokens]
+        return [_token(token, labels, all_labels=request.raw_scores) for token in tagged.tokens]
     return [
         _item(
             tagged.text[span.start : span.end],
@@ -315,9 +316,9 @@ def _items(tagged: label.Tagged, request: PredictTokensRequest, labels: Sequence
     ]
 
 
-def _token(token: label.TaggedToken, labels: Sequence[str], *, whole: bool) -> dict[str, Any]:
+def _token(token: label.TaggedToken, labels: Sequence[str], *, all_labels: bool) -> dict[str, Any]:
     results = dict(zip(labels, token.scores, strict=True))
-    if not whole:
+    if not all_labels:
         best = labels[int(token.scores.argmax())]
         results = {best: results[best]}
     return _item(token.text, token.token_id, token.start, token.end, results)
@@ -335,11 +336,11 @@ async def entities(context: Context, request: EntitiesRequest) -> Reply:
     aggregation = parameters.aggregation_strategy or "simple"
     ignored = parameters.ignore_labels
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    name = "entity" if aggregation == "none" else "entity_group"
+    label_key = "entity" if aggregation == "none" else "entity_group"
 
     def write(answers: list[label.Tagged], _: Usage) -> list[Any]:
         results = [
-            [_entity(tagged, span, name) for span in tagged.spans if span.label not in ignored]
+            [_entity(tagged, span, label_key) for span in tagged.spans if span.label not in ignored]
             for tagged in answers
         ]
         return results[0] if isinstance(request.inputs, str) else results
@@ -348,10 +349,10 @@ async def entities(context: Context, request: EntitiesRequest) -> Reply:
     return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
 
 
-def _entity(tagged: label.Tagged, span: label.Span, name: str) -> dict[str, Any]:
+def _entity(tagged: label.Tagged, span: label.Span, label_key: str) -> dict[str, Any]:
     word = tagged.text[span.start : span.end]
     return {
-        name: span.label,
+        label_key: span.label,
         "score": np.float32(span.score),
         "word": word,
         "start": span.start,

@@ -108,9 +108,12 @@ class InferenceError(Struct, frozen=True):
         """(status, body). Qdrant reads only the error of a 400, so every error that the caller can
         fix has that status."""
         if isinstance(error, BodyError):
-            return (400 if error.status == 422 else error.status), cls(str(error))
-        mendable = isinstance(error, RequestError) and not isinstance(error, NoKey | RoleNeeded)
-        return (400 if mendable else row_of(error).status), cls(str(error))
+            status = 400 if error.status == 422 else error.status
+        elif isinstance(error, RequestError) and not isinstance(error, NoKey | RoleNeeded):
+            status = 400
+        else:
+            status = row_of(error).status
+        return status, cls(str(error))
 
 
 SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query"}
@@ -151,8 +154,8 @@ async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
         heads[read] = heads.get(read, frozenset()) | {target.head}
     # The texts of each group, and their rows
     passes: dict[Pass, dict[str, int]] = {}
-    for (reading, text), of_text in heads.items():
-        rows = passes.setdefault((reading, of_text), {})
+    for (reading, text), heads_of_text in heads.items():
+        rows = passes.setdefault((reading, heads_of_text), {})
         rows[text] = len(rows)
     embedded = [_embedded(work, [*rows], reads) for work, rows in passes.items()]
     results = dict(zip(passes, await asyncio.gather(*embedded), strict=True))
@@ -161,17 +164,19 @@ async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
     # Equal inputs share their vectors
     vectors: dict[tuple[Any, ...], Any] = {}
     for place, (target, read) in enumerate(zip(targets, reads, strict=True)):
-        work, alike = (target.reading, heads[read]), (*read, target.head, target.dimensions)
-        row, (answer, unpaid) = passes[work][read[1]], results[work]
-        if alike not in vectors:
-            vectors[alike] = _written(answer, row, target, place)
-        embeddings.append(vectors[alike])
-        numbers += _size(vectors[alike])
-        # A text may be wanted any number of times
+        work = (target.reading, heads[read])
+        key = (*read, target.head, target.dimensions)
+        row = passes[work][read[1]]
+        answer, uncounted_tokens = results[work]
+        if key not in vectors:
+            vectors[key] = _written(answer, row, target, place)
+        embeddings.append(vectors[key])
+        numbers += _size(vectors[key])
+        # Checked for each input, since any number of them may want the same text
         target.reading[0].service.check_answer(numbers)
-        tokens[target.name] = tokens.get(target.name, 0) + unpaid[row]
-        # A text that is read once counts once
-        unpaid[row] = 0
+        tokens[target.name] = tokens.get(target.name, 0) + uncounted_tokens[row]
+        # The tokens of a text that is read once count once
+        uncounted_tokens[row] = 0
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
     return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
 
@@ -190,10 +195,10 @@ def _targets(models: Models, alias: str | None, request: InferenceRequest) -> li
 
 
 def _target(
-    models: Models, alias: str | None, where: str, one: InferenceInput, side: InputType | None
+    models: Models, alias: str | None, where: str, item: InferenceInput, side: InputType | None
 ) -> _Target:
-    options = one.options or InferenceOptions()
-    name, vector = split_model(one.model)
+    options = item.options or InferenceOptions()
+    name, vector = split_model(item.model)
     context = _named(models, alias, name, where)
     spec = context.service.model.spec
     vectors = [known for known in VECTORS if Head(known) in context.heads]
@@ -217,7 +222,7 @@ def _target(
     if options.prompt_name not in (None, *(context.service.reader.prompts.table or ())):
         raise InvalidInput(f"`{where}.options.prompt_name` is no prompt of {context.served_name}")
     reading = (context, options.input_type or context.side or side, options.prompt_name)
-    return _Target(reading, one.model, head, options.dimensions)
+    return _Target(reading, item.model, head, options.dimensions)
 
 
 def _named(models: Models, alias: str | None, name: str, where: str) -> Context:

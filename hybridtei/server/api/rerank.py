@@ -208,7 +208,7 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
                 "`rank_fields`"
             )
         return text
-    values = [value for field in fields if (value := document.get(field)) is not None]
+    values = [document[field] for field in fields if document.get(field) is not None]
     if not values:
         raise InvalidInput(
             f"`documents[{place}]` has none of the `rank_fields`: {', '.join(fields)}"

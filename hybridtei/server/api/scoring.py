@@ -17,7 +17,7 @@ from hybridtei.inference.tasks.rerank import (
     RerankPairs,
     rerank_task,
 )
-from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
+from hybridtei.outputs import Floats, Load, Usage, unit
 from hybridtei.server.api.tei import Enveloped, Instruction, PromptTokens, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
@@ -107,26 +107,27 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
         questions[0], RerankByVectors
     ):
         return await _cosines(context, request, pairs)
-    load = Load(len(pairs), sum(len(first) + len(other) for first, other in pairs), is_batch=True)
+    load = Load(len(pairs), sum(len(first) + len(second) for first, second in pairs), is_batch=True)
     task = RerankPairs(questions)
     bounds = context.bounds(load.inputs).in_chunks(MAX_CHUNK_DOCUMENTS)
-    query, document = request.fields
+    query_field, document_field = request.fields
     try:
-        scored, usage = await context.run(task, load, bounds, scope="predict", field=document)
+        scored, usage = await context.run(task, load, bounds, scope="predict", field=document_field)
     except RequestError as error:
-        raise error.named(query, of="`query`") from None
+        raise error.named(query_field, of="`query`") from None
     return Reply(_object(context, scored.scores, usage), usage)
 
 
 async def _cosines(context: Context, request: ScoreRequest, pairs: Pairs) -> Reply:
     """Score pairs by the cosine of their embeddings. Each text is embedded once."""
     max_tokens = request.truncate_prompt_tokens
-    texts = {
+    place_of = {
         text: place
         for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
     }
+    distinct = [*place_of]
     task = Embed(
-        [*texts],
+        distinct,
         frozenset({pooled_head(context)}),
         context.truncate(None, max_tokens),
         normalize=False,
@@ -134,20 +135,18 @@ async def _cosines(context: Context, request: ScoreRequest, pairs: Pairs) -> Rep
         max_tokens=max_tokens,
     )
 
-    def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
-        vectors = unit(pooled(answer))
-        left, other = (vectors[[texts[pair[side]] for pair in pairs]] for side in (0, 1))
-        return _object(context, np.einsum("nd,nd->n", left, other), usage)
+    load = Load(len(distinct), sum(map(len, distinct)), is_batch=True)
 
-    load = Load(len(texts), sum(map(len, texts)), is_batch=True)
-
-    def name(place: int) -> str:
-        text = [*texts][place]
+    # The request's field with the text at a place of `distinct`, for errors
+    def field_of(place: int) -> str:
+        text = distinct[place]
         pair = next(pair for pair in pairs if text in pair)
         return f"{request.fields[pair.index(text)]}[{pairs.index(pair)}]"
 
-    answer, usage = await context.embed_in_chunks(task, load, name)
-    return Reply(write(answer, usage), usage)
+    answer, usage = await context.embed_in_chunks(task, load, field_of)
+    vectors = unit(pooled(answer))
+    first, second = (vectors[[place_of[pair[side]] for pair in pairs]] for side in (0, 1))
+    return Reply(_object(context, np.einsum("nd,nd->n", first, second), usage), usage)
 
 
 def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:

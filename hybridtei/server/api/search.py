@@ -164,7 +164,8 @@ async def _searched(
     schema: CollectionSchema,
 ) -> Reply:
     """Embed, find and write. Repeatable."""
-    context, spans, texts = stores.embedder(schema), request.spans, request.texts
+    context = stores.embedder(schema)
+    spans, texts = request.spans, request.texts
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput(
             f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does "
@@ -265,11 +266,14 @@ def _numbers(results: Sequence[SearchResult], spans: Sequence[Spans]) -> int:
 
 
 async def _spans(
-    context: Context, request: SearchRequest, found: Sequence[SearchResult], options: RelevantSpans
+    context: Context,
+    request: SearchRequest,
+    results: Sequence[SearchResult],
+    options: RelevantSpans,
 ) -> list[Spans]:
     """The best spans of each query's hits, from a second pass over their texts. Raises InvalidInput
     if no hit has a text."""
-    texts = [[str(hit.payload.get(TEXT) or "") for hit in result.hits] for result in found]
+    texts = [[str(hit.payload.get(TEXT) or "") for hit in result.hits] for result in results]
     count = sum(map(len, texts))
     if count and not any(map(any, texts)):
         raise InvalidInput(
@@ -288,6 +292,7 @@ async def _spans(
         )
         scored, _ = await context.rank(task, load_of_pairs(query, documents))
         spans = iter(scored.spans)
+        # A hit without a text was not scored
         return [next(spans) if text else () for text in texts]
 
     return await asyncio.gather(*map(of_hits, request.texts, texts))

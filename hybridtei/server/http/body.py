@@ -213,7 +213,7 @@ async def _next_chunk(scope: Any, receive: Any) -> tuple[bytes, bool]:
     """The next bytes of a body, and True if more follow. Raises BodyError, ClientDisconnected."""
     event = await receive()
     if BROKEN_BODY in (scope.get("extensions") or ()):
-        # The connection has counted it
+        # The connection has counted this refusal
         if SLOW_BODY in scope["extensions"]:
             raise BodyError(SLOW, 408)
         raise BodyError(f"{BUFFER}error reading a body from connection")
@@ -249,11 +249,11 @@ class Keyless:
                 held += len(event["body"])
                 self.bytes += len(event["body"])
                 if self.bytes > KEYLESS_BYTES:
-                    crowded = (
+                    raise BodyError(
                         f"{BUFFER}too many bytes arrive without a key in a header; send a key, or "
-                        "try again later: "
+                        f"try again later: {KEYLESS_BYTES} bytes of all",
+                        503,
                     )
-                    raise BodyError(f"{crowded}{KEYLESS_BYTES} bytes of all", 503)
             return event
 
         try:
@@ -340,8 +340,8 @@ def _without_nulls(body: bytes, kind: Any) -> bytes:
 def kind_of(body: bytes, kinds: Mapping[str, type[T]]) -> type[T]:
     """The struct of the first field in the body, else the first struct."""
     fields = keys_of(body, dict[str, Raw]) or keys_of(_without_halves(body), dict[str, Raw])
-    named = (kind for name, kind in kinds.items() if name in fields)
-    return next(named, next(iter(kinds.values())))
+    default = next(iter(kinds.values()))
+    return next((kind for name, kind in kinds.items() if name in fields), default)
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -408,11 +408,9 @@ def _syntax(error: Exception, body: bytes) -> str:
         return "arrays and objects are nested too deeply"
     if "truncated" not in str(error):
         return str(error).removeprefix("JSON is malformed: ")
-    return (
-        "half of a surrogate pair"
-        if LONE_SURROGATE.search(body)
-        else f"it ends too early (byte {len(body)})"
-    )
+    if LONE_SURROGATE.search(body):
+        return "half of a surrogate pair"
+    return f"it ends too early (byte {len(body)})"
 
 
 def _shape(message: str, body: bytes, kind: Any) -> BodyError:
@@ -430,28 +428,27 @@ def _shape(message: str, body: bytes, kind: Any) -> BodyError:
     )
     steps = STEP.findall(path)
     types = _types_at(_type_of(kind), steps)
-    is_enumeration = {inspect.LiteralType} == {type(allowed) for allowed in types} - {
-        inspect.NoneType
-    }
+    kinds = {type(allowed) for allowed in types} - {inspect.NoneType}
+    is_enumeration = kinds == {inspect.LiteralType}
     is_syntax = text.endswith("out of range")
     if text.startswith("unknown"):
         text += _one_of(
             field.encode_name
-            for one in types
-            if isinstance(one, inspect.StructType)
-            for field in one.fields
+            for allowed in types
+            if isinstance(allowed, inspect.StructType)
+            for field in allowed.fields
         )
     elif text.startswith("got") or (is_enumeration and ", got " in text):
         is_syntax = not text.startswith("got")
         text = text[text.index("got ") :]
-        text += _one_of(
-            value for one in types if isinstance(one, inspect.LiteralType) for value in one.values
-        )
+        literals = [allowed for allowed in types if isinstance(allowed, inspect.LiteralType)]
+        text += _one_of(value for literal in literals for value in literal.values)
     elif text.startswith("Expected") and ", got " not in text:
         with suppress(*UNREADABLE, LookupError, ValueError):
             text += f", got {_value_at(body, steps)}"
     text = text[0].lower() + text[1:]
-    return (SyntaxRefused if is_syntax else SchemaError)(f"{path}: {text}" if path else text)
+    refusal = SyntaxRefused if is_syntax else SchemaError
+    return refusal(f"{path}: {text}" if path else text)
 
 
 def _one_of(names: Iterable[Any]) -> str:
@@ -461,8 +458,10 @@ def _one_of(names: Iterable[Any]) -> str:
 def _value_at(body: bytes | Raw, steps: Sequence[str]) -> str:
     """The value at this path, as shortened JSON."""
     for step in steps:
-        kind, key = (list[Raw], int(step[1:-1])) if step.startswith("[") else (dict[str, Raw], step)
-        body = _decoder(kind).decode(body)[key]
+        if step.startswith("["):
+            body = _decoder(list[Raw]).decode(body)[int(step[1:-1])]
+        else:
+            body = _decoder(dict[str, Raw]).decode(body)[step]
     return reprlib.repr(bytes(body).decode())[1:-1]
 
 
@@ -479,10 +478,10 @@ def _types_at(kind: inspect.Type, steps: Sequence[str]) -> list[inspect.Type]:
         return [kind]
     if isinstance(kind, inspect.StructType):
         return [
-            one
+            inner
             for field in kind.fields
             if field.encode_name == steps[0]
-            for one in _types_at(field.type, steps[1:])
+            for inner in _types_at(field.type, steps[1:])
         ]
     return _types_at(kind.item_type, steps[1:]) if isinstance(kind, inspect.ListType) else []
 
@@ -500,10 +499,10 @@ def _fields(kind: Any) -> dict[str, list[type]]:
         if isinstance(inner, inspect.StructType)
         for field in inner.fields
     ]
-    within = {field.encode_name: _types_at(field.type, ()) for field in fields}
+    types_of = {field.encode_name: _types_at(field.type, ()) for field in fields}
     return {
-        name: [one.cls for one in types if isinstance(one, inspect.StructType)]
-        for name, types in within.items()
+        name: [inner.cls for inner in types if isinstance(inner, inspect.StructType)]
+        for name, types in types_of.items()
     }
 
 

@@ -31,9 +31,8 @@ from uvicorn.protocols.http.httptools_impl import (
 from hybridtei.server.http.body import BROKEN_BODY, DISCONNECT, REFUSED, SLOW_BODY, Disconnect
 from hybridtei.server.http.connection import ConnectionLimits, body_deadline
 
-# hyper's
+# The limits of hyper
 HEADER_COUNT_LIMIT = 100
-# hyper's
 URL_LIMIT_BYTES = 65_534
 # Requests that wait behind the running one; then reading pauses, and a disconnect goes unnoticed
 PIPELINE_LIMIT = 16
@@ -94,8 +93,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     on_body: Any
 
     def __init__(self, config: Config, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
-        # Of the body, in the data that is being parsed. A body that comes byte by byte has forty
-        # thousand in one read of the socket, so the parser appends them itself.
+        # The parts of the body in the data that is being parsed. A body that comes byte by byte has
+        # forty thousand in one read of the socket, so the parser appends them itself.
         self._chunks: list[bytes] = []
         self.on_body = self._chunks.append
         super().__init__(config, *args, **kwargs)
@@ -132,7 +131,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._watch_deadline()
             return
         self._limits.refused("max_connections")
-        # Answering each would cost too much
+        # To answer each of so many connections would cost too much
         if len(self.connections) > 2 * self._bounds.max_connections:
             transport.abort()
             return
@@ -215,7 +214,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._has_event = True
         if self.parser.should_upgrade():
-            # A tunnel; declined like an upgrade, it would be parsed for ever
+            # CONNECT asks for a tunnel; declined like an upgrade, it would be parsed for ever
             if self.parser.get_method() == b"CONNECT":
                 self._refuse(HTTPStatus.BAD_REQUEST)
             return
@@ -274,11 +273,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The loop time at which more bytes are due. None if no timeout applies."""
         if self._in_body:
             seconds = STOP_SECONDS if self._is_stopping else self._bounds.body_timeout
-            return (
-                body_deadline(self._body_since, self._body_last, self._body_bytes, seconds)
-                if seconds
-                else None
-            )
+            if not seconds:
+                return None
+            return body_deadline(self._body_since, self._body_last, self._body_bytes, seconds)
         if self._head_since is None or not self._bounds.header_timeout:
             return None
         return self._head_since + self._bounds.header_timeout
@@ -298,7 +295,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._final_answer is not None or self.transport.is_closing():
             return
         deadline, now = self._deadline(), self.loop.time()
-        # This side has paused reading
+        # The client is not late, since this side has paused reading
         if self.flow.read_paused:
             self._head_since = None if self._head_since is None else now
             self._body_since, self._body_last, self._body_bytes = now, now, 0
@@ -387,9 +384,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Stop parsing after malformed bytes. Earlier requests are still answered, before the
         error."""
         if not self._in_body:
-            self._final_answer = self._bare(
-                self._status, SLOW_HEAD if self._status == HTTPStatus.REQUEST_TIMEOUT else b""
-            )
+            text = SLOW_HEAD if self._status == HTTPStatus.REQUEST_TIMEOUT else b""
+            self._final_answer = self._bare(self._status, text)
         else:
             self._final_answer = b""
             if not self.cycle.response_complete:
@@ -406,12 +402,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         ]
         if text:
             headers.append((b"content-type", b"text/plain; charset=utf-8"))
-        return (
-            STATUS_LINE[status]
-            + b"".join(b"%b: %b\r\n" % header for header in headers)
-            + b"\r\n"
-            + text
-        )
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        return STATUS_LINE[status] + lines + b"\r\n" + text
 
     def _close(self) -> None:
         """Close after the last answer. While a body is still arriving, `on_response_complete` hangs

@@ -201,14 +201,14 @@ def is_sendable(key: str) -> bool:
 
 def _entry(line: str, where: str) -> Key:
     owner, colon, key = line.strip().partition(":")
-    matched = OWNER.fullmatch(owner)
-    if not colon or matched is None:
+    match = OWNER.fullmatch(owner)
+    if not colon or match is None:
         raise LoadError(
             f"{where}: should be `NAME:KEY`, `NAME roles=ROLE,ROLE:KEY` or "
             "`NAME roles=ROLE,ROLE tokens_per_minute=N:KEY`; a name is 1 to 64 letters, digits, "
             "dots, dashes, underscores"
         )
-    names = ROLES if matched[2] is None else matched[2].split(",")
+    names = ROLES if match[2] is None else match[2].split(",")
     roles = tuple(role for role in ROLES if role in names)
     if len(roles) < len(names):
         raise LoadError(
@@ -219,8 +219,8 @@ def _entry(line: str, where: str) -> Key:
             f"{where}: no header can carry this key; it should be printable ASCII without a space "
             "at either end"
         )
-    meter = None if matched[3] is None else Meter(int(matched[3]))
-    return Key(matched[1], _digest(key.encode()), roles, meter)
+    meter = None if match[3] is None else Meter(int(match[3]))
+    return Key(match[1], _digest(key.encode()), roles, meter)
 
 
 def _digest(key: bytes) -> bytes:
@@ -315,14 +315,14 @@ class Handshake(asyncio.Protocol):
             transport.set_protocol(plain)
             plain.connection_made(transport)
             return
-        # The process has no file descriptor left
+        # `dup` raises OSError if the process has no file descriptor left
         with suppress(OSError):
             accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
             accepted.setblocking(False)
             task = asyncio.ensure_future(self._run(accepted))
             self.begun[task] = None
             task.add_done_callback(lambda _: self.begun.pop(task, None))
-        # The transport has read nothing yet
+        # The copied socket loses nothing, since the transport has read nothing yet
         cast(asyncio.Transport, transport).abort()
         if len(self.begun) > self.limits.server.max_connections:
             self.limits.refused("max_connections")
@@ -332,7 +332,8 @@ class Handshake(asyncio.Protocol):
 
     async def _run(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        # No handshake, or a slow one; ssl's errors are OSErrors
+        # A client that sends no valid handshake, or is too slow, is dropped without a log line:
+        # asyncio raises an OSError, and ssl.SSLError is one
         with suppress(OSError):
             await loop.connect_accepted_socket(
                 self.make, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_SECONDS
@@ -341,7 +342,7 @@ class Handshake(asyncio.Protocol):
 
 # Characters of a name
 MAX_SHOWN = 100
-# None: the user's own action, such as a bookmark
+# Values of Sec-Fetch-Site; none: the user's own action, such as a bookmark
 OWN = (b"same-origin", b"none")
 
 
@@ -354,6 +355,7 @@ def check_host(scope: Any, allowed: Collection[str]) -> None:
     server's own page once the name leads here (DNS rebinding). Addresses, names without a dot and
     `allowed` (`--hostname`, `--allowed-host`) pass."""
     host = first_fields(scope).get(b"host", b"").decode("latin-1").lower()
+    # The port is cut off; an IPv6 address without a port ends with a bracket
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     if "." not in name or name in allowed or name.endswith(LOCAL_ENDINGS):
         return
@@ -369,11 +371,10 @@ def check_origin(scope: Any, allowed: Collection[str]) -> None:
     headers = first_fields(scope)
     origin = headers.get(b"origin")
     if origin is None:
-        fits = headers.get(b"sec-fetch-site", b"none") in OWN
+        may_pass = headers.get(b"sec-fetch-site", b"none") in OWN
+    elif origin.partition(b"://")[2] == headers.get(b"host"):
+        may_pass = True
     else:
-        fits = origin.partition(b"://")[2] == headers.get(b"host") or not {
-            "*",
-            origin.decode("latin-1"),
-        }.isdisjoint(allowed)
-    if not fits:
+        may_pass = not {"*", origin.decode("latin-1")}.isdisjoint(allowed)
+    if not may_pass:
         raise OtherOrigin

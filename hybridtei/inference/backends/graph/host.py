@@ -70,9 +70,10 @@ def end_to_end(
     all_tokens, *_ = grown((computed, *shape.seen.shape))
     feed["places"] = shape.places
     if all_tokens > computed:
-        more = all_tokens - computed
+        # Repeats of the first token, whose states are dropped
+        padding = all_tokens - computed
         feed = {
-            name: np.concatenate([values, np.repeat(values[:1], more)])
+            name: np.concatenate([values, np.repeat(values[:1], padding)])
             for name, values in feed.items()
         }
     feed |= {ROWS: shape.rows.reshape(-1), "seen": shape.seen}
@@ -105,7 +106,9 @@ class _Attended:
     def shared(cls, batch: PackedBatch, once: Once, grown: Callable[[Sizes], Sizes]) -> _Attended:
         """A row for each text, with the prefix and its own tokens as keys and its own tokens as
         queries; and rows with the prefix as keys and parts of it as queries."""
-        prefix, texts, own = batch.prefix, len(batch), batch.lengths - batch.prefix
+        prefix, texts = batch.prefix, len(batch)
+        # The number of each text's tokens after the prefix
+        own = batch.lengths - prefix
         width, computed = int(own.max()), len(once.computed)
         _, _, columns = grown((computed, texts, max(width, MIN_QUERIES)))
         parts = -(-prefix // columns)
@@ -113,7 +116,7 @@ class _Attended:
         rows, seen = np.zeros((n, longest), dtype=np.int64), np.zeros((n, longest), dtype=np.int64)
         queries, starts = np.zeros((n, columns), dtype=np.int64), np.zeros(n, dtype=np.int64)
         rows[:, :prefix], seen[:, :prefix] = np.arange(prefix), 1
-        # The texts' own tokens, text after text
+        # The computed tokens after the prefix, text after text
         rest = np.arange(prefix, computed)
         is_own = np.arange(width) < own[:, None]
         rows[:texts, prefix : prefix + width][is_own] = rest
@@ -121,14 +124,10 @@ class _Attended:
         queries[:texts, :width][is_own] = rest
         queries[texts:].reshape(-1)[:prefix] = np.arange(prefix)
         starts[:texts], starts[texts : texts + parts] = prefix, columns * np.arange(parts)
+        # The places of the prefix's tokens among the queries, then those of the texts' own tokens
         own_places = np.flatnonzero(np.arange(columns) < own[:, None])
-        return cls(
-            np.concatenate([texts * columns + np.arange(prefix), own_places]),
-            rows,
-            seen,
-            queries,
-            starts,
-        )
+        places = np.concatenate([texts * columns + np.arange(prefix), own_places])
+        return cls(places, rows, seen, queries, starts)
 
 
 def _rectangle(
@@ -201,6 +200,5 @@ class HostHeads:
         )
         columns = compute(NUMPY, states, batch.heads, self.spec, self._layers)
         rows = columns.pop(ENTRIES, None)
-        return outputs_of(
-            columns, batch, vectors, None if rows is None else SparseVectors.from_dense(rows)
-        )
+        entries = None if rows is None else SparseVectors.from_dense(rows)
+        return outputs_of(columns, batch, vectors, entries)

@@ -85,10 +85,11 @@ def quantized(
 ) -> Int8Matrix:
     """Quantise: each group's largest magnitude becomes `max_weight`. `group` divides the columns.
     `divisor`: as in `Int8Matrix`."""
-    grouped = (matrix if divisor is None else matrix * divisor).reshape(len(matrix), -1, group)
-    scale = np.maximum(np.abs(grouped).max(2, keepdims=True), np.float32(TINY)) / np.float32(
-        max_weight
-    )
+    if divisor is not None:
+        matrix = matrix * divisor
+    grouped = matrix.reshape(len(matrix), -1, group)
+    largest = np.maximum(np.abs(grouped).max(2, keepdims=True), np.float32(TINY))
+    scale = largest / np.float32(max_weight)
     return Int8Matrix(np.round(grouped / scale).astype(np.int8), scale, divisor)
 
 
@@ -157,11 +158,12 @@ def make_int8(
     graph = family_graph(spec)
     tensors = graph_tensors(graph, weights)
     candidate = int8_family_graph(spec, tensors, max_weight())
+    # A graph for other readers computes the same, so it need not be judged again
     fidelity = compare(OnnxBackend(spec, graph, weights), OnnxBackend(spec, candidate, weights))
     check(fidelity, guard, spec, "int8 is too far from float32")
-    return int8_family_graph(
-        spec, tensors, max_weight(), rectangle=True
-    ) if rectangle else candidate, fidelity
+    if rectangle:
+        candidate = int8_family_graph(spec, tensors, max_weight(), rectangle=True)
+    return candidate, fidelity
 
 
 @cache

@@ -71,10 +71,13 @@ class Places:
 
     def __init__(self, threads: int) -> None:
         own = own_processors()
-        self._callers, others = (own[:1], own[1:]) if len(own) == threads > 1 else ((), ())
-        # Counted from 1
-        numbers = ";".join(str(number + 1) for number in others)
-        self.entries = {"session.intra_op_thread_affinities": numbers} if others else {}
+        self._callers: Sequence[int] = ()
+        self.entries: dict[str, str] = {}
+        if len(own) == threads > 1:
+            self._callers, others = own[:1], own[1:]
+            # ONNX Runtime counts processors from 1
+            numbers = ";".join(str(number + 1) for number in others)
+            self.entries = {"session.intra_op_thread_affinities": numbers}
 
     def run(self, work: Callable[[], Floats]) -> Floats:
         """Call `work` with the calling thread pinned to its processor, and return the result."""
@@ -182,10 +185,11 @@ def open_sessions(
             path = stack.enter_context(packed(graph, tensors, weights, cache_gb))
             if path is not None:
                 return _mapped(path, threads, alone, tensors, stack)
-            held, graphs = dict(tensors), [(graph, count) for count in threads]
+            graphs = [(graph, count) for count in threads]
             if alone is not None and graph.nbytes < LEAST_BYTES:
                 graphs.append((alone, threads[-1]))
-            return [opened(Session(each.onnx, count, held)) for each, count in graphs]
+            copied = dict(tensors)
+            return [opened(Session(each.onnx, count, copied)) for each, count in graphs]
     except LoadError:
         raise
     except Exception as error:
@@ -219,18 +223,13 @@ def _mapped(
     ]
     if alone is not None:
         protos = _tensors_beside(path)
-        # By the optimization
+        # The optimization has changed these tensors, so the packed file lacks them
         changed = {name: shape for name, shape in alone.weights.items() if name not in protos}
         if 4 * sum(map(prod, changed.values())) < LEAST_BYTES:
-            content = alone.body + nested(
-                7, b"".join(protos[name] for name in alone.weights if name in protos)
-            )
-            held = {name: tensors[name] for name in changed}
-            others.append(
-                partial(
-                    Session, content + declarations(changed), threads[-1], held, folder=path.parent
-                )
-            )
+            fields = b"".join(protos[name] for name in alone.weights if name in protos)
+            content = alone.body + nested(7, fields) + declarations(changed)
+            copied = {name: tensors[name] for name in changed}
+            others.append(partial(Session, content, threads[-1], copied, folder=path.parent))
     with memory.reused_blocks():
         first = opened(Session(path, threads[0], is_packed=True))
     openings = [Opening() for _ in others]
@@ -391,9 +390,9 @@ class OnnxBackend(HostBackend):
 
     @property
     def _alone(self) -> Session | None:
-        return (
-            session_if_open(self._openings[-1]) if len(self._openings) > len(self._counts) else None
-        )
+        if len(self._openings) > len(self._counts):
+            return session_if_open(self._openings[-1])
+        return None
 
     def free_unused(self) -> None:
         batch = made_up(self.spec, [1])

@@ -102,9 +102,9 @@ def _copy_files(spec: ModelSpec, out: Path) -> None:
         if head is not None and head.file is not None
     }
     for file in (*_described(root, spec.folder), *sorted(heads)):
-        target = out / (
-            file.relative_to(root) if file.is_relative_to(root) else f"hybridtei_heads{file.suffix}"
-        )
+        target = out / f"hybridtei_heads{file.suffix}"
+        if file.is_relative_to(root):
+            target = out / file.relative_to(root)
         if target.resolve() != file.resolve():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
@@ -112,7 +112,7 @@ def _copy_files(spec: ModelSpec, out: Path) -> None:
 
 def _described(root: Path, home: Path) -> Iterator[Path]:
     for file in sorted((*root.glob("*"), *root.glob("*/*"))):
-        described = file.suffix in DESCRIBING and not file.name.endswith(".index.json")
-        of_module = file.suffix == ".safetensors" and file.parent not in (root, home)
-        if file.is_file() and file.parent.name not in NO_COPY and (described or of_module):
+        describes = file.suffix in DESCRIBING and not file.name.endswith(".index.json")
+        is_of_module = file.suffix == ".safetensors" and file.parent not in (root, home)
+        if file.is_file() and file.parent.name not in NO_COPY and (describes or is_of_module):
             yield file

@@ -131,43 +131,41 @@ def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) ->
             raise UnsupportedArchitecture(
                 f"{path}: `{name}` is {node.type} {node.shape}; supported: int64 of any two sizes"
             )
-    fitting = [node.name for node in session.get_outputs() if _is_hidden(node, spec.hidden_size)]
-    named = [name for name in HIDDEN if name in fitting]
-    if spec.classifier is not None and not fitting:
+    candidates = [node.name for node in session.get_outputs() if _is_hidden(node, spec.hidden_size)]
+    usual = [name for name in HIDDEN if name in candidates]
+    if spec.classifier is not None and not candidates:
         raise UnsupportedArchitecture(
             f"{path}: a graph that ends in scores; supported: graphs of hidden states, or the "
             "weights as model.safetensors"
         )
-    if not named and len(fitting) != 1:
+    if not usual and len(candidates) != 1:
         outputs = {node.name: f"{node.type} {node.shape}" for node in session.get_outputs()}
         raise UnsupportedArchitecture(
             f"{path}: no output is float32[n, s, {spec.hidden_size}], or several are: {outputs}"
         )
-    return (named or fitting)[0]
+    return (usual or candidates)[0]
 
 
 def _is_hidden(node: ort.NodeArg, width: int) -> bool:
-    free = node.shape[:2] if len(node.shape) == 3 else [0]
-    return (
-        node.type == "tensor(float)"
-        and not any(isinstance(size, int) for size in free)
-        and node.shape[2] == width
-    )
+    if node.type != "tensor(float)" or len(node.shape) != 3:
+        return False
+    *free_sizes, last = node.shape
+    return not any(isinstance(size, int) for size in free_sizes) and bool(last == width)
 
 
 def _locations(content: mmap.mmap, start: int, stop: int, message: str) -> Iterator[bytes]:
     """The files that the tensors of a message name as the place of their content."""
-    lying = (
+    nested_fields = (
         (field, place)
         for field, place in message_fields(content, start, stop)
         if isinstance(place, slice)
     )
     if message == "entry":
-        entry = {field: content[place] for field, place in lying}
+        entry = {field: content[place] for field, place in nested_fields}
         if entry.get(1) == b"location":
             yield entry.get(2, b"")
         return
-    for field, place in lying:
+    for field, place in nested_fields:
         inner = _PATHS[message].get(field)
         if inner is not None:
             yield from _locations(content, place.start, place.stop, inner)

@@ -117,7 +117,7 @@ class OpenVinoBackend(HostBackend):
         except LoadError as error:
             raise LoadError(f"{weights.folder}: {error}") from error
         except Exception as error:
-            # Bare RuntimeErrors
+            # OpenVINO raises bare RuntimeErrors
             raise LoadError(f"{weights.folder}: OpenVINO refuses the graph: {error}") from error
         mlm = None
         if spec.is_splade and table is not None:
@@ -284,13 +284,14 @@ def _compile(
         "ENABLE_CPU_PINNING": False,
         "CPU_RUNTIME_CACHE_CAPACITY": str(KERNELS),
     }
-    others = []
+    # Earlier attempts are held until the last one, so that it cannot get their threads
+    attempts = []
     for _ in range(ATTEMPTS):
         before = _threads()
-        others.append(core.compile_model(model, "CPU", settings))
+        attempts.append(core.compile_model(model, "CPU", settings))
         if not before or _threads() - before:
             break
-    compiled = others[-1]
+    compiled = attempts[-1]
     actual = compiled.get_property("INFERENCE_PRECISION_HINT")
     precision = hints["INFERENCE_PRECISION_HINT"]
     if actual != precision:

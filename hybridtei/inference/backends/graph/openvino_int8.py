@@ -155,11 +155,11 @@ def judged(
 ) -> Fidelity:
     """The fidelity of a precision to float32 on sample texts, with one model in memory at a time.
     `form`: of int8."""
-    vectors = list[Floats]()
+    vectors: list[Floats] = []
+    cores = available_cores()
     for each in (dtype, "float32"):
-        with closing(
-            OpenVinoBackend(spec, graph, weights, dtype=each, int8=form, threads=available_cores())
-        ) as backend:
+        backend = OpenVinoBackend(spec, graph, weights, dtype=each, int8=form, threads=cores)
+        with closing(backend):
             vectors.append(sample_vectors(backend, with_long=dtype == "bfloat16"))
     return fidelity(*vectors)
 

@@ -132,18 +132,20 @@ def _temporary(place: str | None) -> Iterator[Path]:
 
     _remove_left(Path(place or tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=place) as folder:
-        held = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield Path(folder)
         finally:
-            os.close(held)
+            os.close(descriptor)
 
 
 def _remove_left(place: Path) -> None:
     """Remove this user's folders that no process locks: a killed start leaves its file in
     memory."""
     import fcntl
+
+    # `flock` raises OSError for a folder that a process locks, which is left
 
     for folder in place.glob(f"{TEMPORARY}*"):
         with suppress(OSError):
@@ -152,13 +154,13 @@ def _remove_left(place: Path) -> None:
             if not is_own or status.st_mtime > time.time() - LEFT_SECONDS:
                 continue
             names = {file.name for file in folder.iterdir()}
-            held = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if names <= {GRAPH, TENSORS, WIDENED}:
                     shutil.rmtree(folder)
             finally:
-                os.close(held)
+                os.close(descriptor)
 
 
 def _tried(make: Callable[[], Path], place: str) -> Path | None:
@@ -198,7 +200,7 @@ def packed_files() -> list[Packed]:
     """The kept files, the last used first. Raises the errors of `packed_folder`."""
     files = []
     for path in packed_folder().iterdir():
-        # Another process removed it, or there is no folder
+        # `stat` raises OSError for a file that another process removed
         with suppress(OSError):
             files.append(Packed(path, _size(path), path.stat().st_mtime))
     return sorted(files, key=lambda each: -each.used)
@@ -213,18 +215,19 @@ def prune(bound: float) -> list[Packed]:
 
 
 def _prune(bound: float) -> list[Packed]:
-    total, gone = 0, []
-    for each in packed_files():
+    total, removed = 0, []
+    # The last used first
+    for file in packed_files():
         if (
-            each.path.suffix != PART
-            and total + each.size <= bound
-            and each.used > time.time() - DAYS * 86400
+            file.path.suffix != PART
+            and total + file.size <= bound
+            and file.used > time.time() - DAYS * 86400
         ):
-            total += each.size
+            total += file.size
             continue
-        shutil.rmtree(each.path, ignore_errors=True)
-        gone.append(each)
-    return gone
+        shutil.rmtree(file.path, ignore_errors=True)
+        removed.append(file)
+    return removed
 
 
 @contextmanager
@@ -232,12 +235,12 @@ def _writing(folder: Path) -> Iterator[None]:
     """A lock: only one thread of all processes writes to the folder. Raises OSError."""
     import fcntl
 
-    held = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def _file_in_cache(
@@ -315,8 +318,8 @@ def _digest_of(file: BinaryIO, length: int) -> bytes:
 
 def _make_room(path: Path, needed: int, cache_gb: float) -> None:
     """Raises OSError if the file would exceed half of the free space, or the bound."""
-    held = sum(each.size for each in packed_files())
-    bound = min(cache_gb * GB, (held + shutil.disk_usage(path.parent).free) / 2)
+    used = sum(file.size for file in packed_files())
+    bound = min(cache_gb * GB, (used + shutil.disk_usage(path.parent).free) / 2)
     if needed > bound:
         limits = "--packed-cache-gb, and half of what is free there"
         raise OSError(f"{needed / GB:.1f} GB are needed, allowed are {bound / GB:.1f}: {limits}")
@@ -358,16 +361,16 @@ def _least_bytes(graph: Graph) -> int:
     """The least bytes of a tensor in the file. Smaller tensors are in the graph, where each is
     aligned; these include all that would misalign the next tensor in the file."""
     sizes = [4 * prod(shape) for shape in graph.weights.values()]
-    # .raw_data
+    # TensorProto.raw_data
     sizes += [len(content) for tensor in _initializers(graph.body) for content in parts(tensor, 9)]
-    odd = [size + 1 for size in sizes if size % ALIGNMENT and size < SMALL_BYTES]
-    return max([LEAST_TENSOR_BYTES, *odd])
+    misaligning = [size + 1 for size in sizes if size % ALIGNMENT and size < SMALL_BYTES]
+    return max([LEAST_TENSOR_BYTES, *misaligning])
 
 
 def _is_aligned(onnx: bytes) -> bool:
     """True if all tensors in the graph's file, and their packed forms, are aligned there."""
     for tensor in _initializers(onnx):
-        # .external_data
+        # TensorProto.external_data: keys and values
         facts = {next(parts(entry, 1)): next(parts(entry, 2)) for entry in parts(tensor, 13)}
         packed = [
             int(number)
