@@ -20,7 +20,7 @@ from hybridtei.encoder import CHUNK, Encoder
 from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.inference.tasks.embed import heads_named
 from hybridtei.outputs import Embeddings
-from hybridtei.system.machine import require_extra, whole
+from hybridtei.system.machine import require_extra, written_whole
 
 
 def add(commands: Commands) -> None:
@@ -79,7 +79,7 @@ def embed_file(
         heads = heads_named(name.strip() for name in outputs)
     if Head.TOKENS in heads:
         raise InvalidInput("`outputs`: token states are not written to files")
-    with whole(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
+    with written_whole(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
         write(file, _embedded(encoder, texts, heads, bar))
     return len(texts)
 

@@ -410,7 +410,7 @@ def _write_layout(home: Path, layout: Plain) -> None:
     """Replace the layout of a collection's folder: a crash leaves the old one or the new one.
     Raises UnsafeFile."""
     machine.check_own(home)
-    with machine.whole(home / LAYOUT) as file:
+    with machine.written_whole(home / LAYOUT) as file:
         file.write(json.dumps(layout).encode())
         file.flush()
         os.fsync(file.fileno())
