@@ -249,8 +249,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             if not is_named:
-                # /proc's entry is a symbolic link, and only `linkat` follows it. Python calls `linkat`
-                # if `src_dir_fd` is given; an absolute path ignores its value
+                # /proc's entry is a symbolic link, and only `linkat` follows it. Python calls
+                # `linkat` if `src_dir_fd` is given; an absolute path ignores its value
                 os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())
         part.replace(path)
     finally:

@@ -109,7 +109,8 @@ def encoding_of(
         if data.startswith(mark):
             return encoding, len(mark), []
     sample = data[:SAMPLE_BYTES]
-    # UTF-16 without a mark: `high`, the place of the high byte in a pair; Latin letters have 0 there
+    # UTF-16 without a mark. `high`: the place of the high byte in a pair, which is 0 for Latin
+    # letters
     for high, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
         if sample[high::2].count(0) > len(sample) // 5 and not sample[1 - high :: 2].count(0):
             return encoding, 0, [f"read as {encoding}, by a guess"]
