@@ -49,7 +49,7 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Embed a file of texts."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    # Before a model is loaded
+    # Raises an error of the output's name before a model is loaded
     writer_for(arguments.output)
     encoder = Encoder.load(config=model, engine=engine)
     outputs = (arguments.outputs or "").split(",")
