@@ -75,7 +75,7 @@ class AsyncClient:
         """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput
         for an invalid URL."""
         url = url.rstrip("/")
-        # As messages show it
+        # The URL as messages show it
         self.url = without_passwords(url)
         if URL.fullmatch(url) is None:
             raise InvalidInput(
@@ -245,6 +245,7 @@ class AsyncClient:
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
         path = f"/collections/{quote(collection, safe='')}/points"
         options = {"create": create, "truncate": truncate}
+        # `before`: the points of earlier requests
         created, before = False, 0
         ids: list[int | str] = []
         failed: list[dict[str, Any]] = []
@@ -331,10 +332,11 @@ class AsyncClient:
         if len(items) > 1:
             largest = (await self.info()).get("max_client_batch_size", REQUEST_ITEMS)
             limit = min(REQUEST_ITEMS, largest)
-        parts, turn = [*portions(items, limit)], asyncio.Semaphore(REQUESTS_AT_ONCE)
+        parts = [*portions(items, limit)]
+        slots = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
         async def entries_of(portion: list[Any]) -> list[Any]:
-            async with turn:
+            async with slots:
                 answer = await self.ask(path, {field: portion, **options})
             if not isinstance(answer, list) or len(answer) != len(portion):
                 raise NoAnswer(
@@ -347,9 +349,12 @@ class AsyncClient:
         try:
             answers = await asyncio.gather(*tasks)
         finally:
+            # After an error the other requests are stopped
             for task in tasks:
                 task.cancel()
-        return [row for answer in answers for row in answer] if joined else answers
+        if not joined:
+            return answers
+        return [row for answer in answers for row in answer]
 
 
 def _listed(values: Any) -> list[Any]:

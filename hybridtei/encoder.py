@@ -197,9 +197,11 @@ class Encoder:
             )
         if query_encoder == "model" or Head.SPARSE not in heads:
             return self._run(task, show_progress)
+        # The sparse vectors come from the table, all other outputs from a pass
         table = replace(task, heads=frozenset({Head.SPARSE}), query_encoder=query_encoder)
         table.check(self.spec)
-        answer, others = self._run(table, show_progress), heads - table.heads
+        answer = self._run(table, show_progress)
+        others = heads - table.heads
         if others:
             rest = self._run(replace(task, heads=others), show_progress)
             answer = replace(rest, sparse=answer.sparse)
@@ -363,7 +365,7 @@ class Encoder:
         heads: frozenset[Head],
         advance: Callable[[int], object],
     ) -> HeadOutputs:
-        # Faster than the queue
+        # A single pass over all cores is faster than the queue of an engine
         is_table = self._backend.is_table and heads == {Head.DENSE}
         if heads and (is_table or len(encodings) == 1):
             outputs = self._backend.forward(
@@ -392,8 +394,8 @@ def _one_thread(encodings: Sequence[Encoding]) -> AbstractContextManager[object]
     Not used for queries: finding the libraries with threads takes a third of a query's pass, and a
     query has no large product.
     """
-    few = sum(map(len, encodings)) < THREADED_TOKENS
-    return nullcontext() if few else threadpool_limits(limits=1, user_api="blas")
+    is_small = sum(map(len, encodings)) < THREADED_TOKENS
+    return nullcontext() if is_small else threadpool_limits(limits=1, user_api="blas")
 
 
 def _listed(name: str, values: Any) -> list[Any]:

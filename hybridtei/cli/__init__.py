@@ -42,13 +42,15 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `hybridtei COMMAND`; return the exit status."""
-    argv = _begin(argv)
+    argv = _prepare_process(argv)
     parser = argparse.ArgumentParser(
         prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass."
     )
     _add_version(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in argv[:1] if argv and argv[0] in COMMANDS else COMMANDS:
+    # Only the command's own module is imported, except for the help and for an unknown command
+    names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
+    for name in names:
         add_command(commands, name)
     return _run(parser, argv)
 
@@ -61,7 +63,7 @@ def add_command(commands: Commands, name: str) -> None:
 
 def router(argv: Sequence[str] | None = None) -> int:
     """Run `text-embeddings-router`; return the exit status."""
-    argv = _begin(argv)
+    argv = _prepare_process(argv)
     from hybridtei.cli import serve
 
     parser = argparse.ArgumentParser(
@@ -72,14 +74,16 @@ def router(argv: Sequence[str] | None = None) -> int:
     return _run(parser, argv)
 
 
-def _begin(argv: Sequence[str] | None) -> Sequence[str]:
-    """Return the words of the command; None: the arguments of this process."""
+def _prepare_process(argv: Sequence[str] | None) -> Sequence[str]:
+    """Prepare the process: leave process 1, replace closed output streams, collect garbage seldom.
+    Return the command's words; `argv` None: the arguments of this process."""
     if argv is None:
         machine.leave_process_one()
     for name in ("stdout", "stderr"):
-        # Closed: the next opened file would get its number, and writing would fail
+        # The stream was closed. Without a replacement the next file opened would get its number,
+        # and print would fail
         if getattr(sys, name) is None:
-            # As long as the process
+            # Left open until the process ends
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     memory.collect_seldom()
     return sys.argv[1:] if argv is None else argv

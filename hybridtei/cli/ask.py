@@ -86,19 +86,21 @@ def place_of(path: Path, text: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             return {}
-        whole = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return {}
     # Marks and line ends between the words may differ from the file's
     words = WORD.findall(text)
-    begin = re.search(r"\W+".join(words[:EDGE_WORDS]), whole)
+    begin = re.search(r"\W+".join(words[:EDGE_WORDS]), content)
     if begin is None or not words:
         return {}
-    end = re.compile(r"\W+".join(words[-EDGE_WORDS:])).search(whole, begin.start()) or begin
-    first = whole.count("\n", 0, begin.start()) + 1
-    last = whole.count("\n", 0, end.end()) + 1
+    last_words = re.compile(r"\W+".join(words[-EDGE_WORDS:]))
+    end = last_words.search(content, begin.start()) or begin
+    first = content.count("\n", 0, begin.start()) + 1
+    last = content.count("\n", 0, end.end()) + 1
     place: dict[str, Any] = {"lines": [first, last]}
-    above = whole[: begin.end()].splitlines()
+    # A passage may begin with its heading
+    above = content[: begin.end()].splitlines()
     headings = [line.lstrip("#").strip() for line in above if line.startswith("#")]
     if headings and path.suffix in (".md", ".markdown"):
         place["heading"] = headings[-1]

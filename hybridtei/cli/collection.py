@@ -316,11 +316,12 @@ def run_eval(arguments: argparse.Namespace) -> int:
     folder, url, rerank = Path(arguments.folder), arguments.url, arguments.rerank
     if arguments.chart is not None:
         check_chart(Path(arguments.chart))
-    models, name = [model], rerank
+    models, alias = [model], rerank
     if rerank is not None:
         models.append(replace(model, model_id=rerank, revision=None))
+        # The server in this process names its models itself
         if url is None:
-            name = default_alias(rerank)
+            alias = default_alias(rerank)
     collection = arguments.collection or folder.resolve().name
     judged = read_judgements(folder, arguments.split)
     tell = partial(print, file=sys.stderr, flush=True)
@@ -336,7 +337,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
         return AsyncClient(url, api_key=arguments.url_api_key)
 
     tell(f"evaluating {collection} in {without_passwords(url or place_of(with_default(store)))}")
-    evaluation = run_evaluation(connect, collection, judged, rerank=name, quiet=arguments.quiet)
+    evaluation = run_evaluation(connect, collection, judged, rerank=alias, quiet=arguments.quiet)
     print(as_json(evaluation) if arguments.json else as_table(evaluation), flush=True)
     if arguments.output is not None:
         Path(arguments.output).write_text(as_json(evaluation) + "\n", encoding="utf-8")
@@ -390,12 +391,13 @@ def run_migrate(arguments: argparse.Namespace) -> None:
         "multivector_tokens": model.multivector_tokens,
         "multivector_dtype": model.multivector_dtype,
     }
-    names = {
+    # The budget's flags are also variables, which only `read_settings` reads
+    flags = {
         name: value
         for name, value in vars(arguments).items()
         if name not in budget and name != "run"
     }
-    options = options_from(MigrateOptions, argparse.Namespace(**names), **budget)
+    options = options_from(MigrateOptions, argparse.Namespace(**flags), **budget)
     run_migration(
         options,
         model,

@@ -126,7 +126,7 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
     except UnknownCollection:
         if arguments.name not in await store.aliases():
             raise
-        # An alias of a collection that is gone
+        # The name is an alias of a collection that is gone
         await store.drop(arguments.name)
         print(f"deleted the alias {arguments.name}", file=sys.stderr)
         return
@@ -178,11 +178,11 @@ async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
         Path(path).open("rb") as file,
         tqdm(unit="point", disable=arguments.quiet, file=sys.stderr) as bar,
     ):
-        done = await import_from(schemas, _chunks(file), arguments.name, advance=bar.update)
-    note = "made, " if done.created else ""
+        result = await import_from(schemas, _chunks(file), arguments.name, advance=bar.update)
+    note = "made, " if result.created else ""
+    existing = result.points - result.written
     print(
-        f"{done.collection}: {note}{done.written:,} points stored, {done.points - done.written:,} "
-        "were there",
+        f"{result.collection}: {note}{result.written:,} points stored, {existing:,} were there",
         flush=True,
     )
 

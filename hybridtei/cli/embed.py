@@ -20,7 +20,7 @@ from hybridtei.encoder import CHUNK, Encoder
 from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.inference.tasks.embed import heads_named
 from hybridtei.outputs import Embeddings
-from hybridtei.system.machine import require_extra, whole
+from hybridtei.system.machine import require_extra, written_whole
 
 
 def add(commands: Commands) -> None:
@@ -49,7 +49,7 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Embed a file of texts."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    # Before a model is loaded
+    # Raises an error of the output's name before a model is loaded
     writer_for(arguments.output)
     encoder = Encoder.load(config=model, engine=engine)
     outputs = (arguments.outputs or "").split(",")
@@ -79,7 +79,7 @@ def embed_file(
         heads = heads_named(name.strip() for name in outputs)
     if Head.TOKENS in heads:
         raise InvalidInput("`outputs`: token states are not written to files")
-    with whole(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
+    with written_whole(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
         write(file, _embedded(encoder, texts, heads, bar))
     return len(texts)
 

@@ -186,17 +186,17 @@ def run_tune(arguments: argparse.Namespace) -> None:
 
 def add_pack(commands: Commands) -> None:
     parser = new_parser(commands, "pack", run_pack, "(MODEL | --list | --prune) [flags]")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument(
         "model", metavar="MODEL", nargs="?", help="a local folder, a hub id, or the embedded model"
     )
-    what.add_argument(
+    action.add_argument(
         "--list", action="store_true", help="print the packed weights, the last used first"
     )
     prune_help = (
         "remove weights not used for 30 days, and the longest unused beyond --packed-cache-gb"
     )
-    what.add_argument("--prune", action="store_true", help=prune_help)
+    action.add_argument("--prune", action="store_true", help=prune_help)
     add_flags(parser, (ModelConfig,))
 
 
@@ -211,6 +211,7 @@ def run_pack(arguments: argparse.Namespace) -> None:
     if arguments.prune:
         print(*prune(model.packed_cache_gb * GB), sep="\n")
         return
+    # With --list, all files; otherwise those that packing has used
     began = 0.0
     if not arguments.list:
         began = time.time()

@@ -263,8 +263,9 @@ def _entry(hit: SearchHit) -> dict[str, Any]:
         middle = 0 if best is None else best.start
         start = max(0, min(middle - EXCERPT_CHARACTERS // 2, len(text) - EXCERPT_CHARACTERS))
         stop = start + EXCERPT_CHARACTERS
-        ends = ("…" if start else "", "…" if stop < len(text) else "")
-        payload[TEXT] = text[start:stop].join(ends)
+        before = "…" if start else ""
+        after = "…" if stop < len(text) else ""
+        payload[TEXT] = f"{before}{text[start:stop]}{after}"
     words = dict.fromkeys(highlight.text.lower() for highlight in highlights)
     entry = {"score": round(hit.score, 3), "payload": payload, "highlights": list(words)}
     if DOCUMENT_ID not in payload:

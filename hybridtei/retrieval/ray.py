@@ -115,8 +115,7 @@ def join(address: str | None, processors: int) -> Callable[[], None]:
     own: dict[str, Any] = {}
     if address == LOCAL:
         own = {"num_cpus": processors, "include_dashboard": False}
-    # As a job of Ray's client: its processes do not import modules from this process's working
-    # folder.
+    # Processes of a job of Ray's client do not import modules from this process's working folder.
     isolated = JobConfig(_client_job=True)
     try:
         ray.init(

@@ -114,9 +114,11 @@ def message_fields(content: bytes | mmap, at: int, stop: int) -> Iterator[tuple[
             continue
         if kind not in (1, LENGTH_DELIMITED, 5):
             raise ValueError(f"a field of unknown kind {kind} before byte {at}")
-        size, at = (
-            read_varint(content, at) if kind == LENGTH_DELIMITED else ({1: 8, 5: 4}[kind], at)
-        )
+        if kind == LENGTH_DELIMITED:
+            size, at = read_varint(content, at)
+        else:
+            # Numbers of 64 and of 32 bits
+            size = {1: 8, 5: 4}[kind]
         if at + size > stop:
             raise ValueError(f"a field at byte {at} is longer than what holds it")
         yield number, slice(at, at + size)

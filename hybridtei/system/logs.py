@@ -194,7 +194,7 @@ def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
     handler = LineHandler()
     handler.addFilter(Repetitions())
     handler.setFormatter(JsonFormatter(spans=spans) if json_output else TextFormatter())
-    # Not shown, and slow
+    # Python would look these up for each line, which does not show them
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(handlers=[handler], level=base, force=True)
     for name, threshold in (dict.fromkeys(NOISY, max(base, logging.WARNING)) | targets).items():
@@ -218,7 +218,8 @@ def read_filter(text: str) -> tuple[int, dict[str, int]]:
         match = DIRECTIVE.fullmatch(directive)
         if match is None or (match["level"] or "trace").lower() not in LEVELS:
             return logging.INFO, {}
-        threshold, name = LEVELS[(match["level"] or "trace").lower()], _part(match["target"] or "")
+        threshold = LEVELS[(match["level"] or "trace").lower()]
+        name = _part(match["target"] or "")
         if not name:
             base = threshold
         elif match["level"] is None and not name.startswith("hybridtei"):

@@ -109,11 +109,12 @@ def lower_priority(niceness: int) -> bool:
 def cache_folder(kind: str) -> Path:
     """Return HYBRIDTEI_CACHE, or `hybridtei/KIND` in the user's cache folder. Raises LoadError if
     the user has no home."""
-    own, caches = os.environ.get("HYBRIDTEI_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    own = os.environ.get("HYBRIDTEI_CACHE")
     if own:
         return Path(own)
     try:
-        return Path(caches or Path.home() / ".cache", "hybridtei", kind)
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(caches, "hybridtei", kind)
     except RuntimeError as error:
         # A container's user without HOME and without an entry in /etc/passwd
         raise LoadError(
@@ -160,17 +161,18 @@ def open_own(folder: Path, name: str, flags: int) -> int:
     path = folder / name
     try:
         # O_NONBLOCK: opening a named pipe does not wait for its other end.
-        file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError:
+        # The check's error says more than that of `open`
         with suppress(FileNotFoundError):
             check_own(path)
         raise
     try:
-        _check_status(path, os.fstat(file))
+        _check_status(path, os.fstat(descriptor))
     except BaseException:
-        os.close(file)
+        os.close(descriptor)
         raise
-    return file
+    return descriptor
 
 
 def check_own(path: Path, *, follow_links: bool = False) -> None:
@@ -182,10 +184,11 @@ def check_own(path: Path, *, follow_links: bool = False) -> None:
 def check_own_tree(folder: Path) -> None:
     """Raises UnsafeFile if anything in the folder, or itself, fails `check_own`; OSError."""
     check_own(folder)
-    for home, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
+            # Another process may remove a file meanwhile
             with suppress(FileNotFoundError):
-                check_own(Path(home, name))
+                check_own(Path(parent, name))
 
 
 def is_own_alone(folder: Path) -> bool:
@@ -225,25 +228,29 @@ def _check_status(path: Path, status: os.stat_result) -> None:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
+def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that becomes `path` at the end, unless an error is raised: `path` is never half
     written, even by two writers.
 
     On Linux the file has no name until then, so that a killed process leaves nothing behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, is_named = path.with_name(f"{path.name}.{uuid4().hex}.part"), False
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    is_named = False
     try:
-        file: BinaryIO = os.fdopen(os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        file: BinaryIO = os.fdopen(descriptor, "wb")
     except (AttributeError, OSError):
-        # Another system, or a file system without nameless files
-        file, is_named = part.open("xb"), True
+        # Another system than Linux, or a file system without nameless files
+        file = part.open("xb")
+        is_named = True
     try:
         with file:
             yield file
             file.flush()
             if not is_named:
-                # Follow the link
+                # /proc's entry is a symbolic link, and only `linkat` follows it. Python calls
+                # `linkat` if `src_dir_fd` is given; an absolute path ignores its value
                 os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())
         part.replace(path)
     finally:
@@ -271,11 +278,11 @@ def child_environment() -> dict[str, str]:
 def search_path() -> list[str]:
     """Return this process's `sys.path` for a child: absolute folders. The working folder is
     included only if an absolute entry of `PYTHONPATH` names it or this package lies in it."""
-    named = {PACKAGE_HOME, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    trusted = {PACKAGE_HOME, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     folders = [
         path
         for path in sys.path
-        if os.path.isabs(path) and (path in named or not _is_working_folder(path))
+        if os.path.isabs(path) and (path in trusted or not _is_working_folder(path))
     ]
     return list(dict.fromkeys([*folders, PACKAGE_HOME]))
 
@@ -310,15 +317,20 @@ def leave_process_one() -> None:
         if arrived.si_signo == signal.SIGCHLD:
             _reap(child)
         elif arrived.si_code <= 0:
-            # The kernel also sends a terminal's Ctrl-C to the child
+            # A program sent the signal. The kernel's own, such as a terminal's Ctrl-C, has a code
+            # above 0 and also reaches the child
             os.kill(child, arrived.si_signo)
 
 
 def _reap(child: int) -> None:
     """Reap ended processes. Exit if the child is one of them."""
-    while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
-        if ended[0] == child:
-            status = os.waitstatus_to_exitcode(ended[1])
+    while True:
+        process, wait_status = os.waitpid(-1, os.WNOHANG)
+        if process == 0:
+            return
+        if process == child:
+            status = os.waitstatus_to_exitcode(wait_status)
+            # -N: ended by signal N
             os._exit(status if status >= 0 else 128 - status)
 
 

@@ -116,10 +116,11 @@ class Reading:
 
 def added(readings: Iterable[Reading]) -> list[Reading]:
     """One reading for each metric, in the order of their first ones."""
-    whole: dict[str, Reading] = {}
+    sums: dict[str, Reading] = {}
     for reading in readings:
-        whole[reading.name] = whole[reading.name] + reading if reading.name in whole else reading
-    return [*whole.values()]
+        before = sums.get(reading.name)
+        sums[reading.name] = reading if before is None else before + reading
+    return [*sums.values()]
 
 
 def text_of(readings: Iterable[Reading]) -> str:

@@ -64,7 +64,7 @@ async def retry_unavailable(attempt: Callable[[], Awaitable[T]], patience_s: flo
         try:
             return await attempt()
         except StoreUnavailable as error:
-            # The store itself has retried it, with the user's patience
+            # The store has retried the call itself, with the user's patience
             if error.is_counted:
                 raise
             pause_s = retries.pause_s(error.retry_after_s)
@@ -84,7 +84,7 @@ def retry_after_s(headers: Any) -> float | None:
     if not text:
         return None
     try:
-        # In this order, NaN becomes 0
+        # With 0.0 as the first argument, NaN becomes 0
         return max(0.0, float(text))
     except ValueError:
         pass

@@ -74,7 +74,7 @@ class HandlerSpan:
         if error is not None:
             return
         if self.timings is not None and log.isEnabledFor(logging.INFO):
-            # Once the answer is written
+            # The line is logged after the answer is written
             asyncio.get_running_loop().call_soon(log.handle, _success())
         CURRENT.set(self.outer)
 

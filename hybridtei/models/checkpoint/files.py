@@ -33,7 +33,7 @@ from hybridtei.system.machine import (
     is_own_alone,
     private_folder,
     read_bounded,
-    whole,
+    written_whole,
 )
 
 log = logging.getLogger(__name__)
@@ -345,7 +345,7 @@ def sha256_of(path: Path) -> str:
                 return str(sha256)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    with suppress(OSError, LoadError), whole(_kept_hash(path)) as file:
+    with suppress(OSError, LoadError), written_whole(_kept_hash(path)) as file:
         file.write(json.dumps([*facts, sha256]).encode())
     return sha256
 
@@ -436,7 +436,7 @@ def _safetensors(data: Path) -> Iterator[bytes | memoryview]:
 def _write(path: Path, parts: Iterable[bytes | memoryview], sha256: str | None = None) -> None:
     """Write a file completely or not at all. Raises LoadError if its hash differs."""
     digest = hashlib.sha256()
-    with whole(path) as file:
+    with written_whole(path) as file:
         for content in parts:
             file.write(content)
             digest.update(content)

@@ -175,6 +175,7 @@ def compare(a: Endpoint, b: Endpoint) -> Comparison:
     long_distance = None
     if long_a is not None and long_b is not None:
         long_distance = float(distances(long_a, long_b)[0])
+    # Only one of the servers refuses the long text
     elif long_a is not long_b:
         long_distance = np.inf
     return judged(left, right, distances(left, right), long_distance, info)
@@ -201,6 +202,7 @@ def replay(a: Endpoint, b: Endpoint, lines: Iterable[str]) -> tuple[Comparison, 
         if left.shape != right.shape:
             return Comparison(len(left), (left.shape[1], right.shape[1]), info=info), refused
         parts.append(distances(left, right))
+        # A text's key is A's vector
         last |= {row.tobytes(): (row, other) for row, other in zip(left, right, strict=True)}
         last = dict([*last.items()][-MAX_SEARCHED:])
     if len(last) < len(SAMPLES):
@@ -260,6 +262,7 @@ def overlap(left: Vectors, right: Vectors) -> float:
     nearest = []
     for queries in (stored, unit(right)):
         scores = queries @ stored.T
+        # A row is not its own neighbour
         np.fill_diagonal(scores, -np.inf)
         nearest.append(np.argsort(-scores, axis=1)[:, :NEIGHBOURS].tolist())
     pairs = zip(*nearest, strict=True)

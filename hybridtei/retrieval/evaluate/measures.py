@@ -278,9 +278,9 @@ async def evaluate(
             # The model or the collection lacks these vectors
             continue
         values = measures_of(run, judged)
-        means = {measure: float(of_queries.mean()) for measure, of_queries in values.items()}
+        means = {measure: float(column.mean()) for measure, column in values.items()}
         results[name] = Result(name, means, np.array(times), values[MEASURES[0]])
-    # A collection of one kind of vectors, which the default uses
+    # A collection of one kind of vectors has one other way, which is the default's
     if len(results) == 2:
         del results[DEFAULT]
     return Evaluation(collection, len(judged.queries), np.array(embed_ms), [*results.values()])
@@ -298,13 +298,12 @@ async def _run(
     run: Run = {}
     times = []
     for done, (identity, text) in enumerate(judged.queries.items(), 1):
-        hits = await search(text)
-        embedding, *stages = hits.stages
+        result = await search(text)
+        embedding, *stages = result.stages
         embed_ms.append(embedding.milliseconds)
         times.append(sum(stage.milliseconds for stage in stages))
-        run[identity] = scores_by_rank(
-            [str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in hits.hits]
-        )
+        documents = [str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in result.hits]
+        run[identity] = scores_by_rank(documents)
         advance(name, done)
     return run, times
 
@@ -324,7 +323,7 @@ def measures_of(run: Run, judged: Judgements) -> dict[str, Floats64]:
     import ir_measures
     from ir_measures import RR, R, nDCG
 
-    # A query without documents would be left out
+    # ir-measures would leave out a query without documents
     complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}
     relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
     names = dict(zip((nDCG @ 10, RR @ 10, R @ 100), MEASURES, strict=True))

@@ -242,7 +242,7 @@ class Chunker:
         raw.no_padding()
         raw.no_truncation()
         self.settings = settings
-        # of WordPiece and BPE a name, of Unigram none that its binding says
+        # WordPiece and BPE name their unknown token; the binding of Unigram does not tell it
         unknown = getattr(raw.model, "unk_token", None) or "<unk>"
         self._unknown = raw.token_to_id(unknown)
         self._reader = model.reader
@@ -261,19 +261,22 @@ class Chunker:
         """The chunks of each document's indexed text, in order. A text with more than white space
         has at least one."""
         texts = [document.indexed_text for document in documents]
-        # A longer text is never one chunk: its sections are counted.
+        # Only the beginning of a longer text is counted: it is never one chunk, and its sections
+        # are counted later
         counted = None if self.settings.whole else SECTION_CHARACTERS + 1
         counts = self._counts([text[:counted] for text in texts])
         plans = list(map(self._planned, documents, texts, counts))
+        # The pieces of all documents' sections, in order
         pieces = self._threads.map(self._pieces, chain.from_iterable(parts for _, parts in plans))
-        chunks: list[list[Chunk]] = []
+        chunks_by_document: list[list[Chunk]] = []
         for document, (contexts, parts) in zip(documents, plans, strict=True):
-            chunks.append([])
+            chunks: list[Chunk] = []
             for text, start, count in chain.from_iterable(islice(pieces, len(parts))):
-                context, more = contexts.get(document.context_at(start), ("", 0))
-                tokens = min(count + more + self.around, self._longest)
-                chunks[-1].append(Chunk(len(chunks[-1]), text, start, tokens, context))
-        return chunks
+                context, context_tokens = contexts.get(document.context_at(start), ("", 0))
+                tokens = min(count + context_tokens + self.around, self._longest)
+                chunks.append(Chunk(len(chunks), text, start, tokens, context))
+            chunks_by_document.append(chunks)
+        return chunks_by_document
 
     def _planned(
         self, document: Document, text: str, count: int
@@ -284,9 +287,10 @@ class Chunker:
         contexts: Contexts = {}
         if self.settings.headings and (document.outline.places or is_long or count > room):
             contexts = self._contexts(document)
-        _, tokens = contexts.get(document.context_at(0), ("", 0))
-        if self.settings.whole or (not is_long and count + tokens <= room):
+        _, first_tokens = contexts.get(document.context_at(0), ("", 0))
+        if self.settings.whole or (not is_long and count + first_tokens <= room):
             return contexts, [_Section(0, text, text, room, count)]
+        # Leave room for the longest context
         room -= max((tokens for _, tokens in contexts.values()), default=0)
         masked = self._with_joins(document, text, room)
         parts = [
@@ -314,25 +318,27 @@ class Chunker:
     def _contexts(self, document: Document) -> Contexts:
         """The contexts of a document's places."""
         starts = [start + document.shift for start, *_ in document.outline.places]
-        names = sorted({document.context_at(start) for start in (0, 1, *starts)} - {""})
-        lines = self._reader.cut_to(names, self._room // CONTEXT_SHARE)
-        lengths = self._counts([f"{line}\n" for line in lines])
-        return dict(zip(names, zip(lines, lengths, strict=True), strict=True))
+        # Only chunks after the first character have the title in their context
+        contexts = sorted({document.context_at(start) for start in (0, 1, *starts)} - {""})
+        fitting = self._reader.cut_to(contexts, self._room // CONTEXT_SHARE)
+        lengths = self._counts([f"{context}\n" for context in fitting])
+        return dict(zip(contexts, zip(fitting, lengths, strict=True), strict=True))
 
     def _pieces(self, section: _Section) -> list[tuple[str, int, int]]:
         """(text, start, tokens) of a section's chunks."""
         if section.count is not None:
             return [(section.text, section.start, section.count)]
         longest = section.room * CHARACTERS_PER_TOKEN
+        # The splitter reads the masked text; the pieces are the same places of the text itself
         cuts = [
-            (at + cut, section.text[at + cut : at + min(cut + longest, len(piece))])
-            for at, piece in self._splitter(section.room).chunk_indices(section.masked)
-            for cut in range(0, len(piece), longest)
+            (begin + cut, section.text[begin + cut : begin + min(cut + longest, len(masked))])
+            for begin, masked in self._splitter(section.room).chunk_indices(section.masked)
+            for cut in range(0, len(masked), longest)
         ]
         lengths = self._counts([piece for _, piece in cuts])
         return [
-            (piece, section.start + at, length)
-            for (at, piece), length in zip(cuts, lengths, strict=True)
+            (piece, section.start + begin, length)
+            for (begin, piece), length in zip(cuts, lengths, strict=True)
         ]
 
     def _with_joins(self, document: Document, text: str, room: int) -> str:
@@ -340,6 +346,7 @@ class Chunker:
         cut."""
         shift = document.shift
         joins = [(start + shift, end + shift) for start, end in document.outline.joins]
+        # The title stays with the first line
         joins.append((0, shift))
         lengths = self._counts([text[start:end] for start, end in joins])
         letters = list(text)
@@ -356,7 +363,7 @@ def _sections(text: str) -> Iterator[tuple[int, str]]:
     while len(text) - edges[-1] > SECTION_CHARACTERS:
         start, stop = edges[-1], edges[-1] + SECTION_CHARACTERS
         cuts = [text.rfind(separator, start, stop) for separator in ("\n\n", "\n", " ")]
-        # No new line alone cuts a text that has an empty line.
+        # A text with an empty line is not cut at a single line end
         if cuts[0] >= 0:
             del cuts[1]
         edges.append(next((cut + 1 for cut in cuts if cut > start), stop))

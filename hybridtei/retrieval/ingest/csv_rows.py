@@ -31,7 +31,7 @@ FIELDS = ("text", "title", "id", "_id")
 
 def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
     """A document for each row. Numbers in other columns are numbers in the metadata."""
-    # of the whole process, since the module has no other limit
+    # The module has one limit for the whole process
     csv.field_size_limit(options.max_record_bytes)
     with path.open("rb") as opened:
         file, notes = as_utf8(opened)
@@ -88,6 +88,8 @@ class _Rows:
         if not line.is_whole:
             return line, [], f"the line has {line.length} bytes, allowed are {self._most}"
         text = line.decoded()
+        # Further lines of a row with line ends in quotes. They become rows of their own if it is
+        # none
         more: list[Line] = []
         size = line.length
         while self._quotes and text.count('"') % 2:
@@ -106,6 +108,7 @@ class _Rows:
         except csv.Error as error:
             self._waiting.extendleft(reversed(more))
             return line, [], str(error)
+        # The first row is read before there is a header
         header = getattr(self, "header", cells)
         while len(cells) > len(header) and not cells[-1]:
             cells.pop()
@@ -131,13 +134,16 @@ class _Rows:
         """The separator that gives the most lines of the sample one number of cells."""
 
         def quality(separator: str) -> tuple[int, int]:
+            """(the lines with the usual number of cells, this number)."""
             counts = [
                 len(re.sub(r'"[^"]*"', "", line.decoded()).split(separator))
                 for line in self._waiting
                 if line.is_whole
             ]
             usual = max(counts, key=counts.count, default=1)
-            return counts.count(usual) * (usual > 1), usual
+            if usual == 1:
+                return 0, usual
+            return counts.count(usual), usual
 
         return max(SEPARATORS, key=quality)
 
@@ -153,7 +159,7 @@ class _Rows:
 
 
 def _is_header(cells: Sequence[str], options: ReadOptions) -> bool:
-    """Whether a first row has names: a known one, or neither numbers nor sentences."""
+    """True if a first row holds names: a known one, or neither numbers nor sentences."""
     names = {cell.strip().lower() for cell in cells}
     field_names = {*FIELDS, options.text_field, options.id_field}
     if names & {name.lower() for name in field_names if name}:

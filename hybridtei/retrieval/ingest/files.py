@@ -103,6 +103,7 @@ def _selected(
 ) -> SourceFile:
     """The file, left out if a pattern says so."""
     path = file.path.relative_to(root)
+    # A pattern may name the file, a folder above it, or a path of either
     names = [*path.parts, *map(str, path.parents), str(path)]
 
     def matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
@@ -155,14 +156,16 @@ def _below(
         return
     is_beir = {BEIR_CORPUS, BEIR_QUERIES} <= names
     for entry in entries:
-        here = known.get(entry) or f"{label}/{printable(entry.name)}"
+        entry_label = known.get(entry) or f"{label}/{printable(entry.name)}"
         if entry.name.endswith(QUARANTINE) or entry == quarantine:
             continue
         if is_beir and entry.name in (BEIR_QUERIES, "qrels", "qrels.tsv"):
-            yield SourceFile(entry, here, left_out="queries and judgements beside a BEIR corpus")
+            yield SourceFile(
+                entry, entry_label, left_out="queries and judgements beside a BEIR corpus"
+            )
             continue
         if entry.name.startswith("."):
-            yield SourceFile(entry, here, left_out="hidden files and folders")
+            yield SourceFile(entry, entry_label, left_out="hidden files and folders")
             continue
         below: list[Path] = []
         try:
@@ -175,15 +178,15 @@ def _below(
                 continue
         except OSError as error:
             if error.errno not in GONE:
-                yield SourceFile(entry, here, unreadable=error.strerror or str(error))
+                yield SourceFile(entry, entry_label, unreadable=error.strerror or str(error))
             continue
         if is_folder and entry.name in PROGRAMS_FOLDERS:
-            yield SourceFile(entry, here, left_out=f"folders named {entry.name}")
+            yield SourceFile(entry, entry_label, left_out=f"folders named {entry.name}")
         elif is_folder:
-            yield from _below(below, root, here, quarantine, known)
+            yield from _below(below, root, entry_label, quarantine, known)
         elif Path(os.path.realpath(entry)).is_relative_to(root):
-            # Also a link's target
-            yield _file(entry, here, status)
+            # A file, or a link whose target lies in the source
+            yield _file(entry, entry_label, status)
 
 
 def printable(name: str) -> str:
@@ -207,7 +210,7 @@ class Quarantine:
         self._counts: Counter[str] = Counter()
         if path.exists():
             with path.open("rb") as file:
-                # Of a killed ingest it may be incomplete
+                # A killed ingest may have left this line incomplete
                 first = file.readline(MAX_FIRST_BYTES)
             if first and not (first.startswith(b'{"source":') and b'"location":' in first):
                 raise InvalidInput(
@@ -223,7 +226,8 @@ class Quarantine:
         what = "files" if rejected.location == "file" else "rows"
         self.report.add(what, rejected.reason, f"{rejected.source}, {rejected.location}")
         self._counts[rejected.source] += 1
-        count, reason = self._counts[rejected.source], rejected.reason
+        count = self._counts[rejected.source]
+        reason = rejected.reason
         if count > MAX_PER_SOURCE + 1:
             return
         if count > MAX_PER_SOURCE:

@@ -85,6 +85,7 @@ def _flattened(text: str) -> str:
     if text.count("<") < MAX_FORMATTING:
         return text
     depth = formatting = reopened = 0
+    # The page up to `end`, with tags replaced
     parts, end = [], 0
     for tag in TAG.finditer(text):
         is_end, name = tag[1], tag[2].lower()
@@ -122,7 +123,7 @@ class _Reader:
         self.lines: list[str] = []
         self._inline: list[str] = []
         self._rows: list[_Row] = []
-        # for each open table, whether it has a header
+        # True for each open table that has a header
         self._tables: list[bool] = []
         self._keeps_lines = 0
 
@@ -134,16 +135,17 @@ class _Reader:
             is_entered = self._enter(node)
             path.append((node, is_entered))
             node = node.child if is_entered else None
+            # Leave elements until one has a next sibling; the root's siblings are not read
             while node is None and path:
-                left, is_entered = path.pop()
+                finished, is_entered = path.pop()
                 if is_entered:
-                    self._leave(left.tag)
-                node = left.next if path else None
+                    self._leave(finished.tag)
+                node = finished.next if path else None
         self._end_line()
 
     def _enter(self, node: Any) -> bool:
         """Begin an element, or take a text. Returns whether to read what is below."""
-        # a doctype has none
+        # A doctype has no tag
         tag = node.tag or "-doctype"
         if tag == "-text":
             self._inline.append(node.text_content or "")
@@ -167,7 +169,10 @@ class _Reader:
     def _leave(self, tag: str) -> None:
         if tag not in BLOCKS:
             return
-        self._end_line(f"{HEADING_MARK}{tag[1]}" if tag in HEADINGS and not self._rows else "")
+        mark = ""
+        if tag in HEADINGS and not self._rows:
+            mark = f"{HEADING_MARK}{tag[1]}"
+        self._end_line(mark)
         if tag in KEEPS_LINES:
             self._keeps_lines = max(0, self._keeps_lines - 1)
         elif tag in ("td", "th") and self._rows:

@@ -79,6 +79,7 @@ def _manual_lines(text: str) -> Iterator[str]:
             yield line
             continue
         name, words = command[1] or "", (command[2] or "").replace('"', "")
+        # A section's level is 1, a subsection's (`SS`) is 2
         if name in ("SH", "SS", "Sh", "Ss"):
             yield f"{HEADING_MARK}{1 + name.upper().count('S', 1)}{words}"
         elif not name or ROFF_SILENT.fullmatch(name):

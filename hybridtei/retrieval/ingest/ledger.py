@@ -97,14 +97,18 @@ async def stored_documents(store: Store, name: str, source: Source) -> StoredDoc
 
 def _note(identity: PointId, payload: Mapping[str, Any], versions: list[StoredVersion]) -> None:
     """Add a point to its version."""
-    number, file = payload.get(CHUNK), payload.get(FILE)
-    digest, settings, chunks = payload[DIGEST], intern(str(payload[SETTINGS])), payload.get(CHUNKS)
+    number = payload.get(CHUNK)
+    file = payload.get(FILE)
+    digest = payload[DIGEST]
+    settings = intern(str(payload[SETTINGS]))
+    chunks = payload.get(CHUNKS)
     for version in versions:
         if (version.digest, version.settings, version.chunks) == (digest, settings, chunks):
             break
     else:
         version = StoredVersion(digest, settings, chunks, file)
         versions.append(version)
+    # The points of a version that disagree on its file name none
     if version.file != file:
         version.file = None
     version.numbers[identity] = number if type(number) is int else -1
@@ -143,9 +147,8 @@ class Source:
             sources = {Path(str(path)): str(name) for name, path in record.items()}
         for above in (place, *place.parents):
             if above in sources and chosen in (None, sources[above]):
-                return cls(
-                    place, "/".join((sources[above], *place.relative_to(above).parts)), sources
-                )
+                label = "/".join((sources[above], *place.relative_to(above).parts))
+                return cls(place, label, sources)
         name = chosen or place.name or "root"
         other = next((path for path, taken in sources.items() if taken == name), None)
         if chosen is None and other is not None:
@@ -179,7 +182,7 @@ async def created(store: Store, name: str, schema: CollectionSchema) -> Collecti
         try:
             await store.create(name, schema)
         except StoreError:
-            # another process may have created it meanwhile
+            # Another process may have created it meanwhile
             if await store.describe(name) is None:
                 raise
         existing = await store.describe(name) or schema

@@ -74,6 +74,7 @@ def _without_comments(text: str) -> str:
             continue
         if LINK_COMMENT.match(line):
             continue
+        # The parts of the line outside comments
         parts: list[str] = []
         rest = line
         while rest:
@@ -92,12 +93,13 @@ def _titled(text: str) -> tuple[str | None, str]:
     """(the first heading, if it stands before all prose; the text without it)."""
     lines = text.split("\n", TITLE_LINES)
     for place, line in enumerate(lines[:TITLE_LINES]):
-        below = lines[place + 1 :]
+        above, below = lines[:place], lines[place + 1 :]
         heading = ATX.fullmatch(line)
+        # A text of nothing but its title keeps it
         if heading is not None:
-            return plain(heading[1]), "\n".join([*lines[:place], *below]).strip("\n") or text
+            return plain(heading[1]), "\n".join([*above, *below]).strip("\n") or text
         if line.strip() and below and SETEXT.fullmatch(below[0]):
-            return plain(line), "\n".join([*lines[:place], *below[1:]]).strip("\n") or text
+            return plain(line), "\n".join([*above, *below[1:]]).strip("\n") or text
         element = H1.match("\n".join(lines[place : place + 5]))
         if element is not None:
             return plain(element[1]), text
@@ -115,9 +117,10 @@ def _with_marks(text: str) -> str:
         if fence:
             lines.append(line)
             continue
-        below = UNDERLINE.fullmatch(line)
-        if below and lines and PROSE.match(lines[-1]) and not "".join(lines[-2:-1]).strip():
-            lines[-1] = f"{HEADING_MARK}{1 + (below[1] == '-')}{lines[-1]}"
+        # A line of = or - below a line of prose, which an empty line or nothing precedes
+        underline = UNDERLINE.fullmatch(line)
+        if underline and lines and PROSE.match(lines[-1]) and not "".join(lines[-2:-1]).strip():
+            lines[-1] = f"{HEADING_MARK}{1 + (underline[1] == '-')}{lines[-1]}"
         heading = HEADING.match(line)
         if heading is not None:
             lines.append(f"{HEADING_MARK}{len(heading[1])}{line}")
@@ -128,6 +131,5 @@ def _with_marks(text: str) -> str:
 
 def plain(text: str) -> str | None:
     """The words of a line, without images, tags and the places of links."""
-    return (
-        " ".join(ELEMENT.sub("", LINK.sub(r"\1", IMAGE.sub("", text))).split()).strip("*_ ") or None
-    )
+    words = ELEMENT.sub("", LINK.sub(r"\1", IMAGE.sub("", text))).split()
+    return " ".join(words).strip("*_ ") or None

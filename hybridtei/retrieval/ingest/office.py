@@ -101,8 +101,9 @@ class _Archive:
         self, parts: list[str], about: str = "docProps/core.xml", *, is_paged: bool = False
     ) -> Content:
         """These parts, and the title in the file `about`."""
-        title = about in self.names and TITLE.search(self.text(about))
-        return Content(html.unescape(title[1]) if title else None, parts, is_paged=is_paged)
+        match = about in self.names and TITLE.search(self.text(about))
+        title = html.unescape(match[1]) if match else None
+        return Content(title, parts, is_paged=is_paged)
 
 
 class _Renamer:
@@ -132,10 +133,13 @@ class _Renamer:
         return self._in_table(NAMES[name], is_end, rest)
 
     def _in_table(self, name: str, is_end: str, rest: str) -> str:
+        """The tag of a table or another element of HTML. A sheet's file leaves empty cells out:
+        they are added."""
         missing = 0
         if name == "table":
             self._is_first_row = not is_end
         elif name == "tr":
+            # Rows without cells do not count
             self._is_first_row = self._is_first_row and not (is_end and self._cells)
             self._cells = 0
         elif name == "td" and not is_end:
@@ -223,6 +227,7 @@ def read_epub(data: bytes, options: ReadOptions) -> Content:
     texts: list[str] = []
     for item in ITEM.finditer(archive.text(package)):
         attributes = dict(ATTRIBUTE.findall(item[2]))
+        # An `item` of the manifest names a file, an `itemref` of the spine its place in the book
         if not item[1]:
             files[attributes.get("id", "")] = unquote(html.unescape(attributes.get("href", "")))
             continue

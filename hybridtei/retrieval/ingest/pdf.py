@@ -80,13 +80,14 @@ def _page(document: Any, number: int, most: int) -> tuple[str, bool]:
     try:
         page = document[number]
     except pypdfium2.PdfiumError:
-        # a damaged page is a page without text
+        # A damaged page counts as a page without text
         return "", False
-    with closing(page), closing(page.get_textpage()) as letters:
-        size = letters.count_chars()
+    with closing(page), closing(page.get_textpage()) as text_page:
+        size = text_page.count_chars()
         if size > most:
             raise Unfit("the PDF's text is longer than allowed: see --max-document-characters")
-        text = LEADERS.sub(" ", LINE_HYPHEN.sub("-\n", letters.get_text_range() if size else ""))
+        text = text_page.get_text_range() if size else ""
+        text = LEADERS.sub(" ", LINE_HYPHEN.sub("-\n", text))
         text = "\n".join([text.strip(), *_annotations(page, document.formenv)]).strip()
         if text:
             return text, False

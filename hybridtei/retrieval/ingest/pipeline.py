@@ -118,7 +118,8 @@ async def _settle_missing(
 ) -> None:
     """Count documents that the source lacks, and delete them if the option is set. Without a
     `writer` only say what would be deleted."""
-    keys, stats = missing_from_source(preparation), preparation.stats
+    keys = missing_from_source(preparation)
+    stats = preparation.stats
     deletes = preparation.options.delete_missing and bool(keys)
     if deletes and not stats.documents + stats.unchanged:
         stats.kept = "the source has no documents, so none is deleted"
@@ -173,9 +174,10 @@ async def _flow(
 
     async def write() -> None:
         while (future := await embedded.get()) is not None:
-            if (ready := await future) is not None:
-                await writer.write(*ready)
-                show(ready[0].done_bytes)
+            embedded_batch = await future
+            if embedded_batch is not None:
+                await writer.write(*embedded_batch)
+                show(embedded_batch[0].done_bytes)
 
     with bar:
         try:
@@ -217,8 +219,8 @@ def embed_in_context(encode: Encode, texts: Sequence[tuple[str, str]]) -> Embedd
     if not places or embedded.dense is None:
         return embedded
     dense = embedded.dense.copy()
-    whole = ["\n".join(texts[place]) for place in places]
-    dense[places] = encode(whole, outputs={Head.DENSE}).dense
+    with_context = ["\n".join(texts[place]) for place in places]
+    dense[places] = encode(with_context, outputs={Head.DENSE}).dense
     return replace(embedded, dense=dense)
 
 
@@ -255,8 +257,9 @@ def embed_each(
 def missing_from_source(preparation: Preparation) -> list[tuple[str, str]]:
     """(label, id) of stored documents that left their file, or whose file left the source. Call it
     after reading the whole source."""
-    # Unreadable folders may still have the file
+    # The labels of files, and of unreadable folders, which may still have the file
     present = {file.label for file in preparation.files if file.left_out is None}
+    # Neither the file nor a folder above it is present
     gone = [
         label
         for label in preparation.stored

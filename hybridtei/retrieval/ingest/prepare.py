@@ -151,6 +151,7 @@ class Preparation:
 
     def batches(self) -> Iterator[Batch]:
         """Yield full batches, and a last smaller one, in the order of the source."""
+        # `before`: the bytes of the files before this one
         batch, before = Batch(), 0
         for file in self.files:
             if file.left_out is not None:
@@ -217,6 +218,7 @@ class Preparation:
                 group, characters = [], 0
         yield self._changed(group, file), read_bytes
         missing = [(file.label, name) for name in stored if name not in seen]
+        # A rejected record without an id may be one of the missing documents
         if nameless:
             self.stats.documents_unclear += len(missing)
         else:
@@ -227,7 +229,8 @@ class Preparation:
         stored = self.stored.get(file.label, {})
         changed: list[PendingDocument] = []
         for document in group:
-            digest, versions = document.digest(), stored.get(document.document_id, [])
+            digest = document.digest()
+            versions = stored.get(document.document_id, [])
             current = self._current(document, digest, versions)
             if current is None:
                 for note in document.notes:
@@ -269,10 +272,11 @@ class Preparation:
         )
 
     def _cut(self, group: Sequence[PendingDocument]) -> Iterator[list[PendingChunk]]:
-        for pending, chunks in zip(
-            group, self.chunker.chunks_of([entry.document for entry in group]), strict=True
-        ):
-            pending.chunks, pending.tokens = len(chunks), sum(chunk.tokens for chunk in chunks)
+        """Yield each document's chunks. A document without tokens is rejected."""
+        cuts = self.chunker.chunks_of([pending.document for pending in group])
+        for pending, chunks in zip(group, cuts, strict=True):
+            pending.chunks = len(chunks)
+            pending.tokens = sum(chunk.tokens for chunk in chunks)
             if all(chunk.tokens <= self.chunker.around for chunk in chunks):
                 self._reject(pending.document, "the tokenizer makes no token of its text")
                 continue

@@ -145,7 +145,8 @@ class _Ingest:
         if encoder is None and options.url is not None:
             limits = {"timeout_s": REQUEST_TIMEOUT_S, "patience_s": config.qdrant_patience}
             encoder = Client(options.url, api_key=options.url_api_key, **limits)
-        self.given = encoder
+        # None: `_loader` loads the model when it is needed
+        self.encoder = encoder
         self.store = open_store(config)
         tell(f"store     {place_of(config)}")
         served = _served(encoder) if isinstance(encoder, Client) else None
@@ -184,12 +185,12 @@ class _Ingest:
                     stored = await stored_documents(store, name, source)
                 preparation = self._preparation(stack, source, stored, stats)
                 load = self._loader(stack)
-                budget = (
-                    {"multivector": budget_of_plan(plan)} if Head.MULTIVECTOR in self.heads else {}
-                )
+                choices: dict[str, Any] = {"outputs": self.heads, "input_type": "document"}
+                if Head.MULTIVECTOR in self.heads:
+                    choices["multivector"] = budget_of_plan(plan)
 
+                # Loads the embedder at the first text
                 def encode(texts: Any, **settings: Any) -> Any:
-                    choices = {"outputs": self.heads, "input_type": "document", **budget}
                     return load().encode(texts, **choices | settings)
 
                 if not options.dry_run:
@@ -198,18 +199,18 @@ class _Ingest:
                         # needs the main thread
                         load()
                     existing = await created(store, name, schema)
-                    if record := Source.of(
-                        Path(options.source), existing, options.source_name
-                    ).record:
-                        await store.annotate(name, record)
-                    # a server's store has a patience of its own
+                    # Another process may have added a source meanwhile
+                    source = Source.of(Path(options.source), existing, options.source_name)
+                    if source.record:
+                        await store.annotate(name, source.record)
+                    # A server's store has a patience of its own
                     patience_s = 0.0 if store.kind == "server" else self.config.qdrant_patience
                     writer = Writer(store, name, existing, preparation, patience_s)
                 parallel = load().parallel if options.engine == "ray" else 1
                 await run_pipeline(preparation, encode, writer, parallel=parallel, tell=tell)
                 if writer is not None:
                     stats.points = await store.count(name)
-                # an earlier run may have ended before this step
+                # Also without new documents: an earlier run may have ended before this step
                 if writer is not None and not stats.stopped:
                     await self._index(store)
             except (StoreUnavailable, ConnectionError, BackendError, NoKey) as error:
@@ -238,12 +239,10 @@ class _Ingest:
             self.tell(
                 f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each"
             )
-        schema = signed(
-            schema_for(
-                spec, self.model.model_id, plan, heads=self.heads, is_there=existing is not None
-            ),
-            spec,
+        unsigned = schema_for(
+            spec, self.model.model_id, plan, heads=self.heads, is_there=existing is not None
         )
+        schema = signed(unsigned, spec)
         if existing is not None:
             check_fits(existing, schema, name)
         return plan, schema
@@ -286,7 +285,7 @@ class _Ingest:
 
         @cache
         def load() -> Any:
-            loaded = self.given or _embedder(self.options, self.model, self.engine)
+            loaded = self.encoder or _embedder(self.options, self.model, self.engine)
             if self.is_owned:
                 stack.callback(loaded.close)
             if isinstance(loaded, Client):
@@ -395,8 +394,10 @@ def earlier_hashes(
         return []
     settings = asdict(chunks)
     del settings["headings"]
-    last: list[Any] = [sorted(heads), settings, reading.as_dict()]
-    return [_hash([READING - 1, *last]), _hash([last[0], settings | {"late": False}, last[2]])]
+    names, fields = sorted(heads), reading.as_dict()
+    second = _hash([READING - 1, names, settings, fields])
+    first = _hash([names, settings | {"late": False}, fields])
+    return [second, first]
 
 
 def _hash(settings: list[Any]) -> str:

@@ -78,12 +78,16 @@ def _document(
     except Unfit as error:
         error.document_id = document_id
         raise
-    clean, name = normalised(text), title and normalised(title)
-    earlier = (title, text, metadata)
+    clean_text = normalised(text)
+    clean_title = title and normalised(title)
     notes = (*notes, *notes_of(text))
-    if (clean, name) == (text, title):
-        return Document(source, document_id, clean, name, metadata, location, notes)
-    return Document(source, document_id, clean, name, metadata, location, notes, earlier)
+    # What the first reading stored, where it differs
+    earlier = None
+    if (clean_text, clean_title) != (text, title):
+        earlier = (title, text, metadata)
+    return Document(
+        source, document_id, clean_text, clean_title, metadata, location, notes, earlier
+    )
 
 
 def value_of(cell: Any) -> Any:
@@ -213,15 +217,18 @@ def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
     number, offset = 0, 0
     while head := file.readline(max_bytes + len(b"\r\n")):
         number += 1
-        end, last = offset + len(head), head
+        end = offset + len(head)
+        # Skip the rest of a line that is too long; `last` is b"" at the end of the file
+        last = head
         while not last.endswith(b"\n") and (last := file.readline(SKIP_BYTES)):
             end += len(last)
         data = head.removesuffix(b"\n").removesuffix(b"\r")
         if end == offset + len(head) and len(data) <= max_bytes:
             yield Line(number, offset, data, len(data))
         else:
-            ends = (last or head).endswith(b"\n")
-            yield Line(number, offset, data[:KEPT_BYTES], end - offset - ends, is_whole=False)
+            has_line_end = (last or head).endswith(b"\n")
+            length = end - offset - has_line_end
+            yield Line(number, offset, data[:KEPT_BYTES], length, is_whole=False)
         offset = end
 
 

@@ -63,13 +63,16 @@ FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
 def fence_after(line: str, fence: str) -> str:
-    """The fence of code that is open behind a line; `fence`: the one before it, or nothing."""
+    """Return the code fence (such as "```") that is open after `line`, or "". `fence`: the one open
+    before the line, or ""."""
     mark = FENCE.match(line)
     if mark is None:
         return fence
     if not fence:
         return mark[1]
-    return "" if mark[1].startswith(fence) and not line.strip(" `~") else fence
+    # A closing fence: the same character, at least as long, and nothing else on its line
+    closes = mark[1].startswith(fence) and not line.strip(" `~")
+    return "" if closes else fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,10 @@ def encoding_of(
         if data.startswith(mark):
             return encoding, len(mark), []
     sample = data[:SAMPLE_BYTES]
-    for first, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
-        if sample[first::2].count(0) > len(sample) // 5 and not sample[1 - first :: 2].count(0):
+    # UTF-16 without a mark. `high`: the place of the high byte in a pair, which is 0 for Latin
+    # letters
+    for high, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
+        if sample[high::2].count(0) > len(sample) // 5 and not sample[1 - high :: 2].count(0):
             return encoding, 0, [f"read as {encoding}, by a guess"]
     if len(CONTROL_BYTES.findall(sample)) > max(MOST_CONTROLS, CONTROLS_SHARE * len(sample)):
         raise Unfit(BINARY)
@@ -139,12 +144,14 @@ def _is_utf8(data: bytes) -> bool:
 def _seen(data: bytes, is_cut: bool) -> tuple[str, int, list[str]]:
     """UTF-8 if the data are mostly that, else the best guess."""
     text, stop = codecs.utf_8_decode(data, "replace", not is_cut)
-    bad = text.count("\ufffd") - data.count("\ufffd".encode())
-    if not bad:
+    # Without the replacement characters that the data hold themselves
+    errors = text.count("\ufffd") - data.count("\ufffd".encode())
+    if not errors:
         return "utf-8", 0, []
-    rest = STRAY.sub(b"", data[:stop])
-    others = sum(not character.isascii() for character in text) - bad
-    if others > bad or (len(data) - len(rest) < 10 and _is_utf8(rest)):
+    without_stray = STRAY.sub(b"", data[:stop])
+    foreign = sum(not character.isascii() for character in text) - errors
+    has_few_stray = len(data) - len(without_stray) < 10
+    if foreign > errors or (has_few_stray and _is_utf8(without_stray)):
         return "utf-8", 0, []
     encoding = _guess(data)
     return encoding, 0, [f"read as {encoding}, by a guess"]
@@ -180,10 +187,12 @@ class _AsUtf8(io.RawIOBase):
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer)  # type: ignore[arg-type]
-        data = b"-"
-        while not self._rest and data:
+        is_end = False
+        # A read may hold only the beginning of a character
+        while not self._rest and not is_end:
             data = self._file.read(SAMPLE_BYTES)
-            self._rest = self._decoder.decode(data, final=not data).encode()
+            is_end = not data
+            self._rest = self._decoder.decode(data, final=is_end).encode()
         size = min(len(view), len(self._rest))
         view[:size] = self._rest[:size]
         self._rest = self._rest[size:]
@@ -246,9 +255,11 @@ def normalised(text: str, compounds: frozenset[str] | None = None) -> str:
     words = compounds_of([text]) if compounds is None else compounds
 
     def join(cut: re.Match[str]) -> str:
-        before, behind = cut.groups()
+        """Replace the hyphen and the line end after `before`: by the hyphen in a compound, else by
+        nothing."""
+        before, after = cut.groups()
         is_compound = text[cut.start() - 1 : cut.start()] == "-" or before.isupper()
-        if is_compound or not behind.islower() or f"{before}-{behind}".lower() in words:
+        if is_compound or not after.islower() or f"{before}-{after}".lower() in words:
             return f"{before}-"
         return str(before)
 

@@ -115,6 +115,7 @@ def _without_entries(text: str) -> str:
     numbers: list[int] = []
     # Where the run of dotted lines begins.
     first = 0
+    # The last line, "-", ends a run at the end of the text
     for line in [*text.split("\n"), "-"]:
         entry = ENTRY.search(line[-MAX_ENTRY:])
         if entry is not None:
@@ -129,7 +130,7 @@ def _without_entries(text: str) -> str:
 
 
 def outline_of(text: str) -> tuple[str, Outline]:
-    """(the text without marks of lines, what they say)."""
+    """(the text without marks of lines, the outline that the marks describe)."""
     lines: list[str] = []
     places: list[tuple[int, str, str]] = []
     joins: list[tuple[int, int]] = []

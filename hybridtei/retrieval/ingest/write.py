@@ -57,6 +57,7 @@ class Writer:
         ]
         embeddings = fit_to_schema(embeddings, self.schema)
         points, objections = await asyncio.to_thread(self._checked_points, accepted, embeddings)
+        # Only pieces without a reason were checked
         remaining = iter(objections)
         reasons = [next(remaining) if reason is None else reason for reason in reasons]
         for piece, reason in zip(batch.pieces, reasons, strict=True):

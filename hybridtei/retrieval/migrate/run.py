@@ -58,6 +58,7 @@ from hybridtei.retrieval.store.plan import (
     without_packed,
 )
 from hybridtei.retrieval.store.points import to_points
+from hybridtei.retrieval.store.query import CollectionPlan
 
 Tell = Callable[[str], None]
 # Records of the source -> points of the copy
@@ -148,6 +149,7 @@ class MigrationRun:
         source = aliases.get(self._name, self._name)
         if await self._store.describe(source) is None:
             copies = await self._with(MIGRATION_OF, source)
+            # `_migrate` sets this key just before the switch
             ready = [copy for copy in copies if copy.metadata.get(PREVIOUS)]
             if ready and ready[0].stored_as is not None:
                 await self._store.alias(self._name, ready[0].stored_as)
@@ -198,12 +200,14 @@ class MigrationRun:
                 "clients of the store may find neither. --yes accepts this; --no-switch fills "
                 "the copy only"
             )
-        if strange := {*old.vectors, *old.sparse} - set(NAMES):
+        if unknown := {*old.vectors, *old.sparse} - set(NAMES):
             raise InvalidInput(
                 f"collection {source!r} has vectors that no model here makes: "
-                f"{', '.join(sorted(strange))}"
+                f"{', '.join(sorted(unknown))}"
             )
-        for record in (await self._store.scroll(source, limit=10))[0]:
+        # Raises InvalidInput early if the first points have no text
+        records, _ = await self._store.scroll(source, limit=10)
+        for record in records:
             text_of(record)
         plan = await self._planned(old)
         if _has_vectors_of(old, plan):
@@ -227,7 +231,7 @@ class MigrationRun:
             await fill(self._store, source, moved)
         async with self._held(source, moved):
             if moved is not None:
-                # Until no search uses the collection's own name
+                # Wait until no cached schema leads a search to the collection's own name
                 await asyncio.sleep(KEPT_S + 1)
                 await fill(self._store, source, moved)
             await fill(self._store, source, copy, self._embedding(new))
@@ -261,12 +265,14 @@ class MigrationRun:
         await mark()
         renewing = asyncio.create_task(renew())
         try:
+            # Let `renew` begin
             await asyncio.sleep(0)
             yield
         finally:
             renewing.cancel()
             with suppress(asyncio.CancelledError):
                 await renewing
+            # After a switch an alias may have the name, and the collection is gone
             is_there = (
                 source not in await self._store.aliases()
                 and await self._store.describe(source) is not None
@@ -360,11 +366,14 @@ class MigrationRun:
         planned = await asyncio.to_thread(
             signed, schema_for(spec, model_id, plan, heads=heads), spec
         )
-        vectors = {
+        # Keys of the user and of the ingest stay
+        metadata = {
             key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS
         }
-        noted = {DROPPED: lacking} if lacking else {}
-        return replace(planned, metadata={**vectors, **planned.metadata, **noted})
+        metadata |= planned.metadata
+        if lacking:
+            metadata[DROPPED] = lacking
+        return replace(planned, metadata=metadata)
 
     def _embedding(self, schema: CollectionSchema) -> Convert:
         """Make points with the same ids and payloads, and the vectors of the model that `schema`
@@ -384,10 +393,8 @@ class MigrationRun:
 
     def _encoder(self, model_id: str, schema: CollectionSchema | None) -> Encoder:
         """Load a model's encoder, with the budget of a collection's multi-vectors."""
-        plan = None if schema is None else plan_of(schema)
-        tokens, dtype = (
-            (None, None) if plan is None else (plan.multivector_tokens, plan.multivector_dtype)
-        )
+        plan = CollectionPlan() if schema is None else plan_of(schema)
+        tokens, dtype = plan.multivector_tokens, plan.multivector_dtype
         key = (model_id, tokens, dtype)
         if key not in self._encoders:
             config = msgspec.structs.replace(
@@ -398,7 +405,7 @@ class MigrationRun:
             planned = schema_for(
                 self._encoders[key].spec,
                 model_id,
-                plan_of(schema),
+                plan,
                 heads=heads_of(schema),
                 is_there=True,
             )
@@ -453,6 +460,7 @@ async def fill(
 
 
 async def _delete_gone(store: Store, source: str, copy: str) -> int:
+    """Delete points of the copy that the source no longer has. Return their number."""
     deleted, offset = 0, None
     while True:
         records, offset = await store.scroll(

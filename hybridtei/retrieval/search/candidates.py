@@ -125,7 +125,7 @@ class Candidates:
 
     def __post_init__(self) -> None:
         group_by = self.options.group_by
-        # Qdrant's filters read other keys differently
+        # Qdrant's filters would read other keys differently from `group_of`
         if group_by is not None and re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
             raise InvalidInput(
                 f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with "
@@ -149,7 +149,7 @@ class Candidates:
             tier, is_last = await self._tier(depth, query_filter, candidates, key=self.key)
             for candidate in tier if self.key is None else _one_a_group(tier):
                 candidates[candidate.id] = candidate
-            # legs may find the same points: go deeper
+            # The legs may find only points of earlier tiers: go deeper
             is_last = is_last or (not tier and depth == MAX_LIMIT)
             spent += depth
             depth = min(2 * depth, MAX_LIMIT)
@@ -167,22 +167,27 @@ class Candidates:
     ) -> tuple[list[Candidate], bool]:
         """(each leg's points that are not in `before`, the best first; True if the store has no
         others)."""
-        lists = await self._found(depth, query_filter, key)
+        lists = await self._lists(depth, query_filter, key)
         candidates = _gathered(lists, before, key)
         is_last = max(map(len, lists.values())) < depth
         if not candidates:
             return [], is_last
-        scores = await self._known(candidates, depth, query_filter)
+        unfiltered = await self._unfiltered(candidates, depth, query_filter)
         totals = await self._totals(candidates, lists, depth)
         mode = self.options.mode or ""
         if mode not in NAMES and not self.options.rescore:
             totals = totals.round(DIGITS.get(mode, DIGITS_OF_FLOATS))
         for candidate, total in zip(candidates, totals.tolist(), strict=True):
             candidate.score = total
-            if candidate.id in scores:
-                candidate.score = scores[candidate.id].score
+            if candidate.id in unfiltered:
+                candidate.score = unfiltered[candidate.id].score
         candidates.sort(
-            key=lambda each: (each.id not in scores, -each.score, isinstance(each.id, str), each.id)
+            key=lambda each: (
+                each.id not in unfiltered,
+                -each.score,
+                isinstance(each.id, str),
+                each.id,
+            )
         )
         threshold = self.options.score_threshold
         if threshold is None:
@@ -190,7 +195,7 @@ class Candidates:
         page = [candidate for candidate in candidates if candidate.score >= threshold]
         return page, is_last or len(page) < len(candidates)
 
-    async def _found(
+    async def _lists(
         self, depth: int, query_filter: Filter | None, key: str | None
     ) -> dict[str, list[Stored]]:
         """The best points of each finding leg."""
@@ -213,8 +218,8 @@ class Candidates:
         legs = self.legs.finders
         return dict(zip(legs, await asyncio.gather(*map(find, legs)), strict=True))
 
-    async def _known(
-        self, found: Sequence[Candidate], depth: int, query_filter: Filter | None
+    async def _unfiltered(
+        self, candidates: Sequence[Candidate], depth: int, query_filter: Filter | None
     ) -> dict[PointId, Candidate]:
         """For few candidates: search without the filter, deep enough for statistics, and set the
         scale by it."""
@@ -222,49 +227,51 @@ class Candidates:
         if (
             not is_normalised
             or self._scale
-            or len(found) >= FEW
+            or len(candidates) >= FEW
             or (query_filter is None and depth >= ENOUGH)
         ):
             return {}
-        plain, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
+        # Sets the scale
+        tier, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
         if not self._scale:
             return {}
-        return {point.id: point for point in plain}
+        return {candidate.id: candidate for candidate in tier}
 
     async def _totals(
-        self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
+        self, candidates: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
     ) -> Column:
         """Each candidate's score: MaxSim, one leg's score, or the fusion of all legs' places or
         scores."""
         mode, weights = self.options.mode, self.legs.weights
         if self.options.rescore:
-            await self._score(MULTIVECTOR, found)
-            return _scores(found, MULTIVECTOR)
+            await self._score(MULTIVECTOR, candidates)
+            return _scores(candidates, MULTIVECTOR)
         if mode in NAMES:
-            return _scores(found, mode)
+            return _scores(candidates, mode)
         if mode == "rrf":
             return reciprocal_ranks(
-                {leg: _column(found, leg, "rank") for leg in lists}, weights, self.options.k
+                {leg: _column(candidates, leg, "rank") for leg in lists}, weights, self.options.k
             )
-        await self._complete(found, lists, depth)
+        await self._complete(candidates, lists, depth)
         if mode == "zscore":
-            return await self._normalised(found, depth)
+            return await self._normalised(candidates, depth)
         for leg in [leg for leg in weights if leg not in lists]:
-            await self._score(leg, found)
+            await self._score(leg, candidates)
         shares = dict(weights)
         if MULTIVECTOR in shares:
+            # MaxSim is a sum over the query's rows: divide it to their mean
             shares[MULTIVECTOR] /= len(self.legs.vectors[MULTIVECTOR])
-        return weighted_sum({leg: _scores(found, leg) for leg in weights}, shares)
+        return weighted_sum({leg: _scores(candidates, leg) for leg in weights}, shares)
 
     async def _complete(
-        self, found: Sequence[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
+        self, candidates: Sequence[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
     ) -> None:
         """Score candidates also by the legs that did not find them."""
         scores = []
         for leg, points in lists.items():
-            missing = [candidate for candidate in found if leg not in candidate.legs]
+            missing = [candidate for candidate in candidates if leg not in candidate.legs]
             if leg == SPARSE and len(points) < depth:
-                # All points with a shared term were found.
+                # The sparse leg has found all points that share a term with the query
                 for candidate in missing:
                     candidate.legs[SPARSE] = StageScore(0.0, None)
             elif missing:
@@ -272,39 +279,42 @@ class Candidates:
         if scores:
             await asyncio.gather(*scores)
 
-    async def _normalised(self, found: list[Candidate], depth: int) -> Column:
+    async def _normalised(self, candidates: list[Candidate], depth: int) -> Column:
         """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum
         of shares of the best."""
         weights = self.legs.weights
-        scores_others = MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders
-        if len(found) < FEW and not self._scale:
-            if scores_others:
-                await self._score(MULTIVECTOR, found)
-            return shares_of_best({leg: _scores(found, leg) for leg in weights}, weights)
-        total = np.zeros(len(found))
+        # A multi-vector that scores what the other legs found
+        has_maxsim = MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders
+        if len(candidates) < FEW and not self._scale:
+            if has_maxsim:
+                await self._score(MULTIVECTOR, candidates)
+            return shares_of_best({leg: _scores(candidates, leg) for leg in weights}, weights)
+        total = np.zeros(len(candidates))
         for leg in self.legs.finders:
-            total += self._part(leg, found)
-        if scores_others:
+            total += self._part(leg, candidates)
+        if has_maxsim:
             best = np.argsort(-total, kind="stable")[: max(depth // MAXSIM_SHARE, 1)]
-            await self._score(MULTIVECTOR, [found[i] for i in best])
-            total += self._part(MULTIVECTOR, found)
+            await self._score(MULTIVECTOR, [candidates[place] for place in best])
+            total += self._part(MULTIVECTOR, candidates)
         return total
 
-    def _part(self, leg: str, found: Sequence[Candidate]) -> Column:
-        column = complete(_scores(found, leg))
-        if len(found) >= FEW:
+    def _part(self, leg: str, candidates: Sequence[Candidate]) -> Column:
+        """A leg's normalised scores. The first tier that is large enough sets the leg's scale."""
+        column = complete(_scores(candidates, leg))
+        if len(candidates) >= FEW:
             self._scale.setdefault(leg, (float(column.mean()), float(column.std())))
         return normalised(column, *self._scale.get(leg, (0.0, 0.0)), self.legs.weights[leg])
 
-    async def _score(self, leg: str, some: Sequence[Candidate]) -> None:
+    async def _score(self, leg: str, candidates: Sequence[Candidate]) -> None:
         """Give candidates a leg's exact score. Without its vector a candidate gets none; without a
         sparse vector, 0."""
-        if not some:
+        if not candidates:
             return
-        ids, vector = [candidate.id for candidate in some], self.legs.vectors[leg]
+        ids = [candidate.id for candidate in candidates]
+        vector = self.legs.vectors[leg]
         began = perf_counter_ns()
         if leg == MULTIVECTOR and self.packed is not None:
-            scores = await self._packed_scores(some, ids, vector, self.packed)
+            scores = await self._packed_scores(candidates, ids, vector, self.packed)
             self._note(leg, began, len(scores))
         else:
             query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
@@ -313,14 +323,14 @@ class Candidates:
             scores = {point.id: point.score for point in points}
             if leg == SPARSE:
                 scores = dict.fromkeys(ids, 0.0) | scores
-        for candidate in some:
+        for candidate in candidates:
             if candidate.id in scores:
                 rank = candidate.legs.get(leg, NOT_FOUND).rank
                 candidate.legs[leg] = StageScore(scores[candidate.id], rank)
 
     async def _packed_scores(
         self,
-        some: Sequence[Candidate],
+        candidates: Sequence[Candidate],
         ids: Sequence[PointId],
         rows: Floats,
         packed: PackedFormat,
@@ -330,6 +340,7 @@ class Candidates:
         payload = self.payload
         if isinstance(payload, bool) or PACKED in payload or len(ids) > READ_WHOLE:
             return await packed_scores(self.store, self.collection, ids, rows, packed)
+        # A mapping excludes only the packed multi-vector
         selector = True if isinstance(payload, Mapping) else [PACKED, *payload]
         records = await self.store.retrieve(self.collection, ids, with_payload=selector)
         characters = sum([len(record.payload.get(PACKED, "")) for record in records])
@@ -338,7 +349,7 @@ class Candidates:
         else:
             scores = await _in_thread(records, rows, packed)
         by_id = {record.id: record for record in records}
-        for candidate in some:
+        for candidate in candidates:
             if candidate.id in by_id:
                 candidate.take(by_id[candidate.id])
                 candidate.payload.pop(PACKED, None)
@@ -370,13 +381,14 @@ def _gathered(
 NOT_FOUND = StageScore(np.nan, None)
 
 
-def _column(found: Sequence[Candidate], leg: str, part: Literal["score", "rank"]) -> Column:
+def _column(candidates: Sequence[Candidate], leg: str, part: Literal["score", "rank"]) -> Column:
     """Each candidate's score or place in a leg; NaN without one."""
-    return np.array([getattr(each.legs.get(leg, NOT_FOUND), part) for each in found], np.float64)
+    values = [getattr(each.legs.get(leg, NOT_FOUND), part) for each in candidates]
+    return np.array(values, np.float64)
 
 
-def _scores(found: Sequence[Candidate], leg: str) -> Column:
-    return _column(found, leg, "score")
+def _scores(candidates: Sequence[Candidate], leg: str) -> Column:
+    return _column(candidates, leg, "score")
 
 
 def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -406,22 +418,21 @@ def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
     return value if isinstance(value, str) or type(value) is int else None
 
 
-def _without(key: str, found: Sequence[Candidate], query_filter: Filter | None) -> Filter:
-    """The filter, excluding found groups and found points without a group."""
-    texts: list[int | str] = [
-        candidate.group for candidate in found if isinstance(candidate.group, str)
-    ]
-    numbers: list[int | str] = [each.group for each in found if isinstance(each.group, int)]
+def _without(key: str, candidates: Sequence[Candidate], query_filter: Filter | None) -> Filter:
+    """The filter, excluding the candidates' groups, and candidates without a group."""
+    texts: list[int | str] = [each.group for each in candidates if isinstance(each.group, str)]
+    numbers: list[int | str] = [each.group for each in candidates if isinstance(each.group, int)]
     # A match also finds values in lists of several values, but such points have no group.
-    is_one = Filter(key=key, values_count=ValuesCount(lt=2))
-    refused = [
-        Filter(must=[Filter(key=key, match=Match(any=values)), is_one])
+    has_one_value = Filter(key=key, values_count=ValuesCount(lt=2))
+    excluded = [
+        Filter(must=[Filter(key=key, match=Match(any=values)), has_one_value])
         for values in (texts, numbers)
         if values
     ]
-    if alone := [one.id for one in found if one.group is None]:
-        refused.append(Filter(has_id=alone))
-    return Filter(must=None if query_filter is None else [query_filter], must_not=refused)
+    ungrouped = [each.id for each in candidates if each.group is None]
+    if ungrouped:
+        excluded.append(Filter(has_id=ungrouped))
+    return Filter(must=None if query_filter is None else [query_filter], must_not=excluded)
 
 
 # Few threads, so that many searches neither use much more than MAX_FLOAT_BYTES nor fill asyncio's
@@ -435,10 +446,10 @@ async def packed_scores(
     """MaxSim of each point that has a multi-vector."""
     scores: dict[PointId, float] = {}
     for begin in range(0, len(ids), READ_AT_ONCE):
-        read = await store.retrieve(
+        records = await store.retrieve(
             collection, ids[begin : begin + READ_AT_ONCE], with_payload=[PACKED]
         )
-        scores |= await _in_thread(read, rows, packed)
+        scores |= await _in_thread(records, rows, packed)
     return scores
 
 
@@ -451,7 +462,8 @@ async def _in_thread(
 
 def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:
     """MaxSim of each point, in runs of points with at most `MAX_FLOAT_BYTES` of floats."""
-    # 3 bytes in 4 characters; a byte becomes 32 or 4
+    # Four characters of base64 are 3 bytes. A byte of bits becomes 8 floats, 32 bytes; a byte of
+    # int8 becomes a float, 4 bytes
     bytes_a_character = 24 if packed.dtype == "binary" else 3
     packed_of = {
         record.id: str(record.payload[PACKED]) for record in records if PACKED in record.payload

@@ -69,12 +69,12 @@ def _score(stage: str, score: float, rank: int | None) -> str:
 def _marked(text: str, marks: Sequence[Highlight], colours: bool) -> str:
     start, end = excerpt(text, marks, EXCERPT_CHARACTERS)
     opening, closing = (BOLD, PLAIN) if colours else (MARK, MARK)
-    parts, at = [], start
+    parts, written = [], start
     for mark in marks:
-        if mark.start >= at and mark.end <= end:
-            parts += [text[at : mark.start], opening, text[mark.start : mark.end], closing]
-            at = mark.end
-    shown = "".join([*parts, text[at:end]])
+        if mark.start >= written and mark.end <= end:
+            parts += [text[written : mark.start], opening, text[mark.start : mark.end], closing]
+            written = mark.end
+    shown = "".join([*parts, text[written:end]])
     return _one_line(f"{'…' if start else ''}{shown}{'…' if end < len(text) else ''}")
 
 
@@ -127,10 +127,12 @@ def highlights(text: str, terms: dict[int, float], tokens_of: TokensOf) -> list[
 
 
 def _merged(stretches: Iterable[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    """Join sorted (start, end, weight) that touch or overlap."""
     merged: list[tuple[int, int, float]] = []
     for start, end, weight in stretches:
         if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]), merged[-1][2] + weight)
+            last_start, last_end, last_weight = merged[-1]
+            merged[-1] = (last_start, max(end, last_end), last_weight + weight)
         else:
             merged.append((start, end, weight))
     return merged
@@ -151,7 +153,8 @@ def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int
         return 0, len(text)
     if not marks:
         return 0, _word_end(text, width)
-    best, last, best_weight = marks[0].start, marks[0].end, -1.0
+    # The window that begins with a mark: its first mark's start and its last mark's end
+    first, last, best_weight = marks[0].start, marks[0].end, -1.0
     for mark in marks:
         within = [
             other
@@ -160,16 +163,15 @@ def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int
         ]
         weight = sum(other.weight for other in within)
         if weight > best_weight:
-            best, last, best_weight = (
-                mark.start,
-                max((other.end for other in within), default=mark.end),
-                weight,
-            )
+            first = mark.start
+            last = max((other.end for other in within), default=mark.end)
+            best_weight = weight
     # Include some words before, if the last term still fits
-    lead = max(0, min(width // 8, (width - (last - best)) // 2))
-    start = max(0, min(best - lead, len(text) - width))
+    lead = max(0, min(width // 8, (width - (last - first)) // 2))
+    start = max(0, min(first - lead, len(text) - width))
     if start:
-        start = text.find(" ", start, best) + 1 or best
+        # Begin after a space; without one, at the first mark
+        start = text.find(" ", start, first) + 1 or first
     return start, _word_end(text, min(len(text), start + width), last)
 
 

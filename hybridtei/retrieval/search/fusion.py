@@ -73,7 +73,7 @@ def legs_of(query: Embeddings, row: int, options: CheckedOptions, *, is_packed: 
     else:
         weights = _weights_of(_chosen(vectors, options), options)
     finders = list(weights)
-    # A multi-vector would scan all points
+    # To find points, a multi-vector would scan all of them: it only scores what others find
     if mode in ("zscore", "weighted"):
         finders = [leg for leg in weights if leg != MULTIVECTOR] or finders
     if is_packed and MULTIVECTOR in finders:
@@ -163,7 +163,7 @@ def _weights_of(legs: Sequence[str], options: CheckedOptions) -> dict[str, float
 def reciprocal_ranks(places: Columns, weights: Mapping[str, float], k: int | None) -> Column:
     """The sum of 1 / (place / weight + k - 1), as in Qdrant's RRF. A leg that did not find a
     candidate adds nothing."""
-    # A place divided by a tiny weight is infinite, and adds 0
+    # A place divided by a tiny weight is infinite, so its part of the sum is 0
     with np.errstate(over="ignore"):
         parts = [
             1.0 / (column / weights[leg] + (k or QDRANTS_K) - 1) for leg, column in places.items()
@@ -192,8 +192,10 @@ def complete(column: Column) -> Column:
 def shares_of_best(scores: Columns, weights: Mapping[str, float]) -> Column:
     """The sum of weight × share, which is 1 for a leg's best score and, of scores above 0, score /
     best for the others."""
-    filled = {leg: complete(column) for leg, column in scores.items()}
-    largest = {leg: max(float(np.abs(column).max()), FLAT) for leg, column in filled.items()}
-    return weighted_sum(
-        {leg: 1 + (column - column.max()) / largest[leg] for leg, column in filled.items()}, weights
-    )
+    shares: dict[str, Column] = {}
+    for leg, scored in scores.items():
+        column = complete(scored)
+        largest = max(float(np.abs(column).max()), FLAT)
+        # For scores above 0 this is score / best
+        shares[leg] = 1 + (column - column.max()) / largest
+    return weighted_sum(shares, weights)

@@ -131,7 +131,7 @@ class Searcher:
         pass. Raises InvalidInput if there are none. `fit`: the collection, if the caller has it."""
         fit = fit or await self.fit(collection)
         heads = fit.heads
-        # as documents are, unless nothing is left
+        # Documents are normalised too. A query of which nothing is left stays as it is
         queries = [normalised(query) or query for query in queries]
         if options.query_encoder == "model":
             return fit.fitted(await self.model.embed(queries, heads))
@@ -159,18 +159,20 @@ class Searcher:
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError,
         and the errors of embedding.
         """
-
         options = options or DEFAULTS
 
-        async def found(schema: CollectionSchema) -> SearchResult:
+        # `reading` calls this again if a migration switches the collection meanwhile
+        async def search_once(schema: CollectionSchema) -> SearchResult:
             fit = await self.fit(collection, schema)
             began = perf_counter_ns()
             embedded = await self.embed(collection, [query], options, fit=fit)
             embedding = Stage("embed", since(began), 1)
-            result = await self.find(collection, query, embedded, 0, options, rank=rank, fit=fit)
+            result = await self.find(
+                collection, query, embedded, row=0, options=options, rank=rank, fit=fit
+            )
             return msgspec.structs.replace(result, stages=[embedding, *result.stages])
 
-        return await self._schemas.reading(collection, found)
+        return await self._schemas.reading(collection, search_once)
 
     async def find(
         self,
@@ -209,6 +211,7 @@ class Searcher:
         last = options.offset + options.limit
         depth, skipped = last, options.offset
         if rank is not None:
+            # The reranker may move any of these points to the page
             depth, skipped = max(options.rerank_limit, last), 0
         best = await candidates.best(depth)
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
@@ -271,8 +274,8 @@ class Searcher:
     async def _hits(
         self, page: Sequence[Candidate], embedded: Embeddings, row: int, options: CheckedOptions
     ) -> list[SearchHit]:
-        def hits_of(some: Sequence[Candidate]) -> list[SearchHit]:
-            return [self._hit(candidate, embedded, row, options) for candidate in some]
+        def hits_of(candidates: Sequence[Candidate]) -> list[SearchHit]:
+            return [self._hit(candidate, embedded, row, options) for candidate in candidates]
 
         if not options.highlights:
             return hits_of(page)
@@ -284,13 +287,13 @@ class Searcher:
         return hits
 
     def _hit(
-        self, one: Candidate, embedded: Embeddings, row: int, options: CheckedOptions
+        self, candidate: Candidate, embedded: Embeddings, row: int, options: CheckedOptions
     ) -> SearchHit:
-        payload = one.payload
+        payload = candidate.payload
         marks: list[Highlight] | None = None
         if options.highlights:
             marks = []
-            sparse = one.vectors.get(SPARSE)
+            sparse = candidate.vectors.get(SPARSE)
             if embedded.sparse and sparse and self.model.tokens_of is not None:
                 document = sparse["indices"], sparse["values"]
                 terms = shared_terms(embedded.sparse.row(row), document)
@@ -300,9 +303,8 @@ class Searcher:
             payload = {name: payload[name] for name in options.with_payload if name in payload}
         elif not options.with_payload:
             payload = {}
-        return SearchHit(
-            one.id, one.score, payload, marks, one.legs if options.explain else None, one.more
-        )
+        legs = candidate.legs if options.explain else None
+        return SearchHit(candidate.id, candidate.score, payload, marks, legs, candidate.more)
 
 
 def since(began_ns: int) -> float:
@@ -329,22 +331,24 @@ def _selectors(
         if ranked or options.highlights:
             keys.append(options.text_field)
         payload = keys or False
-    return payload, [SPARSE] if options.highlights and embedded.sparse is not None else False
+    vectors: Selector = False
+    if options.highlights and embedded.sparse is not None:
+        vectors = [SPARSE]
+    return payload, vectors
 
 
 async def _reranked(
-    found: list[Candidate], query: str, rank: Rank, text_field: str
+    page: list[Candidate], query: str, rank: Rank, text_field: str
 ) -> list[Candidate]:
     """Rank hits by `rank`. Hits without a text follow in their earlier order. Equal scores keep the
     search's order."""
-    texts = [str(hit.payload.get(text_field) or "") for hit in found]
-    places = [place for place, text in enumerate(texts) if text]
-    if not places:
-        return found
-    scores = await rank(query, [texts[place] for place in places])
-    for place, score in zip(places, scores, strict=True):
-        found[place].score = float(score)
-    order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
-    ranked = [found[places[place]] for place in order]
-    ranked += [candidate for candidate, text in zip(found, texts, strict=True) if not text]
-    return ranked
+    texts = [str(hit.payload.get(text_field) or "") for hit in page]
+    with_text = [hit for hit, text in zip(page, texts, strict=True) if text]
+    without_text = [hit for hit, text in zip(page, texts, strict=True) if not text]
+    if not with_text:
+        return page
+    scores = await rank(query, [text for text in texts if text])
+    for hit, score in zip(with_text, scores, strict=True):
+        hit.score = float(score)
+    best_first = np.argsort(-np.asarray(scores, np.float64), kind="stable")
+    return [with_text[place] for place in best_first] + without_text

@@ -87,18 +87,22 @@ def check_fits(
     `unlabelled`: accept a collection without a model's label, made by other software or by a server
     too old for labels.
     """
-    facts, here = dict(_facts(existing)), dict(_facts(wanted))
+    existing_facts = dict(_facts(existing))
+    facts = dict(_facts(wanted))
     if unlabelled and not any(key in existing.metadata for key in wanted.metadata):
-        here = {field: value for field, value in here.items() if not field.startswith("metadata ")}
+        facts = {
+            field: value for field, value in facts.items() if not field.startswith("metadata ")
+        }
     if FINGERPRINT not in existing.metadata:
-        here.pop(f"metadata {FINGERPRINT}", None)
+        facts.pop(f"metadata {FINGERPRINT}", None)
     lines = [
-        f"  {field}: there {facts.get(field, 'nothing')}, wanted {value}"
-        for field, value in here.items()
-        if facts.get(field) != value
+        f"  {field}: there {existing_facts.get(field, 'nothing')}, wanted {value}"
+        for field, value in facts.items()
+        if existing_facts.get(field) != value
     ]
     if lines:
         title = f"collection {name!r}" if name else "the collection"
+        # The fingerprint alone differs
         if [line.split()[1] for line in lines] == [f"{FINGERPRINT}:"]:
             lines.append(
                 "the model's files have changed, or this version reads texts otherwise "
@@ -203,15 +207,15 @@ class CollectionSchemas:
         began = time.monotonic()
         while True:
             schema = await self._read(name)
-            is_switching = (
-                _is_held(schema)
-                if schema is not None
-                else cached is not None and await self._has_copy(name)
-            )
-            # Unless the switch ended between the two calls
+            if schema is not None:
+                is_switching = _is_held(schema)
+            else:
+                is_switching = cached is not None and await self._has_copy(name)
+            # The switch may have ended between the two calls: read again
             if schema is None and not is_switching:
                 schema = await self._read(name)
             if schema is not None and not (writing and is_switching):
+                # The same object, so that fits to models stay valid
                 if schema == cached:
                     schema = cached
                 self._cache[name] = time.monotonic() + KEPT_S, schema
@@ -245,10 +249,10 @@ class CollectionSchemas:
         key = name, model_id, unlabelled
         fit = self._fits.get(key)
         if fit is None or fit.schema is not schema or fit.spec is not spec:
-            files = None
+            own = None
             if fingerprint is not None and FINGERPRINT in schema.metadata:
-                files = await fingerprint()
-            check_searchable(schema, spec, model_id, name, fingerprint=files, unlabelled=unlabelled)
+                own = await fingerprint()
+            check_searchable(schema, spec, model_id, name, fingerprint=own, unlabelled=unlabelled)
             fit = self._fits[key] = Searchable.of(schema, spec, name)
         return fit
 
@@ -260,6 +264,7 @@ class CollectionSchemas:
         return f" in {self.store.place}{nearest} ({listed or 'no collections'})"
 
     async def _read(self, name: str) -> CollectionSchema | None:
+        """The schema of the collection that answers for a name, or None."""
         target = (await self.store.aliases()).get(name, name)
         schema = await self.store.describe(target)
         if schema is None:
@@ -372,7 +377,7 @@ def check_searchable(
         # For unit vectors the dot product equals the cosine
         if schema.vectors[field].distance == "Dot":
             vectors[field] = msgspec.structs.replace(params, distance="Dot")
-    # With idf or without
+    # A sparse vector fits with idf or without: take the collection's setting
     sparse = {field: schema.sparse[field] for field in wanted.sparse}
     metadata = dict(wanted.metadata)
     if fingerprint is not None:

@@ -21,15 +21,17 @@ def matches(condition: Filter, point: Stored) -> bool:
     """True if the point meets a filter, or one condition of a filter."""
     if not condition.is_group:
         return _meets(condition, point)
-    parts = condition.min_should
-    met = 0 if parts is None else sum(matches(part, point) for part in parts.conditions)
+    if not all(matches(part, point) for part in _listed(condition.must)):
+        return False
+    if any(matches(part, point) for part in _listed(condition.must_not)):
+        return False
     should = _listed(condition.should)
-    return (
-        all(matches(part, point) for part in _listed(condition.must))
-        and not any(matches(part, point) for part in _listed(condition.must_not))
-        and (not should or any(matches(part, point) for part in should))
-        and (parts is None or met >= parts.min_count)
-    )
+    if should and not any(matches(part, point) for part in should):
+        return False
+    least = condition.min_should
+    if least is None:
+        return True
+    return sum(matches(part, point) for part in least.conditions) >= least.min_count
 
 
 def values_at(payload: Any, key: str) -> list[Any]:
@@ -63,6 +65,7 @@ def _meets(condition: Filter, point: Stored) -> bool:
         return condition.has_vector in point.vector
     if condition.nested is not None:
         inner = condition.nested.filter
+        # One object of the list has to meet the whole inner filter, as if it were a payload
         return any(
             matches(inner, Stored(-1, item, {}))
             for values in values_at(point.payload, condition.nested.key.removesuffix("[]"))
@@ -73,6 +76,7 @@ def _meets(condition: Filter, point: Stored) -> bool:
     for name, holds in (("is_empty", _is_empty), ("is_null", _has_null)):
         expected = getattr(condition, name)
         if expected is not None:
+            # `is_empty` and `is_null` name a key, or are true or false beside a condition's key
             key = condition.key or expected.key
             return holds(values_at(point.payload, key)) is (expected is not False)
     assert condition.key is not None

@@ -177,7 +177,7 @@ class EmbeddedStore:
         if self._starting is not None:
             await asyncio.wait([self._starting])
         if self._is_joined:
-            # After the waiting calls
+            # The flush runs after the waiting calls
             with contextlib.suppress(StoreError):
                 await self._ask("flush", timeout_s=CLOSE_S, is_joined=True)
         if (writer := self._leave()) is not None:
@@ -242,11 +242,12 @@ class EmbeddedStore:
         try:
             for is_repeated in (False, True):
                 if is_repeated or not is_joined:
-                    # The call has its own bound
+                    # Outside the call's timeout, since a start has its own bound
                     await self._joined()
                 async with asyncio.timeout(timeout_s):
                     await self._turn.acquire()
                     word, answer = await asyncio.shield(self._exchange(call, message))
+                # The process found its folder replaced: repeat the call once, in the new folder
                 if word != "replaced":
                     break
         except TimeoutError as error:
@@ -264,7 +265,8 @@ class EmbeddedStore:
             return answer
         if word == "replaced":
             raise self._replaced(f": {answer}")
-        raise (UnsafeFile if word == "unsafe" else StoreError)(f"embedded Qdrant: {answer}")
+        kind = UnsafeFile if word == "unsafe" else StoreError
+        raise kind(f"embedded Qdrant: {answer}")
 
     async def _exchange(self, call: str, message: bytes) -> Any:
         """Send a call and read its whole answer, even if the caller was cancelled, since the next
@@ -323,7 +325,7 @@ class EmbeddedStore:
             except UnsafeFile:
                 raise
             except (OSError, EOFError):
-                # It has ended or is ending
+                # No process listens, or it is ending: start one below
                 pass
             word, message = await asyncio.to_thread(self._start)
             waited_s = self._clock() - begun_s
@@ -368,10 +370,9 @@ class EmbeddedStore:
         """Start a process and wait for its word: `ready`, `taken`, `refused` or `dead`, and the
         reason."""
         # The process outlives its starter and serves other commands, so it gets no keys.
-        everything = machine.child_environment()
         environment = {
             name: value
-            for name, value in everything.items()
+            for name, value in machine.child_environment().items()
             if name in KEPT_VARIABLES or name.startswith("PYTHON")
         }
         try:

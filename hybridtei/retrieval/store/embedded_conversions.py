@@ -81,6 +81,7 @@ def _made(kind: Any, fields: Plain) -> Any:
 def _field(name: str, value: Any) -> Any:
     if name in ENUMERATIONS:
         return _member(ENUMERATIONS[name], value)
+    # It holds one kind's settings under the kind's name
     if name == "quantization_config":
         ((name, value),) = value.items()
     if name == "hnsw_config":
@@ -156,12 +157,14 @@ def filter_of(plain: Plain | None) -> Any:
     if plain is None:
         return None
     min_should = plain.get("min_should")
+    if min_should:
+        conditions = _conditions(min_should["conditions"]) or []
+        min_should = edge.MinShould(conditions, min_should["min_count"])
     return edge.Filter(
         must=_conditions(plain.get("must")),
         should=_conditions(plain.get("should")),
         must_not=_conditions(plain.get("must_not")),
-        min_should=min_should
-        and edge.MinShould(_conditions(min_should["conditions"]) or [], min_should["min_count"]),
+        min_should=min_should,
     )
 
 
@@ -175,7 +178,7 @@ def _conditions(plain: Any) -> list[Any] | None:
 
 def _condition_of(plain: Plain) -> Any:
     """Convert one condition, or a filter inside a filter."""
-    # First, since a field's condition may also have `is_empty`
+    # A key is looked for first, since a field's condition may also have `is_empty`
     if "key" in plain:
         return edge.FieldCondition(
             **{

@@ -189,15 +189,15 @@ class Folder:
         if home.exists():
             raise StoreError(f"there is a collection {name!r} already")
         self._check_room()
-        aside = self.path / f".new-{uuid4().hex}"
-        aside.mkdir()
+        temporary = self.path / f".new-{uuid4().hex}"
+        temporary.mkdir()
         try:
             with _panics(f"collection {name!r} could not be made"):
-                edge.EdgeShard.create(str(aside / SHARD), config_of(layout)).close()
-            _write_layout(aside, layout)
-            os.rename(aside, home)
+                edge.EdgeShard.create(str(temporary / SHARD), config_of(layout)).close()
+            _write_layout(temporary, layout)
+            os.rename(temporary, home)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
     def drop(self, name: str) -> None:
@@ -208,9 +208,9 @@ class Folder:
             if home.is_symlink():
                 home.unlink()
                 return
-            aside = self.path / f".old-{uuid4().hex}"
-            os.rename(home, aside)
-            shutil.rmtree(aside, ignore_errors=True)
+            temporary = self.path / f".old-{uuid4().hex}"
+            os.rename(home, temporary)
+            shutil.rmtree(temporary, ignore_errors=True)
 
     def upsert(self, name: str, points: list[Any]) -> None:
         """Store points: on return they are searchable and in the write-ahead log."""
@@ -331,7 +331,11 @@ class Folder:
             _close(self._open.pop(name))
 
     def _collection(self, name: str, *, writing: bool = False) -> _Collection:
-        collection = self._open.get(name) or self._open.get(name := self._stored_as(name))
+        """Return an open collection, opened here if it is not. `name` may be an alias."""
+        collection = self._open.get(name)
+        if collection is None:
+            name = self._stored_as(name)
+            collection = self._open.get(name)
         if collection is None:
             if not (self.path / name / LAYOUT).is_file():
                 raise StoreError(f"there is no collection {name!r} in {self.path}")
@@ -410,7 +414,7 @@ def _write_layout(home: Path, layout: Plain) -> None:
     """Replace the layout of a collection's folder: a crash leaves the old one or the new one.
     Raises UnsafeFile."""
     machine.check_own(home)
-    with machine.whole(home / LAYOUT) as file:
+    with machine.written_whole(home / LAYOUT) as file:
         file.write(json.dumps(layout).encode())
         file.flush()
         os.fsync(file.fileno())

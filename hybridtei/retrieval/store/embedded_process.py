@@ -71,24 +71,25 @@ class FolderTaken(StoreError):
 def socket_path(folder: Path) -> Path:
     """Return the socket's path for a store folder's process. Raises StoreError if no private folder
     is usable."""
-    own, refused = os.environ.get("XDG_RUNTIME_DIR"), ""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    reason = ""
     homes = [
         Path(path, f"hybridtei-{os.geteuid()}")
         for path in dict.fromkeys((tempfile.gettempdir(), "/tmp"))
     ]
-    if own:
-        homes.insert(0, Path(own, "hybridtei"))
+    if runtime:
+        homes.insert(0, Path(runtime, "hybridtei"))
     for home in homes:
         if len(os.fsencode(home / _name(folder))) <= MAX_SOCKET_PATH:
             try:
                 return machine.private_folder(home) / _name(folder)
             except OSError as error:
-                refused = f": {error}"
-    # Another user may have made all of them first
+                reason = f": {error}"
+    # Another user may have made all these folders first
     with contextlib.suppress(OSError):
         return Path(tempfile.mkdtemp(prefix="hybridtei-", dir="/tmp"), _name(folder))
     raise StoreError(
-        f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to "
+        f"no folder for the socket of the embedded Qdrant engine{reason}: set XDG_RUNTIME_DIR to "
         "a private one"
     )
 
@@ -184,11 +185,11 @@ class Service:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a client's requests until it leaves, stalls, or sends an invalid request."""
-        is_closed = len(self._clients) >= MAX_CLIENTS or self._replaced.is_set()
-        if is_closed or not is_own(writer.get_extra_info("socket")):
+        takes_no_client = len(self._clients) >= MAX_CLIENTS or self._replaced.is_set()
+        if takes_no_client or not is_own(writer.get_extra_info("socket")):
             return writer.close()
         self._clients.add(writer)
-        # So `drain` waits until everything is sent
+        # With a limit of 0, `drain` waits until everything is sent
         writer.transport.set_write_buffer_limits(0)
         try:
             await self._send(writer, self._greeting)
@@ -252,10 +253,10 @@ class Service:
 
 def main(path: str) -> int:
     """Serve the folder. Return the exit status."""
-    # The engine, which commands never import
+    # This imports the engine, which commands never import
     from hybridtei.retrieval.store.embedded_folder import Folder
 
-    # The starter waits only for this process; init reaps the child
+    # The starter waits only for this process, which ends; init reaps the child, which serves
     if os.fork():
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -338,6 +339,7 @@ def _network_type(folder: Path) -> str | None:
         ]
     except OSError:
         return None
+    # In /proc/self/mountinfo the third field is the device, and "-" stands before the type
     kinds = {
         fields[fields.index("-") + 1] for fields in mounts if "-" in fields and fields[2] == key
     }
@@ -356,6 +358,7 @@ def _listen(place: Path) -> socket.socket:
 
 
 def _report(word: str, message: str | None) -> None:
+    """Write the line that the starter reads, and close the pipe to it."""
     print(json.dumps([word, message]), flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

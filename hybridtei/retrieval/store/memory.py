@@ -120,6 +120,7 @@ class MemoryStore:
             can_be_hit &= [matches(query.filter, points[identity]) for identity in ids]
         rows = np.flatnonzero(can_be_hit)
         if len(rows) > query.limit:
+            # Only the best are sorted
             rows = rows[np.argpartition(-scores[rows], query.limit - 1)[: query.limit]]
         rows = rows[np.argsort(-scores[rows], kind="stable")]
         best = [(collection.points[ids[row]], float(scores[row])) for row in rows]
@@ -198,12 +199,13 @@ def _chosen(point: Stored, payload: Selector, vectors: Selector = False) -> Stor
     return Stored(point.id, _part(point.payload, payload), _part(point.vector, vectors))
 
 
-def _part(whole: dict[str, Any], selector: Selector) -> dict[str, Any]:
+def _part(fields: dict[str, Any], selector: Selector) -> dict[str, Any]:
+    """The selected fields of a payload, or the selected vectors."""
     if isinstance(selector, bool):
-        return dict(whole) if selector else {}
+        return dict(fields) if selector else {}
     if isinstance(selector, Mapping):
-        return {key: value for key, value in whole.items() if key not in selector["exclude"]}
-    return {key: whole[key] for key in selector if key in whole}
+        return {key: value for key, value in fields.items() if key not in selector["exclude"]}
+    return {key: fields[key] for key in selector if key in fields}
 
 
 def _dense_scorer(vectors: Sequence[Floats], width: int) -> Scorer:
@@ -233,6 +235,7 @@ def _sparse_scorer(vectors: Sequence[Mapping[str, Any]], *, is_idf: bool) -> Sco
     """Dot products, over the documents that share an index with the query. `is_idf`: indices weigh
     ln(1 + (n - df + 0.5) / (df + 0.5)) times their value."""
     count = len(vectors)
+    # Without vectors, there is still an array to concatenate
     nothing: dict[str, Any] = {"indices": np.empty(0, np.int64), "values": np.empty(0, np.float32)}
     parts = [nothing, *vectors]
     indices = np.concatenate([part["indices"] for part in parts])
@@ -246,13 +249,13 @@ def _sparse_scorer(vectors: Sequence[Mapping[str, Any]], *, is_idf: bool) -> Sco
         for index, weight in zip(vector["indices"], vector["values"], strict=True):
             if index >= width:
                 continue
-            part = slice(columns.indptr[index], columns.indptr[index + 1])
-            documents = columns.indices[part]
+            column = slice(columns.indptr[index], columns.indptr[index + 1])
+            documents = columns.indices[column]
             rarity = 1.0
             if is_idf:
-                having = len(documents)
-                rarity = np.log1p((count - having + 0.5) / (having + 0.5))
-            scores[documents] += rarity * weight * columns.data[part]
+                frequency = len(documents)
+                rarity = np.log1p((count - frequency + 0.5) / (frequency + 0.5))
+            scores[documents] += rarity * weight * columns.data[column]
             shared[documents] = True
         return scores.astype(np.float32), shared
 

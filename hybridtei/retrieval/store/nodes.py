@@ -121,7 +121,7 @@ def _of_transport(error: BaseException, where: str) -> StoreError:
         return StoreUnavailable(f"{where}: {ADVICE[408]}")
     if isinstance(source, httpx.TransportError | OSError):
         return StoreAway(f"{where}: {DOWN} ({type(source).__name__}: {source})")
-    # Retry-After is no number
+    # qdrant-client raises this for a Retry-After that is no number
     if isinstance(error, QdrantException):
         return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}")
     if isinstance(error, ResponseHandlingException):
@@ -137,7 +137,7 @@ def _of_status(
 ) -> StoreError:
     message = f"{where}: {advice or ADVICE.get(status, 'it refused')} ({words})"
     asked_s = retry_after_s(headers)
-    # A node that asks to wait answers for the whole cluster
+    # A node that asks the client to wait is not away: it answers for the whole cluster
     if status in AWAY and asked_s is None:
         return StoreAway(message)
     if status in TRANSIENT:

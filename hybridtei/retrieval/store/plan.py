@@ -85,7 +85,7 @@ def settled(
     collection's.
     """
     if existing is None:
-        # Nothing else finds points
+        # Only a multi-vector of floats finds points
         is_alone = heads & VECTORS == {Head.MULTIVECTOR}
         dtype = SMALL_DTYPE
         if is_alone:

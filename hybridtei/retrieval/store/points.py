@@ -239,15 +239,14 @@ def _floats(values: Any, where: str) -> NDArray[np.float32]:
         ) from error
     finite = np.isfinite(array)
     if not finite.all():
-        at = np.argwhere(~np.atleast_1d(finite))[0].tolist()
-        raise InvalidPoint(
-            f"{where}: number {at if len(at) > 1 else at[0]} is not finite in float32"
-        )
+        indices = np.argwhere(~np.atleast_1d(finite))[0].tolist()
+        place = indices if len(indices) > 1 else indices[0]
+        raise InvalidPoint(f"{where}: number {place} is not finite in float32")
     return array
 
 
 def _sparse(vector: Any, where: str) -> dict[str, NDArray[Any]]:
-    # qdrant-client's
+    # A sparse vector of qdrant-client
     if hasattr(vector, "indices"):
         vector = {"indices": vector.indices, "values": vector.values}
     if not isinstance(vector, Mapping):

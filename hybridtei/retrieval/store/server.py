@@ -109,7 +109,9 @@ class ServerStore:
             except CLIENT_ERRORS as error:
                 raise store_error(error, self._url) from error
 
-        return await (retry_unavailable(once, self._patience_s) if self._is_patient else once())
+        if self._is_patient:
+            return await retry_unavailable(once, self._patience_s)
+        return await once()
 
     async def collections(self) -> list[str]:
         response = await self._call(AsyncQdrantClient.get_collections)
@@ -134,6 +136,7 @@ class ServerStore:
         check_names(name, schema)
         tries = 0
 
+        # `_call` may repeat this, also at another node
         async def attempt(client: AsyncQdrantClient) -> None:
             nonlocal tries
             tries += 1
@@ -144,7 +147,7 @@ class ServerStore:
         try:
             await self._call(attempt)
         except HybridTeiError:
-            # an earlier try, whose answer was lost, may have created it
+            # An earlier try, whose answer was lost, may have created it
             existing = None if tries == 1 else await self.describe(name)
             if existing is None:
                 raise
@@ -196,28 +199,28 @@ class ServerStore:
             await self._upsert_batch(name, batch)
 
     async def _upsert_batch(self, name: str, batch: Sequence[Stored]) -> None:
-        def made() -> Any:
+        # Runs in a thread, since thousands of numbers are copied
+        def make_message() -> Any:
             if not self._grpc:
                 return [as_lists(point) for point in batch]
             return grpc.UpsertPoints(
                 collection_name=name, wait=True, points=[grpc_point(point) for point in batch]
             )
 
-        message = await asyncio.to_thread(made)
+        message = await asyncio.to_thread(make_message)
 
-        async def applied(client: AsyncQdrantClient) -> None:
+        async def send(client: AsyncQdrantClient) -> None:
             if self._grpc:
                 answer = await client.grpc_points.Upsert(message, timeout=self._timeout_s)
                 is_applied = answer.result.status == grpc.UpdateStatus.Completed
             else:
-                is_applied = (
-                    await client.upsert(name, message, wait=True)
-                ).status == models.UpdateStatus.COMPLETED
+                result = await client.upsert(name, message, wait=True)
+                is_applied = result.status == models.UpdateStatus.COMPLETED
             if not is_applied:
-                # Acknowledged, but not applied in time
+                # The server acknowledged the points, but did not apply them in time
                 raise TimeoutError
 
-        await self._call(applied)
+        await self._call(send)
 
     async def query(self, name: str, query: Query) -> list[Stored]:
         response = await self._call(

@@ -113,31 +113,36 @@ def _resumed(file: BinaryIO, path: Path, header: bytes) -> tuple[int, PointId | 
     last id."""
     file.seek(0)
     first = file.readline(len(header) + 1)
-    if first != header and header.startswith(first):
+    if first != header:
+        if not header.startswith(first):
+            raise InvalidInput(
+                f"{path} is not an export of this collection's current schema: delete it, or name "
+                "another file"
+            )
+        # The file is empty, or was cut off within the header: begin it again
         file.truncate(0)
         file.write(header)
         return 0, None
-    if first != header:
-        raise InvalidInput(
-            f"{path} is not an export of this collection's current schema: delete it, or name "
-            "another file"
-        )
     count, end, last = 0, len(header), b""
     for line in file:
         if line.endswith(b"\n"):
             count, end, last = count + 1, end + len(line), line
+    # Removes a line that was cut off
     file.truncate(end)
     if last.startswith(END):
         raise InvalidInput(
             f"{path} is a whole export, of {count - 1} points: delete it, or name another file"
         )
-    return count, _read(last, Line, f"{path}, line {count + 1}").id if count else None
+    if not count:
+        return 0, None
+    return count, _read(last, Line, f"{path}, line {count + 1}").id
 
 
 async def _pages(
     schemas: CollectionSchemas, schema: CollectionSchema, after: PointId | None
 ) -> AsyncIterator[list[bytes]]:
-    """Yield the lines of the points after the id `after`."""
+    """Yield the lines of the points after the id `after`. The store's pages begin with that
+    point."""
     name, offset = str(schema.stored_as), after
     while True:
         records, offset = await schemas.store.scroll(
@@ -205,19 +210,20 @@ async def import_from(
 async def _whole_lines(chunks: AsyncIterator[bytes], most: int) -> AsyncIterator[list[bytes]]:
     """Yield the lines that end in each chunk, at least one list. Raises InvalidInput for a line
     above `most` bytes."""
-    rest, number = bytearray(), 1
+    # The line that has begun but not ended, and its number
+    unended, number = bytearray(), 1
     async for chunk in chunks:
-        ended, line_end, begun = chunk.rpartition(b"\n")
+        before, line_end, after = chunk.rpartition(b"\n")
         if line_end:
-            lines = (bytes(rest) + ended).split(b"\n")
+            lines = (bytes(unended) + before).split(b"\n")
             number += len(lines)
             yield lines
-            rest.clear()
-        rest += begun
-        if len(rest) > most:
+            unended.clear()
+        unended += after
+        if len(unended) > most:
             raise InvalidInput(f"line {number}: has more than {most} bytes")
-    if rest or number == 1:
-        yield [bytes(rest)]
+    if unended or number == 1:
+        yield [bytes(unended)]
 
 
 async def _collection(

@@ -38,8 +38,10 @@ MODEL_TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}
 def _request(kind: Any, message: Any, **values: Any) -> Any:
     """The HTTP route's request. A missing field gets the message's default, a missing optional
     field the route's default."""
-    values = {field.name: value for field, value in message.ListFields()} | values
-    return kind(**values | {"truncate": message.truncate, "truncation_direction": _side(message)})
+    fields = {field.name: value for field, value in message.ListFields()} | values
+    fields["truncate"] = message.truncate
+    fields["truncation_direction"] = _side(message)
+    return kind(**fields)
 
 
 def _side(message: Any) -> Literal["left", "right"]:
@@ -48,7 +50,7 @@ def _side(message: Any) -> Literal["left", "right"]:
 
 
 def _answer(answer: Any, usage: Usage | None) -> Reply:
-    """A message, or its bytes, followed by its `metadata`."""
+    """The bytes of a message, or bytes, followed by its `metadata`."""
     assert usage is not None
     body = answer if isinstance(answer, bytes) else answer.SerializeToString()
     times = usage.timings
@@ -102,16 +104,16 @@ async def _predict(context: Context, message: Any) -> Reply:
 async def _tokenize(context: Context, message: Any) -> Reply:
     prompt_name = message.prompt_name if message.HasField("prompt_name") else None
 
-    def work() -> bytes:
-        read = context.service.reader.tokens
-        answer = read(
+    # Runs in a thread: tokenizing a long text would block the event loop
+    def tokenize() -> bytes:
+        tokens = context.service.reader.tokens(
             message.inputs, add_special_tokens=message.add_special_tokens, prompt_name=prompt_name
         )
-        tokens = [{name: getattr(token, name) for name in TOKEN_FIELDS} for token in answer]
-        return bytes(messages.EncodeResponse(tokens=tokens).SerializeToString())
+        rows = [{name: getattr(token, name) for name in TOKEN_FIELDS} for token in tokens]
+        return bytes(messages.EncodeResponse(tokens=rows).SerializeToString())
 
     with context.counting_failures():
-        return Reply(await context.service.aside(work))
+        return Reply(await context.service.aside(tokenize))
 
 
 async def _decode(context: Context, message: Any) -> Reply:
@@ -119,12 +121,12 @@ async def _decode(context: Context, message: Any) -> Reply:
         if not message.ids:
             raise EmptyInput("`input_ids` cannot be empty")
         context.service.reader.check_ids(message.ids, "ids")
-        work = partial(
+        decode = partial(
             context.service.tokenizer.decode,
             [*message.ids],
             skip_special_tokens=message.skip_special_tokens,
         )
-        text = await context.service.aside(work)
+        text = await context.service.aside(decode)
     return Reply(messages.DecodeResponse(text=text).SerializeToString())
 
 
@@ -174,13 +176,12 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
                 raw_scores=received[0].raw_scores,
             )
             for (query, truncate, side), group in groupby(
-                received, lambda one: (one.query, one.truncate, _side(one))
+                received, lambda message: (message.query, message.truncate, _side(message))
             )
         ]
     )
-    load = Load(
-        len(received), sum(len(item.query) + len(item.text) for item in received), is_batch=True
-    )
+    characters = sum(len(message.query) + len(message.text) for message in received)
+    load = Load(len(received), characters, is_batch=True)
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
     scored, usage = await context.run(task, load, bounds, scope="predict")
     texts = [message.text if received[0].return_text else None for message in received]

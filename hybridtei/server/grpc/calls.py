@@ -80,13 +80,14 @@ class OpenCalls:
             longest.reschedule(0)
             del self._waits[longest]
         self._open += 1
+        # The task ends with its call
         asyncio.current_task().add_done_callback(self._leave)  # type: ignore[union-attr]
 
     def _leave(self, _: Any) -> None:
         self._open -= 1
 
     async def within(self, seconds: float, awaitable: Awaitable[T]) -> T:
-        """A context for waiting for a client. Raises Ended after `seconds`, if another call needs
+        """Wait for a client. Raises Ended after `seconds`, if another call needs
         the place, or at a stop."""
         if self._draining:
             seconds = min(seconds, DRAIN_SECONDS)
@@ -161,6 +162,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 def _bounded(handler: Any, calls: OpenCalls, message_seconds: float, age_seconds: float) -> Any:
     """Wrap a handler: bound the time of its messages, and turn its errors into statuses."""
+    # A handler has one function, under its kind's name
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     behaviour: Any = next(filter(None, (getattr(handler, kind) for kind in kinds)))
 
@@ -171,14 +173,14 @@ def _bounded(handler: Any, calls: OpenCalls, message_seconds: float, age_seconds
             yield message
 
     async def answer(call: Any) -> Any:
-        model: Any = read(call)
+        request: Any = read(call)
         if not handler.request_streaming:
-            model = await calls.within(message_seconds, call.read())
-        if model is grpc.aio.EOF:
+            request = await calls.within(message_seconds, call.read())
+        if request is grpc.aio.EOF:
             raise Ended(STATUS.INTERNAL, "the call ended without a message")
         if not isasyncgenfunction(behaviour):
-            return await behaviour(model, call)
-        async for reply in behaviour(model, call):
+            return await behaviour(request, call)
+        async for reply in behaviour(request, call):
             await call.write(reply)
 
     async def serve(_: Any, call: Any) -> Any:
@@ -275,28 +277,26 @@ class Servicer:
             return grpc.stream_unary_rpc_method_handler(partial(self._unary, method), decode)
         return grpc.unary_unary_rpc_method_handler(partial(self._unary, method), decode)
 
-    def _begin(self, method: Method, call: Any) -> tuple[Context, Held]:
-        """Choose the model that answers. Raises UnknownModel."""
+    def _context(self, method: Method, call: Any) -> tuple[Context, Held]:
+        """The model that answers, and the counter of the call's unsent bytes. Raises
+        UnknownModel."""
         metadata = dict(call.invocation_metadata() or ())
-        arrived(
-            self._recorder,
-            (
-                (name.encode(), value.encode())
-                for name, value in metadata.items()
-                if isinstance(value, str)
-            ),
+        headers = (
+            (name.encode(), value.encode())
+            for name, value in metadata.items()
+            if isinstance(value, str)
         )
-        return self._models.choose(None, metadata.get("model"), method.capability), Held(
-            self._unsent, call
-        )
+        arrived(self._recorder, headers)
+        context = self._models.choose(None, metadata.get("model"), method.capability)
+        return context, Held(self._unsent, call)
 
-    async def _unary(self, method: Method, given: Any, call: Any) -> bytes:
+    async def _unary(self, method: Method, request: Any, call: Any) -> bytes:
         """Answer a unary call. HTTP's `x-…` headers go first, as metadata. The answer counts as
         unsent until it is sent."""
-        context, held = self._begin(method, call)
-        reserved = await held.reserve(method.estimate(context, given))
+        context, held = self._context(method, call)
+        reserved = await held.reserve(method.estimate(context, request))
         with span(method.span):
-            reply = await method.answer(context, given)
+            reply = await method.answer(context, request)
         body = bytes(reply.answer)
         held.add(len(body) - reserved)
         if reply.usage is not None:
@@ -306,7 +306,8 @@ class Servicer:
         return body
 
     async def _stream(self, method: Method, requests: AsyncIterator[Any], call: Any) -> None:
-        context, held = self._begin(method, call)
+        """Answer each message of a stream, several at once, in their order."""
+        context, held = self._context(method, call)
         admission = context.service.admission if method.permits else context.service.beside
 
         async def answer(message: Any, reserved: int) -> bytes:
@@ -320,7 +321,7 @@ class Servicer:
             with context.counting_failures():
                 admission.take(1, turns=method.permits)
             task = asyncio.ensure_future(answer(message, reserved))
-            # Even if the task is cancelled before it begins
+            # A callback also runs if the task is cancelled before it begins
             task.add_done_callback(lambda _: admission.give_back(1))
             return task
 
@@ -349,7 +350,7 @@ async def in_order(
     unsent answers; True: begin no more. Raises the error of the first failing request. No task
     outlives it."""
     begun: deque[asyncio.Task[T]] = deque()
-    # Only one side waits: the reader for room, or the sender for a task
+    # Only one side waits at a time: `read` for room, or the loop below for a task
     changed = asyncio.Event()
 
     async def read() -> None:

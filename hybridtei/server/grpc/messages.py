@@ -52,12 +52,12 @@ def floats(field: int, row: Floats) -> bytes:
 
 
 def float_rows(field: int, inner: int, rows: Floats) -> bytes:
-    """Encode float32[t, d] as a repeated message with one field: `repeated float`. All rows start
-    with the same bytes."""
+    """Encode float32[t, d] as a repeated message with one field: `repeated float`."""
     count, width = rows.shape
-    body = floats(inner, np.zeros(width, dtype=np.float32))
-    head = np.frombuffer(nested(field, body), dtype=np.uint8)[: -4 * width or None]
-    whole = np.empty((count, len(head) + 4 * width), dtype=np.uint8)
-    whole[:, : len(head)] = head
-    whole[:, len(head) :] = np.ascontiguousarray(rows, dtype="<f4").view(np.uint8)
-    return whole.tobytes()
+    # Rows have equal lengths, so the tags and lengths in front of their numbers are equal too
+    zero_row = nested(field, floats(inner, np.zeros(width, dtype=np.float32)))
+    prefix = np.frombuffer(zero_row, dtype=np.uint8)[: len(zero_row) - 4 * width]
+    encoded = np.empty((count, len(prefix) + 4 * width), dtype=np.uint8)
+    encoded[:, : len(prefix)] = prefix
+    encoded[:, len(prefix) :] = np.ascontiguousarray(rows, dtype="<f4").view(np.uint8)
+    return encoded.tobytes()

@@ -140,7 +140,8 @@ def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
     """Give each connection the latest certificate. gRPC calls the function in its own thread."""
     used = certificate.pair
 
-    def current() -> grpc.ServerCertificateConfiguration | None:
+    # None: gRPC keeps the certificate that it has
+    def changed_certificate() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
         if certificate.pair is used:
             return None
@@ -148,7 +149,7 @@ def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
         return grpc.ssl_server_certificate_configuration([used])
 
     return grpc.dynamic_ssl_server_credentials(
-        grpc.ssl_server_certificate_configuration([used]), current
+        grpc.ssl_server_certificate_configuration([used]), changed_certificate
     )
 
 
@@ -184,12 +185,8 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
     async def look(self) -> None:
         """Update the statuses of all services, and of the server, whose name is ""."""
         for name, fits in FITS.items():
-            await self.set(
-                name,
-                STATUSES.SERVING
-                if fits is None or await self._serves(fits)
-                else STATUSES.NOT_SERVING,
-            )
+            is_served = fits is None or await self._serves(fits)
+            await self.set(name, STATUSES.SERVING if is_served else STATUSES.NOT_SERVING)
 
     async def keep_looking(self) -> None:
         """Update the statuses periodically until cancelled."""

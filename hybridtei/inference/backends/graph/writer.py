@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hybridtei.models.checkpoint.weights import weight_files
 from hybridtei.system.frames import nested, varint
-from hybridtei.system.machine import cache_folder, is_own_alone, whole
+from hybridtei.system.machine import cache_folder, is_own_alone, written_whole
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
         log.warning("%s: not readable, so it is made again: %s", path, error)
     result = make()
     try:
-        with whole(path) as file:
+        with written_whole(path) as file:
             encoded = msgspec.msgpack.encode(result)
             file.write(sha256(encoded).digest() + encoded)
     except OSError as error:
