@@ -14,17 +14,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 324_934, "modules": 191}
+SIZE = {"tokens": 325_028, "modules": 191}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 846,
-    "literal_splats": 24,
-    "no_nouns": 52,
+    "conditionals": 805,
+    "literal_splats": 22,
+    "no_nouns": 25,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_382,
+    "tokens_per_1000_code_lines": 8_367,
 }
-LONGEST_FILE_LINES = 565
+LONGEST_FILE_LINES = 564
 # What a change may leave between a count and its number, in thousandths of the number.
 SLACK = 5
 
