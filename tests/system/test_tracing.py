@@ -114,7 +114,9 @@ def test_each_inference_is_logged_and_each_failure(root, tmp_path, monkeypatch):
         names for *_, names in SENT if names
     ]
     assert all(entry["level"] == "INFO" and "inference_time" in entry["span"] for entry in done)
-    failed = [entry for entry in entries if entry not in done]
+    others = [entry for entry in entries if entry not in done]
+    # A line an hour about requests without a side is no failure
+    failed = [entry for entry in others if "input_type" not in entry["message"]]
     assert [[span["name"] for span in entry["spans"]] for entry in failed] == [
         names for *_, names in REFUSED
     ]
