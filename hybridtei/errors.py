@@ -166,13 +166,13 @@ class RoleNeeded(RequestError):
 
 
 class OtherOrigin(RequestError):
-    """A web page of another origin tried to read or write a collection, and the server has no API
+    """A web page of another origin asked for `/mcp`, or for a collection of a server without an API
     key."""
 
     def __init__(self) -> None:
         super().__init__(
-            "`origin`: pages of other origins may not read or write collections while the server "
-            "has no key: start it with --api-key, or name the origin with --cors-allow-origin"
+            "`origin`: pages of other origins may not use `/mcp`, nor collections of a server "
+            "without a key: name the origin with --cors-allow-origin"
         )
 
 
