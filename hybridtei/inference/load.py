@@ -201,6 +201,8 @@ def _with_base(folder: Path, find: Callable[..., Path]) -> Path:
         raise adapter.wrong("revision", "a name")
     try:
         base = find(name, revision=revision)
+        if not has_readable(base):
+            raise MissingArtifact(f"{base}: holds no weights")
     except MissingArtifact as error:
         raise MissingArtifact(
             f"{adapter.file}: `base_model_name_or_path` is {name[:200]!r}, which is not here: "
