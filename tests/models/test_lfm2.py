@@ -23,6 +23,7 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny
 from tests.models.families.test_families import in_a_rectangle, is_valid
+from tests.precisions import runs_here
 from tests.vocabulary import tokenizer
 
 SETTINGS = {
@@ -84,12 +85,16 @@ def centred(module):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "engine"), [(dtype, engine) for dtype in TOLERANCES for engine in ENGINES_OF[dtype]]
+    ("dtype", "engine"),
+    [
+        (dtype, engine)
+        for dtype in TOLERANCES
+        for engine in ENGINES_OF[dtype]
+        if runs_here(engine, dtype)
+    ],
 )
 def test_it_computes_transformers_layers_in_both_directions(tmp_path, dtype, engine):
     """Alone, among neighbours, and with a text of 1,500 tokens."""
-    if (dtype, engine) == ("bfloat16", "openvino"):
-        pytest.skip("OpenVINO computes in bfloat16 on some processors only")
     folder, expected = write(tmp_path)
     spec = read_spec(folder, pooling="cls")
     texts = texts_of(spec)
