@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from zipfile import BadZipFile
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -335,7 +334,8 @@ def max_weights(
     return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
 
 
-class Timings(msgspec.Struct, frozen=True):
+@dataclass(slots=True)
+class Timings:
     """A request's times in nanoseconds. Queue and inference are means over its sequences."""
 
     tokenization_ns: int = 0
@@ -343,7 +343,8 @@ class Timings(msgspec.Struct, frozen=True):
     inference_ns: int = 0
 
 
-class Load(msgspec.Struct, frozen=True):
+@dataclass(slots=True)
+class Load:
     """The size of a request: its inputs, their characters, and True if they came as a list."""
 
     inputs: int
@@ -351,14 +352,16 @@ class Load(msgspec.Struct, frozen=True):
     is_batch: bool
 
 
-class Cut(msgspec.Struct, frozen=True):
+@dataclass(slots=True)
+class Cut:
     """An input that was cut: its place, and the characters that the model read."""
 
     index: int
     characters: Characters
 
 
-class Usage(msgspec.Struct, frozen=True):
+@dataclass(slots=True)
+class Usage:
     """The cost of a request: the sums of its inputs' characters and tokens, its times, and the
     inputs that were cut."""
 

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, structs
+from msgspec import Meta
 
 from hybridtei.inference.tasks.rerank import Ranking, RerankByVectors, Scored
 from hybridtei.outputs import Cut, Floats, Usage
@@ -80,7 +80,7 @@ async def rank_within(
             pace_ns = (perf_counter_ns() - began_ns) / sum(costs[done:end])
             service.pace_ns = (2 * (service.pace_ns or pace_ns) + pace_ns) / 3
             cuts = [Cut(done + cut.index, cut.characters) for cut in usage.cuts]
-            usages.append(structs.replace(usage, cuts=cuts))
+            usages.append(replace(usage, cuts=cuts))
             parts.append(scored)
             done = end
     scored = _with_rest(Scored.concat(parts), len(documents) - done)

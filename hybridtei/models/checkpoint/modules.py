@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.files import JsonObject, inside, read_json, read_object
 from hybridtei.models.checkpoint.hub_layouts import own_code
@@ -90,13 +88,6 @@ class NormModule:
 StepModule = DenseModule | NormModule
 
 
-class _Listed(msgspec.Struct):
-    """An entry of modules.json."""
-
-    type: str
-    path: str
-
-
 def read_modules(folder: Path, *, late: bool = False) -> Modules:
     """Return (type, path) of each module. Without modules.json: (), or for a Model2Vec its table.
 
@@ -106,13 +97,12 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
     if not file.exists():
         config = read_object(folder / "config.json", optional=True)
         return ((STATIC, ""),) if config.get("model_type") == "model2vec" else ()
-    try:
-        listed = msgspec.convert(read_json(file), list[_Listed])
-    except msgspec.ValidationError as error:
-        raise LoadError(
-            f"{file}: should be a list of objects with the texts `type` and `path`"
-        ) from error
-    modules = _with_effect([(module.type.rsplit(".", 1)[-1], module.path) for module in listed])
+    listed = read_json(file)
+    if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
+        raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
+    modules = _with_effect(
+        [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
+    )
     order: Sequence[str] = ORDER
     if late:
         order = LATE_ORDER
@@ -123,6 +113,12 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
         raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not supported")
     _check_order(file, [name for name, _ in modules], order, orphans=late)
     return modules
+
+
+def _is_module(entry: object) -> bool:
+    return isinstance(entry, dict) and all(
+        isinstance(entry.get(key), str) for key in ("type", "path")
+    )
 
 
 def _with_effect(modules: Modules) -> list[tuple[str, str]]:

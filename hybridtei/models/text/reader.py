@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-from msgspec import Struct, structs
 from tokenizers import Encoding as RawEncoding
 
 from hybridtei.batch import UNKNOWN, Characters, Encoding, LocatedEncoding, runs
@@ -36,7 +35,8 @@ CHARACTERS_PER_TOKEN = 250
 PORTION_CHARACTERS = 65_536
 
 
-class _Ready(Struct, frozen=True):
+@dataclass(slots=True)
+class _Ready:
     """A text to tokenise, True if it gets special tokens, and its adapter.
 
     `begin`: the place in the input of its first character, or of that of a pair's second text;
@@ -90,7 +90,7 @@ class TextReader:
             raws = self.tokenizer.encode(texts, add_special_tokens=special_tokens and wishes.pop())
             return self._all_fitted(zip(ready, raws, strict=True), truncate, side)
         if not special_tokens:
-            ready = [structs.replace(item, special_tokens=False) for item in ready]
+            ready = [replace(item, special_tokens=False) for item in ready]
         encodings = self._all_fitted(self._tokenised(ready), truncate, side)
         if refused is not None:
             raise refused
