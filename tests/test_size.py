@@ -20,9 +20,9 @@ LAWS = {
     "nested_conditionals": 0,
     "conditionals": 805,
     "literal_splats": 22,
-    "no_nouns": 25,
+    "no_nouns": 24,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_367,
+    "tokens_per_1000_code_lines": 8_366,
 }
 LONGEST_FILE_LINES = 564
 # What a change may leave between a count and its number, in thousandths of the number.

@@ -114,8 +114,8 @@ def own_client(app: Any) -> AsyncClient:
 
 
 class CollectionTools:
-    """The tools over a server's collections; for one event loop. `collection`: of calls that name
-    none; None: the address names it."""
+    """The tools over a server's collections; for one event loop. `collection`: the default of
+    calls; None: the address names it."""
 
     def __init__(self, client: AsyncClient, collection: str | None = None) -> None:
         self._client, self._collection = client, collection

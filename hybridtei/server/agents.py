@@ -28,8 +28,8 @@ class Agents:
     async def call(
         self, app: Litestar, scope: Any, body: bytes, collection: str, *, writable: bool
     ) -> tuple[int, bytes | None, bytes]:
-        """Answer a message: status, media type, body. `collection`: of calls that name none. Raises
-        LoadError without the SDK."""
+        """Answer a message: status, media type, body. `collection`: the default of
+        calls. Raises LoadError without the SDK."""
         require_extra("mcp", "mcp")
         agents = await asyncio.to_thread(_agents)
         async with self._starting:

@@ -108,7 +108,9 @@ def create_models_app(
         if limit is not None:
             limits.refused(limit)
         if of_store is not None and isinstance(error, StoreError):
-            kinds = (kind for known, kind in STORE_ERRORS.items() if isinstance(error, known))
+            kinds = (
+                kind for error_class, kind in STORE_ERRORS.items() if isinstance(error, error_class)
+            )
             of_store.add(kind=next(kinds))
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]

@@ -150,7 +150,7 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
         return _half_lacks(dtype, spec)
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not supported there yet: leave `--backend` out, or use ort or torch"
-    # ONNX Runtime runs the folder's own ONNX file, whatever the weights are
+    # ONNX Runtime runs the folder's own ONNX file, and does not read the weights
     if name == "ort" and find_own_graph(spec, dtype or "float32") is not None:
         return None
     outcome = _graph_or_reason(spec)

@@ -240,8 +240,8 @@ def check_links(folder: Path) -> None:
 
 
 def joined(base: Path, folder: Path, name: str) -> Path:
-    """Return a folder in the user's cache with links to the files of two folders, of which
-    `folder`'s come first. `name`: the base's, for the folder's name. Raises LoadError."""
+    """Return a folder in the user's cache with links to the files of two folders. A file that both
+    have is `folder`'s. `name`: the base's, for the folder's name. Raises LoadError."""
     roots = base.resolve(), folder.resolve()
     key = hashlib.sha256(repr(roots).encode()).hexdigest()[:16]
     place = cache_folder("adapted") / f"{re.sub(r'[^a-zA-Z0-9.-]+', '-', name)[-80:]}-{key}"

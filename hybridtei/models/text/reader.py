@@ -221,8 +221,8 @@ class TextReader:
         self, texts: Sequence[str], room: int, limit: int, *, truncate: bool
     ) -> list[list[Characters]]:
         """The characters of the windows in which each text is read: at most `limit`, of `room`
-        tokens, each with the last eighth of the one before. Without `truncate` the last one ends
-        with the text, whatever its length."""
+        tokens, each with the last eighth of the one before. Without `truncate` the last one
+        reaches to the end of the text, even beyond `room`."""
         characters = limit * room * CHARACTERS_PER_TOKEN
         rest = iter(texts)
         windows: list[list[Characters]] = []

@@ -131,7 +131,7 @@ class Searcher:
         pass. Raises InvalidInput if there are none. `fit`: the collection, if the caller has it."""
         fit = fit or await self.fit(collection)
         heads = fit.heads
-        # Documents are normalised too. A query of which nothing is left stays as it is
+        # As documents are. A query that normalising would empty stays unchanged
         queries = [normalised(query) or query for query in queries]
         if options.query_encoder == "model":
             return fit.fitted(await self.model.embed(queries, heads))

@@ -131,7 +131,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._watch_deadline()
             return
         self._limits.refused("max_connections")
-        # To answer each of so many connections would cost too much
+        # Answers to more than twice the limit would cost too much
         if len(self.connections) > 2 * self._bounds.max_connections:
             transport.abort()
             return
