@@ -74,8 +74,9 @@ MODELS = [
     Published(
         "lightonai/SlideOn",
         "sparse",
-        {"model_type": "slideon", **code("modeling_slideon", "SlideOnModel")},
-        "its encoder of token states is not computed",
+        {"model_type": "modernbert"},
+        "if its encoder of token states is saved as a `SparseAutoEncoder` after the Transformer; "
+        "its own class is refused by name",
     ),
     Published(
         "Qwen/Qwen3.5 and its embedders",

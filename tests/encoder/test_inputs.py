@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from hybridtei.batch import UNKNOWN
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, UnsupportedHead, UsageError
 from hybridtei.inference.tasks.embed import heads_named
+from hybridtei.outputs import Cut, Embeddings
 from tests import vocabulary
 from tests.encoder.vectors import EVERYTHING, TEXTS, close, dense_of
 
@@ -231,3 +233,21 @@ def test_coroutines_wait_for_vectors_and_the_loop_goes_on(encoder):
         expected = encoder.encode(text, input_type="query").dense
         np.testing.assert_array_equal(answer.dense, expected)
     assert turns > 1
+
+
+def test_texts_that_were_cut_are_listed_with_what_the_model_read(encoder, tmp_path):
+    texts = ["baka"] * 1300
+    texts[1100] = "baka bulo " * encoder.max_input_length
+    vectors = encoder.encode(texts)
+    (cut,) = vectors.truncated
+    begin, end = cut.characters
+    assert (cut.index, begin) == (1100, 0)
+    kept = encoder.encode(texts[1100][:end])
+    assert kept.truncated == []
+    assert close(kept.dense[0], vectors.dense[1100])
+    assert [other.index for other in vectors.take([0, 1100]).truncated] == [1]
+    vectors.save(tmp_path / "vectors")
+    assert Embeddings.load(tmp_path / "vectors").truncated == [cut]
+    ids = encoder.encode([[5] * 2 * encoder.max_input_length])
+    assert ids.truncated == [Cut(0, UNKNOWN)]
+    assert encoder.encode([]).truncated == []

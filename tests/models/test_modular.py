@@ -89,6 +89,35 @@ def test_a_code_is_theirs(tmp_path, backend, normalize):
         export_model(encoder.spec, tmp_path / "exported")
 
 
+def token_coder(folder, **settings):
+    """A folder whose SparseAutoEncoder follows the transformer, without a pooling."""
+    coder = shaken(SparseAutoEncoder(tiny.HIDDEN, hidden_dim=96, k=10, **settings))
+    transformer = trunk(folder, "modernbert")[0]
+    SparseEncoder(modules=[transformer, coder], device="cpu").save_pretrained(str(folder / "saved"))
+    return transformer, coder
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_code_of_tokens_is_the_maximum_over_their_largest_latents(tmp_path, backend):
+    transformer, coder = token_coder(tmp_path)
+    encoder = Encoder.load(str(tmp_path / "saved"), backend=backend)
+    assert encoder.spec.heads == {Head.SPARSE, Head.TOKENS}
+    ours = encoder.encode(TEXTS, ("sparse",)).sparse.to_dense()
+    for row, text in zip(ours, TEXTS, strict=True):
+        with torch.inference_mode():
+            states = transformer(transformer.preprocess([text]))["token_embeddings"][0]
+            unit = torch.nn.functional.normalize(states)
+            latents, _ = coder.top_k(coder.encode_pre_act(unit), compute_aux=False)
+        near(row, latents.amax(0).numpy(), TOLERANCE)
+    assert (ours > 0).any(1).all()
+
+
+def test_a_code_of_tokens_is_not_normalized_by_layer(tmp_path):
+    token_coder(tmp_path, normalize=True)
+    with pytest.raises(UnsupportedArchitecture, match="put a Pooling before it"):
+        Encoder.load(str(tmp_path / "saved"))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("model_type", ["t5", "mt5"])
 def test_the_encoder_of_a_t5_embeds_as_theirs(tmp_path, model_type, backend):

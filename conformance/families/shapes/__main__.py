@@ -6,7 +6,7 @@ checkpoint is written, with random weights, and served twice by a process that c
 transformers or onnx: the second finds what the first has kept in its cache folder. Printed are
 seconds from the command to the first answer of /health, the peak of resident memory by then, and
 the proportional set size and the memory of no file at rest after requests of short, long and many
-texts. Exit status 1 if a server does not come up, an answer is not finite or of another shape, or a
+texts, and the tokens a second of passages in requests of 32. Exit status 1 if a server does not come up, an answer is not finite or of another shape, or a
 bound is exceeded: 1.25 times the weights at the served dtype and 150 MB at rest. Linux only; needs
 room for three times the largest folder.
 """
@@ -29,8 +29,9 @@ REST_SECONDS = 12.0
 SERVED_BYTES = {"float32": 4, "bfloat16": 2}
 SHORT = "a wing in a slipstream"
 LONG = "the boundary layer on a flat plate in a slipstream " * 20
+RATE_SECONDS = 8.0
 MANY = [f"{SHORT} of kind {place}" for place in range(32)]
-HEAD = f"{'checkpoint':38}{'engine':24}{'ready s':>9}{'peak MB':>9}{'rest MB':>9}{'own MB':>9}{'bound MB':>9}{'weights MB':>11}"
+HEAD = f"{'checkpoint':38}{'engine':24}{'ready s':>9}{'peak MB':>9}{'rest MB':>9}{'own MB':>9}{'tokens/s':>9}{'bound MB':>9}{'weights MB':>11}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,14 +91,14 @@ def measure(
             faults = ask(server, checkpoint)
             time.sleep(REST_SECONDS)
             rest, own = server.resting_bytes("Pss"), server.resting_bytes("Anonymous")
+            rate = tokens_a_second(server, checkpoint)
     except (RuntimeError, urllib.error.URLError) as error:
         print(f"{title} FAULT: {error}", flush=True)
         return [str(error)]
     if rest > bound:
         faults.append(f"{(rest - bound) / 1e6:.0f} MB beyond the bound")
-    figures = f"{server.ready_seconds:9.1f}" + "".join(
-        f"{each / 1e6:9.0f}" for each in (peak, rest, own, bound)
-    )
+    memory = "".join(f"{each / 1e6:9.0f}" for each in (peak, rest, own))
+    figures = f"{server.ready_seconds:9.1f}{memory}{rate:9.0f}{bound / 1e6:9.0f}"
     print(
         f"{title}{figures}{weights / 1e6:11.0f}{'  FAULT: ' + '; '.join(faults) if faults else ''}",
         flush=True,
@@ -124,6 +125,19 @@ def ask(server: Server, checkpoint: Checkpoint) -> list[str]:
         if not good:
             faults.append(f"the answer to {len(texts)} texts is not right")
     return faults
+
+
+def tokens_a_second(server: Server, checkpoint: Checkpoint) -> float:
+    """Tokens a second of one client that sends 32 different passages at a time, special tokens
+    included; 0 for a checkpoint that gives no dense vectors."""
+    if checkpoint.route == "rerank":
+        return 0.0
+    tokens, sent, begin = 0, 0, time.perf_counter()
+    while time.perf_counter() - begin < RATE_SECONDS:
+        passages = [f"{place} {LONG[:400]}" for place in range(sent, sent + len(MANY))]
+        tokens += server.post("/v1/embeddings", {"input": passages})["usage"]["prompt_tokens"]
+        sent += len(passages)
+    return tokens / (time.perf_counter() - begin)
 
 
 def is_unit(vector: Sequence[float], width: int) -> bool:

@@ -142,6 +142,19 @@ def code(f: Functions, vectors: Array, layers: CodeLayers) -> Array:
     return f.largest(f.linear(vectors, layers.latents, layers.bias), layers.active)
 
 
+def token_codes(f: Functions, hidden: Array, at: Segments, layers: CodeLayers) -> Array:
+    """The largest latents of each token's unit state, then the maximum over tokens, special ones
+    included: [t, h] -> float32[n, width], all >= 0. Source: SlideOn, 2026."""
+    states = f.float32(hidden)
+    unit = states / ((states**2).sum(1, keepdims=True) + SMALLEST_SQUARE) ** 0.5
+    return column_maxima(
+        f,
+        unit,
+        at,
+        lambda rows: f.largest(f.linear(rows, layers.latents, layers.bias), layers.active),
+    )
+
+
 def rounded(f: Functions, vectors: Array) -> Array:
     """Whole numbers from -127 to 127: `round(127 tanh(x))`, halves to even. Source: pplx-embed's
     quantizer."""
@@ -161,6 +174,8 @@ def lexical(
     return f.activations["relu"](rows[:, 0])
 
 
+# A state of zeros stays zero
+SMALLEST_SQUARE = 1e-24
 # Rows of a slice; its logits take 31 MB in float32 at v = 30k
 SLICE_TOKENS = 256
 Product = Callable[[Array], Array]
@@ -223,7 +238,8 @@ class HeadLayers:
 
         read: dict[str, Any] = {"dense": [layers.step_layer(step) for step in spec.dense_modules]}
         if spec.sparse is not None and spec.sparse.kind == "code":
-            read["code"] = layers.code_layers(spec.sparse, spec.dense_width)
+            width = spec.hidden_size if spec.codes_tokens else spec.dense_width
+            read["code"] = layers.code_layers(spec.sparse, width)
         elif spec.sparse is not None and not spec.is_splade:
             read["lexical"] = layers.lexical_layers(spec.sparse, spec.hidden_size)
         if spec.multivector is not None:
@@ -284,6 +300,8 @@ def compute(
         if layers.mlm is not None:
             assert states.product is not None
             columns[ENTRIES] = splade(f, hidden, at, layers.mlm, states.product)
+        elif layers.code is not None and spec.codes_tokens:
+            columns[ENTRIES] = token_codes(f, hidden, at, layers.code)
         elif layers.code is not None:
             columns[ENTRIES] = code(
                 f, dense(f, hidden, at, spec.pooling, layers.dense), layers.code

@@ -18,7 +18,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
+from hybridtei.errors import (
+    LoadError,
+    MissingArtifact,
+    UnsupportedArchitecture,
+    WeightMismatch,
+)
 from hybridtei.models.checkpoint.files import read_object, require
 from hybridtei.models.checkpoint.modules import OF_TOKENS, DenseModule, Modules, read_steps
 from hybridtei.models.checkpoint.weights import Weights, has_shape
@@ -34,7 +39,7 @@ class SparseHead:
     """`linear`: relu(W h + b), as in BGE-M3; `mlp`: relu(out(act(hidden(x)))); `splade`: the
     masked-language-model head;
     `code`: the `active` largest of `width` latents of the pooled vector, `normalized` first if
-    declared.
+    declared; without a pooling, of each token's unit state.
 
     `inputs`: the parts of x: "hidden" (last hidden state), "embedding" (layer-normed word
     embedding).
@@ -119,23 +124,30 @@ def find_heads(
     )
 
 
-def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = None) -> SparseHead:
+def read_coder(
+    folder: Path, width_before: int, max_active_dims: int | None = None, *, of_tokens: bool = False
+) -> SparseHead:
     """Return the sparse head of a SparseAutoEncoder module. `max_active_dims` overrides its `k`.
-    Raises LoadError."""
+    `of_tokens`: no pooling comes before it. Raises LoadError."""
     settings = read_object(folder / "config.json")
     width, active, inputs = (
         settings.count("hidden_dim", 512),
         settings.count("k", 8),
         settings.get("input_dim"),
     )
-    if inputs != pooled_width:
+    if inputs != width_before:
         raise WeightMismatch(
-            f"{settings.file}: `input_dim` is {inputs}, but what comes before it has {pooled_width}"
+            f"{settings.file}: `input_dim` is {inputs}, but what comes before it has {width_before}"
         )
     if active > width:
         raise LoadError(f"{settings.file}: `k` is {active}, more than `hidden_dim` {width}")
     active = min(max_active_dims or active, width)
     normalized = bool(settings.get("normalize", False))
+    if of_tokens and normalized:
+        raise UnsupportedArchitecture(
+            f"{settings.file}: `normalize` is true, but without a Pooling the SparseAutoEncoder "
+            "reads unit token states; put a Pooling before it, or set `normalize` to false"
+        )
     return SparseHead(
         "code", folder, (), idf=False, width=width, active=active, normalized=normalized
     )

@@ -336,6 +336,11 @@ def pools_prompts(folder: Path, override: str | None, modules: Modules) -> bool:
     )
 
 
+def codes_tokens(modules: Modules) -> bool:
+    """True if a SparseAutoEncoder reads token states, because no Pooling comes before it."""
+    return module_path(modules, CODER) is not None and module_path(modules, "Pooling") is None
+
+
 def gives_scores(folder: Path, modules: Modules) -> bool:
     """True if the last module is a Dense that gives logits: a cross-encoder in modules."""
     steps = [(name, path) for name, path in modules if name in STEPS]
@@ -384,7 +389,11 @@ def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orph
     since both change later steps. The Normalize at the end is an option of each request."""
     places = [order.index("Dense" if name in STEPS else name) for name in names]
     once = [name for name in names if name not in STEPS]
-    orphaned = {*STEPS, CODER} & {*names} and not {"Pooling", STATIC} & {*names} and not orphans
+    steps = {*STEPS, CODER} & {*names}
+    if steps == {CODER}:
+        # It may read token states too
+        steps = set()
+    orphaned = steps and not {"Pooling", STATIC} & {*names} and not orphans
     orphaned = orphaned or (STATIC in names and {"Pooling", *TRANSFORMERS} & {*names})
     if places != sorted(places) or len(set(once)) < len(once) or orphaned:
         raise UnsupportedArchitecture(

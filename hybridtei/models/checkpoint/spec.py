@@ -40,6 +40,7 @@ from hybridtei.models.checkpoint.modules import (
     Modules,
     Pooling,
     StepModule,
+    codes_tokens,
     module_path,
     pools_prompts,
     read_modules,
@@ -178,6 +179,11 @@ class ModelSpec:
         return self.sparse is not None and self.sparse.kind == "splade"
 
     @cached_property
+    def codes_tokens(self) -> bool:
+        """True if a SparseAutoEncoder reads each token's state, without a pooling."""
+        return self.sparse is not None and self.sparse.kind == "code" and not self.pooling
+
+    @cached_property
     def dense_width(self) -> int:
         """The numbers of a dense vector."""
         if self.is_splade:
@@ -204,6 +210,8 @@ class ModelSpec:
             return frozenset({Head.TAGS if self.classifier.kind == "tagger" else Head.SCORES})
         if self.is_splade:
             return frozenset({Head.SPARSE})
+        if self.codes_tokens:
+            return frozenset({Head.SPARSE, Head.TOKENS})
         # Only these have the same width on both routes
         if self.query is not None:
             return frozenset({Head.DENSE})
@@ -333,7 +341,8 @@ def _read(
             vocabulary=read_vocabulary(home),
             stanford=STANFORD in architectures,
         )
-    pooled = not splade and classifier is None and late is None
+    of_tokens = codes_tokens(modules)
+    pooled = not splade and classifier is None and late is None and not of_tokens
     sparse, multivector = None, None
     if pooled:
         sparse, multivector = find_heads(folder, hidden_size, heads_file)
@@ -353,11 +362,13 @@ def _read(
     dense = read_steps(folder, modules, dense_path, pooled_width, trusted=trusted) if pooled else ()
     if pooled and not dense:
         dense = _projection(home, model_type, config, pooled_width)
-    coder = module_path(modules, CODER)
-    if coder is not None:
-        latents_of = dense[-1].out_features if dense else pooled_width
+    if (coder := module_path(modules, CODER)) is not None:
+        width_before = hidden_size if of_tokens else pooled_width
         sparse = read_coder(
-            inside(folder, coder), latents_of, sentence.count_if_any("max_active_dims")
+            inside(folder, coder),
+            dense[-1].out_features if dense else width_before,
+            sentence.count_if_any("max_active_dims"),
+            of_tokens=of_tokens,
         )
     prompts = read_prompts(sentence, folder, adapters)
     padding_id = read_padding_id(model_type, config)
@@ -382,7 +393,7 @@ def _read(
             sentence,
             folder,
             prompts,
-            embeds=pooled or splade is not None,
+            embeds=pooled or splade is not None or of_tokens,
             ignores=classifier is not None and template is None,
         ),
         truncate_dim=sentence.count_if_any("truncate_dim") if pooled else None,

@@ -137,7 +137,7 @@ async def of_kind(context: Context, data: bytes) -> Reply:
         return await spanned("predict", predict(context, decode(data, tei.PredictRequest)))
     if Head.TAGS in spec.heads:
         return await spanned("entities", entities(context, decode(data, EntitiesRequest)))
-    if spec.is_splade:
+    if Head.SPARSE in spec.heads and Head.DENSE not in spec.heads:
         request = decode(data, tei.EmbedSparseRequest)
         return await spanned("embed_sparse", embed_sparse(context, request))
     return await spanned("embed", embed(context, decode(data, tei.EmbedRequest)))
