@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 325_336, "modules": 191}
+SIZE = {"tokens": 325_330, "modules": 191}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,

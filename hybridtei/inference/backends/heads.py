@@ -238,7 +238,8 @@ class HeadLayers:
 
         read: dict[str, Any] = {"dense": [layers.step_layer(step) for step in spec.dense_modules]}
         if spec.sparse is not None and spec.sparse.kind == "code":
-            width = spec.hidden_size if spec.codes_tokens else spec.dense_width
+            # Without a pooling, token states are read
+            width = spec.dense_width or spec.hidden_size
             read["code"] = layers.code_layers(spec.sparse, width)
         elif spec.sparse is not None and not spec.is_splade:
             read["lexical"] = layers.lexical_layers(spec.sparse, spec.hidden_size)

@@ -358,15 +358,15 @@ def _read(
         if pooled
         else ()
     )
-    pooled_width = hidden_size * len(poolings)
+    # Without a pooling, the width of token states
+    pooled_width = hidden_size * max(1, len(poolings))
     dense = read_steps(folder, modules, dense_path, pooled_width, trusted=trusted) if pooled else ()
     if pooled and not dense:
         dense = _projection(home, model_type, config, pooled_width)
     if (coder := module_path(modules, CODER)) is not None:
-        width_before = hidden_size if of_tokens else pooled_width
         sparse = read_coder(
             inside(folder, coder),
-            dense[-1].out_features if dense else width_before,
+            dense[-1].out_features if dense else pooled_width,
             sentence.count_if_any("max_active_dims"),
             of_tokens=of_tokens,
         )
