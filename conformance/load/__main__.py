@@ -18,7 +18,9 @@ SCENARIOS = dict.fromkeys(("request_cost", "asgi_servers"), "cost")
 SCENARIOS |= dict.fromkeys(("http_load", "lone"), "traffic") | dict.fromkeys(
     ("storms", "overload"), "storms"
 )
-SCENARIOS |= {name: name for name in ("app_cost", "limit", "precisions", "stored_size", "migrate")}
+SCENARIOS |= {
+    name: name for name in ("app_cost", "limit", "precisions", "stored_size", "migrate", "ranking")
+}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,15 +1,18 @@
-"""The overlays, rendered: valid by Kubernetes' schemas, and of one mind with the image and the command."""
+"""The overlays, rendered by kubectl: valid by Kubernetes' schemas, and of one mind with the image and the command."""
 
 import pytest
 import yaml
 
 from deploy.dockerfile import parse
-from deploy.render import render
+from hybridtei.config import ModelConfig
+from hybridtei.inference.load import read_models
 from tests.deploy.command_line import DEPLOY, ROOT, check_serve
+from tests.deploy.kustomize import render
 
 OVERLAYS = sorted((DEPLOY / "kubernetes/overlays").iterdir())
 IDS = [folder.name for folder in OVERLAYS]
 KINDS = {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget"}
+MORE_KINDS = {"cpu-models": {"ConfigMap", "PersistentVolumeClaim"}}
 VERSIONS = ("1.30", "1.33", "1.37")
 
 
@@ -32,7 +35,9 @@ def test_every_manifest_fits_its_schema(folder):
         "kubernetes_validate", reason="pip install kubernetes-validate"
     )
     manifests = render(folder)
-    assert {manifest["kind"] for manifest in manifests} == KINDS
+    assert {manifest["kind"] for manifest in manifests} == KINDS | MORE_KINDS.get(
+        folder.name, set()
+    )
     for manifest in manifests:
         for version in VERSIONS:
             kubernetes_validate.validate(manifest, version, strict=True)
@@ -109,6 +114,34 @@ def test_the_air_gapped_pod_serves_a_mounted_folder_and_asks_nobody():
     [mount] = [each for each in container(manifests)["volumeMounts"] if each.get("readOnly")]
     assert given["MODEL_ID"].startswith(f"{mount['mountPath']}/")
     assert (given["OFFLINE"], given["HF_HUB_OFFLINE"]) == ("true", "1")
+
+
+def test_the_pod_of_several_models_reads_their_file_and_keeps_packed_weights(tmp_path):
+    manifests = rendered(DEPLOY / "kubernetes/overlays/cpu-models")
+    pod = container(manifests)
+    file = tmp_path / "models.toml"
+    file.write_text(manifests["ConfigMap"]["data"]["models.toml"])
+    assert [config.model_id for config in read_models(file, ModelConfig())] == [
+        "minilm-hybrid",
+        "BAAI/bge-reranker-v2-m3",
+    ]
+    volumes = {
+        volume["name"]: volume
+        for volume in manifests["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    }
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["volumeMounts"]}
+    assert (
+        mounts["/etc/hybridtei"]["configMap"]["name"] == manifests["ConfigMap"]["metadata"]["name"]
+    )
+    assert pod["args"] == ["--models", "/etc/hybridtei/models.toml"]
+    [cache] = [
+        word.partition("=")[2]
+        for step in parse((ROOT / "Dockerfile").read_text())["runtime"].all("ENV")
+        for word in step.arguments.split()
+        if word.startswith("HYBRIDTEI_CACHE=")
+    ]
+    claim = manifests["PersistentVolumeClaim"]["metadata"]["name"]
+    assert mounts[cache]["persistentVolumeClaim"]["claimName"] == claim
 
 
 def test_the_adapter_serves_the_metric_that_scales():

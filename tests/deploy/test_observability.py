@@ -8,8 +8,8 @@ import shutil
 import pytest
 import yaml
 
-from deploy.render import render
 from tests.deploy.command_line import DEPLOY
+from tests.deploy.kustomize import render
 from tests.ran import ran
 
 COMPOSE = DEPLOY / "compose"
