@@ -1,6 +1,6 @@
 """What windows and a budget of time do to the order of `/v1/rerank`, with the embedded model's MaxSim.
 
-    python conformance/quality/reranking.py --data ../shared/data [--queries 60]
+    python -m conformance.quality.reranking --data ../shared/data [--queries 60]
 
 Windows: paragraphs of XQuAD are joined to documents of about 3,000 words, in whose middle a judged
 paragraph stands; each query ranks the document of its paragraph and nine others. nDCG@10 of the cut
