@@ -1,6 +1,6 @@
 """What windows and a budget of time do to the order of `/v1/rerank`, with the embedded model's MaxSim.
 
-    python -m conformance.quality.reranking --data ../shared/data [--queries 60]
+    python -m conformance.quality.reranking --data ../shared/data [--queries 60] [--only windows]
 
 Windows: paragraphs of XQuAD are joined to documents of about 3,000 words, in whose middle a judged
 paragraph stands; each query ranks the document of its paragraph and nine others. nDCG@10 of the cut
@@ -46,6 +46,7 @@ def main() -> int:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder of xquad and cranfield")
     parser.add_argument("--queries", type=int, default=60, help="of each collection")
+    parser.add_argument("--only", choices=("windows", "budgets"), help="[default: both]")
     options = parser.parse_args()
     port = free_port()
     with (
@@ -53,8 +54,10 @@ def main() -> int:
         started(served(port), port, Path(folder) / "log"),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600, trust_env=False) as client,
     ):
-        windows(client, options.data / "xquad", options.queries)
-        budgets(client, options.data / "cranfield", options.queries)
+        if options.only != "budgets":
+            windows(client, options.data / "xquad", options.queries)
+        if options.only != "windows":
+            budgets(client, options.data / "cranfield", options.queries)
     return 0
 
 
@@ -135,8 +138,9 @@ def budgets(client: httpx.Client, folder: Path, count: int) -> None:
 
 def dense_order(documents: Sequence[str], queries: Sequence[str]) -> list[list[int]]:
     """The places of each query's `CANDIDATES` nearest documents, the nearest first."""
-    with Encoder.load() as encoder:
-        rows, questions = encoder.encode(documents).dense, encoder.encode(queries).dense
+    encoder = Encoder.load()
+    rows, questions = encoder.encode(documents).dense, encoder.encode(queries).dense
+    encoder.close()
     assert rows is not None
     assert questions is not None
     return np.argsort(-(questions @ rows.T), axis=1)[:, :CANDIDATES].tolist()
