@@ -14,15 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 324_553, "modules": 190}
+SIZE = {"tokens": 325_801, "modules": 191}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 802,
+    "conditionals": 800,
     "literal_splats": 22,
     "no_nouns": 24,
-    "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_362,
+    "comments_behind": 34,
+    "tokens_per_1000_code_lines": 8_354,
 }
 LONGEST_FILE_LINES = 564
 # What a change may leave between a count and its number, in thousandths of the number.

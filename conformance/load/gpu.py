@@ -45,6 +45,7 @@ from hybridtei.batch import Head, PackedBatch
 from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.backend import DTYPES
 from hybridtei.inference.backends.torch.fp8 import product, to_eight_bits
+from hybridtei.inference.backends.torch.fusing import added
 
 Row = dict[str, Any]
 
@@ -59,18 +60,18 @@ COLUMNS = {
     "small": 9,
 }
 COLUMNS |= {"lone ms": 8, "share": 8, "peak MB": 8, "deviation": 10, "cosine": 8}
-VARLEN, GROUPS, EACH = kernels.VARLEN, kernels.PADDED, kernels.PER_SEQUENCE
+FLASH, GROUPS, EACH = kernels.FLASH, kernels.PADDED, kernels.PER_SEQUENCE
 # What matters most first: a call may end before the last.
 CELLS: dict[str, tuple[str, ...]] = {
     "BERT": ("nearness",),
     "Qwen3": ("nearness",),
-    "BERT-base": ("plain", "transformers", "fp8", VARLEN, GROUPS),
+    "BERT-base": ("plain", "transformers", "fp8", FLASH, GROUPS),
     "BGE-M3": ("plain", "outputs", "transformers"),
     "MiniLM": ("plain", "transformers"),
     "Qwen3-Embedding-8B": ("plain", "fp8"),
 }
 SMOKE: dict[str, tuple[str, ...]] = {
-    "tiny BERT": ("nearness", "plain", "transformers", GROUPS, VARLEN),
+    "tiny BERT": ("nearness", "plain", "transformers", GROUPS, FLASH),
     "tiny Qwen3": ("nearness", "fp8", "transformers"),
     "tiny M3": ("outputs",),
 }
@@ -86,7 +87,7 @@ NEAR = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.1}
 def measured(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Row]:
     """Measure a cell. Raises as torch, its libraries and compilers do."""
     if way == "nearness":
-        for kernel in (EACH, GROUPS) if options.cpu_smoke else (VARLEN, GROUPS):
+        for kernel in (EACH, GROUPS) if options.cpu_smoke else (FLASH, GROUPS):
             for dtype in (
                 ("float32", "bfloat16") if options.cpu_smoke else ("float16", "bfloat16", "float32")
             ):
@@ -199,7 +200,7 @@ def beside_transformers(shape: Shape, length: int, options: argparse.Namespace) 
 
 def with_kernel(backend: Any, name: str) -> None:
     """Have another kernel compute attention."""
-    backend.trunk.kernel = kernels.KERNELS[name]()
+    backend.trunk.kernel = kernels.KERNELS[name]
 
 
 def flop_per_token(backend: Any, batches: Sequence[PackedBatch]) -> float:
@@ -207,7 +208,7 @@ def flop_per_token(backend: Any, batches: Sequence[PackedBatch]) -> float:
     on average."""
     lengths, model = np.concatenate([batch.lengths for batch in batches]), backend.trunk.model
     # Of the matrix among the arguments
-    place = {linear: 1, product: 2}
+    place = {linear: 1, added: 1, product: 2}
     matrices = [
         node.args[place[node.target]].target for node in model.graph.nodes if node.target in place
     ]

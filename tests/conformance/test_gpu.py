@@ -41,10 +41,10 @@ def test_each_way_is_measured_and_one_that_raises_loses_no_other(tmp_path):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
     rows, shown = smoke(tmp_path / "out", path=f"{tmp_path}{os.pathsep}{ROOT}")
     assert len(shown.splitlines()) == 2 + len(rows)
-    assert [row["way"] for row in rows if "failed" in row] == ["torch varlen_attn"]
+    assert [row["way"] for row in rows if "failed" in row] == ["flash attention"]
     assert (
         "_flash_attention_forward"
-        in (tmp_path / "out" / "tiny-BERT.torch-varlen_attn.stderr").read_text()
+        in (tmp_path / "out" / "tiny-BERT.flash-attention.stderr").read_text()
     )
     nearness = [row for row in rows if row["way"] == "nearness"]
     assert len(nearness) == 8

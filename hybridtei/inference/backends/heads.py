@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -51,7 +50,8 @@ class Functions:
     change a digit.
     `layer_norm`: of each row, with weight, bias and epsilon. `largest`: keep the k largest positive
     entries of each row, and set the others to 0. `repeated`: repeat each number for the tokens of
-    its sequence. `rows`: the rows at these places.
+    its sequence. `rows`: the rows at these places. `slice_tokens`: tokens whose logits over a
+    vocabulary are computed together; of 256 they take 31 MB in float32 at v = 30k.
     """
 
     library: Any
@@ -64,6 +64,7 @@ class Functions:
     largest: Callable[[Array, int], Array]
     repeated: Callable[[Array, Segments], Array]
     rows: Callable[[Array, Array], Array]
+    slice_tokens: Callable[[Array], int]
 
 
 Pool = Callable[[Functions, Array, Segments], Array]
@@ -98,11 +99,11 @@ def pooled(f: Functions, hidden: Array, at: Segments, pooling: Sequence[str]) ->
     return f.float32(_beside(f, [POOLINGS[mode](f, hidden, at) for mode in pooling]))
 
 
-def _beside(f: Functions, parts: Sequence[Array]) -> Array:
+def _beside(f: Functions, parts: Sequence[Array], axis: int = 1) -> Array:
     """[t, a], [t, b] … -> [t, a + b …], without a copy of a single part."""
     if len(parts) == 1:
         return parts[0]
-    return f.library.concatenate(parts, 1)
+    return f.library.concatenate(parts, axis)
 
 
 def through(f: Functions, rows: Array, layers: Iterable[Layer]) -> Array:
@@ -176,8 +177,6 @@ def lexical(
 
 # A state of zeros stays zero
 SMALLEST_SQUARE = 1e-24
-# Rows of a slice; its logits take 31 MB in float32 at v = 30k
-SLICE_TOKENS = 256
 Product = Callable[[Array], Array]
 
 
@@ -207,15 +206,23 @@ def splade(f: Functions, hidden: Array, at: Segments, layers: MlmLayers, product
 
 def column_maxima(f: Functions, rows: Array, at: Segments, product: Product) -> Array:
     """The largest product in each column over a sequence's tokens: [t, h] -> [n, v]."""
-    best = dict[int, Array]()
-    for start in range(0, len(rows), SLICE_TOKENS):
-        logits = product(rows[start : start + SLICE_TOKENS])
-        cuts = np.clip(at.cu_seqlens - start, 0, len(logits)).tolist()
-        for row, (begin, end) in enumerate(pairwise(cuts)):
-            if begin < end:
-                maxima = f.library.amax(logits[begin:end], 0)
-                best[row] = f.library.maximum(best[row], maxima) if row in best else maxima
-    return f.library.stack([*best.values()])
+    maxima = list[Array]()
+    step = f.slice_tokens(rows)
+    for start in range(0, len(rows), step):
+        logits = product(rows[start : start + step])
+        # The sequences with rows here; the first may have begun in the slice before
+        first = np.searchsorted(at.cu_seqlens, start, "right") - 1
+        end = np.searchsorted(at.cu_seqlens, start + len(logits))
+        host, device = ((offsets[first : end + 1] - start).clip(0, len(logits)) for offsets in at)
+        best = f.segment_max(logits, Segments(host, device))
+        if at.cu_seqlens[first] < start:
+            before = maxima.pop()
+            maxima.append(before[:-1])
+            maxima.append(f.library.maximum(before[-1:], best[:1]))
+            best = best[1:]
+        if len(best):
+            maxima.append(best)
+    return _beside(f, maxima, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

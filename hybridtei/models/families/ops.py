@@ -172,7 +172,12 @@ class Ops(Protocol):
 def linears(
     o: Ops, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True
 ) -> list[Rows]:
-    """Apply several `linear` maps to the same rows."""
+    """Apply several `linear` maps to the same rows: as one, by `linears` of operations whose
+    `joins` is true."""
+    if getattr(o, "joins", False) and len(names) > 1:
+        joining: Any = o
+        rows: list[Rows] = joining.linears(x, names, widths, bias=bias)
+        return rows
     return [o.linear(x, name, width, bias=bias) for name, width in zip(names, widths, strict=True)]
 
 
@@ -194,6 +199,9 @@ def is_adapter(name: str) -> bool:
 
 
 class _Adapted:
+    # Each map has adapters of its own
+    joins = False
+
     def __init__(
         self, ops: Ops, count: int, rank: int, scale: float, targets: frozenset[str] | None
     ) -> None:

@@ -13,14 +13,15 @@ msgspec.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional
 
 from hybridtei.errors import LoadError
+from hybridtei.inference.backends.torch.fusing import added, is_product
 
 if TYPE_CHECKING:
     from hybridtei.inference.backends.fidelity import Guard
@@ -40,13 +41,19 @@ STEP = 16
 def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
     """float[n, k] -> (eight bits [n, k], float32 scale [n, 1]). Each row's largest number becomes
     fp8's largest."""
-    rows = rows.float()
-    scale = (rows.abs().amax(1, keepdim=True) / LARGEST).clamp_min(MIN_SCALE)
-    return (rows / scale).clamp(-LARGEST, LARGEST).to(EIGHT_BITS), scale
+    largest = torch.linalg.vector_norm(rows, math.inf, 1, keepdim=True, dtype=torch.float32)
+    scale = (largest / LARGEST).clamp_min(MIN_SCALE)
+    return (rows / scale).to(EIGHT_BITS), scale
 
 
 def product(
-    rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype
+    rows: Tensor,
+    row_scales: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    dtype: torch.dtype,
+    *,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Rows [n, k] with scales [n, 1] times weight [m, k] with scales [m, 1] -> dtype[n, m]."""
     if rows.device.type != "cpu":
@@ -55,10 +62,14 @@ def product(
             weight.t(),
             scale_a=row_scales,
             scale_b=weight_scales.t(),
+            bias=bias,
             out_dtype=dtype,
             use_fast_accum=True,
         )
-    return emulated(rows, row_scales, weight, weight_scales).to(dtype)
+    exact = emulated(rows, row_scales, weight, weight_scales)
+    if bias is not None:
+        exact += bias
+    return exact.to(dtype)
 
 
 def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor) -> Tensor:
@@ -71,9 +82,9 @@ def to_eight_bits(model: fx.GraphModule) -> int:
     matrices."""
     graph, dtypes, parts = model.graph, dict[str, torch.dtype](), dict[fx.Node, list[fx.Node]]()
     for node in [*graph.nodes]:
-        if node.target is not functional.linear or node.args[1].op != "get_attr":
+        if not (is_product(node) or node.target is added):
             continue
-        rows, matrix, *bias = (argument for argument in node.args if argument is not None)
+        rows, matrix, last = node.args
         name = matrix.target
         if name not in dtypes:
             exact = getattr(model, name)
@@ -92,11 +103,14 @@ def to_eight_bits(model: fx.GraphModule) -> int:
                 parts[rows] = [
                     graph.call_function(operator.getitem, (pair, place)) for place in range(2)
                 ]
-            out = graph.call_function(
-                product, (*parts[rows], matrix, graph.get_attr(f"{name}_scale"), dtypes[name])
-            )
-            if bias:
-                out = graph.call_function(operator.add, (out, *bias))
+            scale = graph.get_attr(f"{name}_scale")
+            inputs = (*parts[rows], matrix, scale, dtypes[name])
+            if node.target is added:
+                out = graph.call_function(
+                    operator.add, (graph.call_function(product, inputs), last)
+                )
+            else:
+                out = graph.call_function(product, inputs, {"bias": last})
         node.replace_all_uses_with(out)
         graph.erase_node(node)
     model.recompile()

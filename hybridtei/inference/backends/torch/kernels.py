@@ -8,15 +8,13 @@ On CPUs SDPA runs sequence by sequence, since a call costs less than padding. On
 more than a short sequence's arithmetic, so sequences of similar lengths are computed in padded
 groups: a fallback for cards and precisions without the flash kernel.
 
-The flash kernel is torch's `varlen_attn`, imported at first use. Its window is (keys before, keys
-after), inclusive; ours of `window` is `window - 1` on each side. -1 is unbounded. Another
-implementation of flash attention runs behind the same call once
-`torch.nn.attention.activate_flash_attention_impl` names it.
+The flash kernel's window is (keys before, keys after), inclusive; ours of `window` is `window - 1`
+on each side. -1 is unbounded. Another implementation of flash attention runs behind the same call
+once `torch.nn.attention.activate_flash_attention_impl` names it.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -62,13 +60,22 @@ class Sequences:
         return self.offsets.to(torch.int32)
 
     @cached_property
-    def key_rows(self) -> Tensor:
-        """The tokens that are keys, of sequences with `seen`."""
+    def longest_unseen(self) -> int:
+        """The number of tokens of the longest sequence in which some are no keys."""
+        pairs = zip(self.lengths, self.seen or self.lengths, strict=True)
+        return max((length for length, seen in pairs if seen < length), default=0)
+
+    @cached_property
+    def keys(self) -> tuple[Tensor, Tensor]:
+        """The tokens that are keys, of sequences with `seen`, and the offsets of these, in flash
+        attention's dtype."""
         assert self.seen is not None
         starts = offsets_of(self.lengths)[:-1]
         keys = zip(starts, self.seen, strict=True)
         rows = np.concatenate([np.arange(start, start + count) for start, count in keys])
-        return to_device({"rows": rows}, self.offsets.device)["rows"]
+        arrays = {"rows": rows, "offsets": offsets_of(self.seen)}
+        tensors = to_device(arrays, self.offsets.device)
+        return tensors["rows"], tensors["offsets"].to(torch.int32)
 
     @cached_property
     def groups(self) -> _Groups:
@@ -109,7 +116,9 @@ def per_sequence(
             some = queries[first : first + step]
             mask = None if whole is None else whole[first : first + step, :seen]
             if bias is not None:
-                mask = _hidden(bias.of(some, keys, first)[..., :seen], mask)
+                projected = bias.projected(some, keys)
+                places = bias.places(some, keys, first)
+                mask = _hidden(bias.of(*projected, places)[..., :seen], mask)
             outputs.append(
                 _by_head(heads, mask, some[None], keys[None, :seen], values[None, :seen])[0]
             )
@@ -130,16 +139,21 @@ def padded_groups(
     if q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     groups = sequences.groups
-    parts = [torch.split(x[groups.rows], groups.sizes) for x in (q, k, v)]
+    rows = [x[groups.rows] for x in (q, k, v)]
+    if bias is not None:
+        rows += bias.projected(rows[0], rows[1])
     outputs = []
-    for number, group in enumerate(groups.each):
-        flat = [part[number] for part in parts]
+    parts = (torch.split(x, groups.sizes) for x in rows)
+    for group, *flat in zip(groups.each, *parts, strict=True):
         if bias is not None and group.texts.longest**2 > MASK_ENTRIES:
             outputs.append(per_sequence(flat[0], flat[1], flat[2], group.texts, heads, bias=bias))
             continue
-        texts = [x.view(len(group.texts.lengths), -1, *x.shape[1:]) for x in flat]
-        mask = group.mask(heads) if bias is None else group.biased(heads, bias, *texts[:2])
-        outputs.append(_by_head(heads, mask, *texts).flatten(0, 1))
+        texts = [x.unflatten(0, (len(group.texts.lengths), -1)) for x in flat]
+        if bias is None:
+            added = group.hidden(heads, q.dtype)
+        else:
+            added = group.biased(heads, bias, texts[3], texts[4])
+        outputs.append(_by_head(heads, added, *texts[:3]).flatten(0, 1))
     return torch.cat(outputs)[groups.places]
 
 
@@ -152,28 +166,49 @@ class _Group:
     longest: int
     counts: Tensor | None
     # Shared by all layers, by what they follow from
-    masks: dict[Any, Tensor | None] = field(default_factory=dict)
+    cache: dict[Any, Any] = field(default_factory=dict)
 
-    def mask(self, heads: Heads) -> Tensor | None:
-        """The mask, broadcast to bool[g, 1, longest, longest]: True where a query (row) attends to
-        a key (column)."""
-        if heads not in self.masks:
+    def hidden(
+        self,
+        heads: Heads,
+        dtype: torch.dtype,
+    ) -> Tensor | None:
+        """The numbers to add to scores, broadcast to [g, 1, longest, longest]: minus infinity where
+        a query (row) does not attend to a key (column), else 0. None if all attend to all.
+
+        SDPA would make them of a mask in each layer.
+        """
+        if heads not in self.cache:
             device = self.texts.offsets.device
             mask = _mask(self.longest, heads, device)
             if self.counts is not None:
                 seen = torch.arange(self.longest, device=device) < self.counts[:, None]
                 mask = seen[:, None, None] if mask is None else seen[:, None, None] & mask
-            self.masks[heads] = mask
-        return self.masks[heads]
+            if mask is not None:
+                mask = _hidden(torch.zeros_like(mask, dtype=dtype), mask)
+            self.cache[heads] = mask
+        hidden: Tensor | None = self.cache[heads]
+        return hidden
 
-    def biased(self, heads: Heads, bias: Bias, q: Tensor, k: Tensor) -> Tensor:
-        """The numbers to add to scores: the bias where a query attends to a key."""
+    def biased(
+        self,
+        heads: Heads,
+        bias: Bias,
+        q: Tensor,
+        k: Tensor,
+    ) -> Tensor:
+        """`hidden`, with the bias of the projected queries and keys."""
         key = heads, bias.values
-        added = self.masks.get(key)
+        added: Tensor | None = self.cache.get(key)
         if added is None:
-            added = _hidden(bias.of(q, k, 0).expand(len(q), -1, -1, -1), self.mask(heads))
+            if "places" not in self.cache:
+                self.cache["places"] = bias.places(q, k, 0)
+            added = bias.of(q, k, self.cache["places"]).expand(len(q), -1, -1, -1)
+            hidden = self.hidden(heads, added.dtype)
+            if hidden is not None:
+                added = added + hidden
             if bias.values is not None:
-                self.masks[key] = added
+                self.cache[key] = added
         return added
 
 
@@ -273,49 +308,41 @@ def _mask(length: int, heads: Heads, device: torch.device) -> Tensor | None:
 UNBOUNDED = -1
 
 
-def torch_varlen() -> Kernel:
-    """torch's `varlen_attn`."""
-    from torch.nn.attention.varlen import varlen_attn
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequences: Sequences,
+    heads: Heads,
+) -> Tensor:
+    """A `Kernel` of flash attention, which takes fewer key heads as they are.
 
-    return varlen(varlen_attn)
-
-
-def varlen(function: Callable[..., Any]) -> Kernel:
-    """`varlen_attn` as a kernel. It accepts fewer key heads only if it has a parameter for it,
-    which torch 2.11 lacks."""
-    grouped = "enable_gqa" in inspect.signature(function).parameters
-
-    def kernel(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sequences: Sequences,
-        heads: Heads,
-    ) -> Tensor:
+    `torch.nn.attention.varlen` calls the same operation, and fills a tensor besides.
+    """
+    offsets = key_offsets = sequences.offsets_int32
+    if sequences.seen is not None:
         # The library counts distances from the last key
-        if sequences.seen is not None:
+        if heads.causal or (heads.window is not None and sequences.longest_unseen > heads.window):
             return padded_groups(q, k, v, sequences, heads)
-        sides = window_of(heads.window, heads.causal, sequences.longest)
-        offsets, longest = sequences.offsets_int32, sequences.longest
-        share = q.shape[1] // k.shape[1]
-        if share > 1 and not grouped:
-            k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
-        more = {"enable_gqa": True} if share > 1 and grouped else {}
-        out = function(
-            q,
-            k,
-            v,
-            offsets,
-            offsets,
-            longest,
-            longest,
-            scale=heads.scale,
-            window_size=sides,
-            **more,
-        )
-        return out  # type: ignore[no-any-return]
-
-    return kernel
+        rows, key_offsets = sequences.keys
+        k, v = k[rows], v[rows]
+    before, after = window_of(heads.window, heads.causal, sequences.longest)
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        offsets,
+        key_offsets,
+        sequences.longest,
+        sequences.longest,
+        dropout_p=0.0,
+        is_causal=(before, after) == (UNBOUNDED, 0),
+        return_debug_mask=False,
+        scale=heads.scale,
+        window_size_left=before,
+        window_size_right=after,
+    )[0]
+    return out
 
 
 def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]:
@@ -327,11 +354,11 @@ def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]
 
 # A layer's heads, and True if a bias is added to its scores
 Form = tuple[Heads, bool]
-VARLEN, PADDED, PER_SEQUENCE = "torch varlen_attn", "SDPA on padded groups", "SDPA per sequence"
-KERNELS: Mapping[str, Callable[[], Kernel]] = {
-    VARLEN: torch_varlen,
-    PADDED: lambda: padded_groups,
-    PER_SEQUENCE: lambda: per_sequence,
+FLASH, PADDED, PER_SEQUENCE = "flash attention", "SDPA on padded groups", "SDPA per sequence"
+KERNELS: Mapping[str, Kernel] = {
+    FLASH: flash,
+    PADDED: padded_groups,
+    PER_SEQUENCE: per_sequence,
 }
 # What torch's flash attention supports (`check_flash_attention` in sdp_utils.cpp): GPUs from Ampere
 # on, half precision, heads of a multiple of 8 numbers.
@@ -353,7 +380,7 @@ def kernel_for(forms: Iterable[Form], dtype: torch.dtype, device: torch.device) 
         and dtype in FLASH_DTYPES
         and all(heads.dim % FLASH_STEP == 0 and heads.dim <= FLASH_LONGEST for heads, _ in forms)
     ):
-        name = VARLEN
+        name = FLASH
     else:
         name = PADDED
     log.info("attention by %s", name)

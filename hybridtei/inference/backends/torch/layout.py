@@ -35,28 +35,62 @@ class DistanceBias:
 
     values: Tensor
 
-    def of(self, q: Tensor, k: Tensor, first: int) -> Tensor:
-        """The bias float[heads, n, length] of the queries [..., n, heads, dim] from token `first`
-        on, for all keys [..., length, heads, dim] of a text; of several texts, if they differ,
-        float[texts, heads, n, length]."""
+    def projected(
+        self,
+        q: Tensor,
+        k: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """What `of` reads of queries and keys [t, heads, dim]: [t, heads, width] each."""
+        return q, k
+
+    def places(
+        self,
+        q: Tensor,
+        k: Tensor,
+        first: int,
+    ) -> Tensor:
+        """What follows from the lengths alone: int64[n, length] for the queries [..., n, heads,
+        dim] from token `first` on, and all keys [..., length, heads, dim] of a text."""
         longest = self.values.shape[1] // 2
-        return self.values[:, _distances(q, k, first).clamp(-longest, longest) + longest]
+        return _distances(q, k, first).clamp(-longest, longest) + longest
+
+    def of(
+        self,
+        q: Tensor,
+        k: Tensor,
+        places: Tensor,
+    ) -> Tensor:
+        """The bias float[heads, n, length] of projected queries and keys; of several texts, if they
+        differ, float[texts, heads, n, length]."""
+        return self.values[:, places]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AlibiBias:
+class AlibiBias(DistanceBias):
     """ALiBi's bias. `values` float[heads]: the decrease of scores for each token between query and
     key."""
 
-    values: Tensor
+    def places(
+        self,
+        q: Tensor,
+        k: Tensor,
+        first: int,
+    ) -> Tensor:
+        return _distances(q, k, first).abs()
 
-    def of(self, q: Tensor, k: Tensor, first: int) -> Tensor:
-        return -self.values[:, None, None] * _distances(q, k, first).abs()
+    def of(
+        self,
+        q: Tensor,
+        k: Tensor,
+        places: Tensor,
+    ) -> Tensor:
+        return -self.values[:, None, None] * places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DisentangledBias:
-    """DeBERTa's bias: products of queries and keys with rows of tables float[rows, heads, dim].
+    """DeBERTa's bias: products of queries and keys with rows of tables float[rows, heads, dim],
+    which are scaled as scores are.
 
     `buckets` int64[2 * longest + 1]: at `longest + d` the row for a query at distance `d` from its
     key. Larger distances have the last row.
@@ -67,27 +101,52 @@ class DisentangledBias:
     buckets: Tensor
     content_to_position: Tensor | None
     position_to_content: Tensor | None
-    scale: float
 
-    def of(self, q: Tensor, k: Tensor, first: int) -> Tensor:
-        longest = len(self.buckets) // 2
-        rows = self.buckets[longest - _distances(q, k, first).clamp(-longest, longest)]
-        total: Tensor | None = None
+    def projected(
+        self,
+        q: Tensor,
+        k: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         if self.content_to_position is not None:
-            scores = torch.einsum("...qhd,rhd->...hqr", q, self.content_to_position)
-            total = scores.gather(-1, rows.expand(*scores.shape[:-2], -1, -1))
+            q = torch.einsum("qhd,rhd->qhr", q, self.content_to_position)
         if self.position_to_content is not None:
-            scores = torch.einsum("...khd,rhd->...hrk", k, self.position_to_content)
-            term = scores.gather(-2, rows.expand(*scores.shape[:-2], -1, -1))
-            total = term if total is None else total + term
-        assert total is not None
-        return total * self.scale
+            # The keys of a row lie side by side
+            k = torch.einsum("khd,rhd->hrk", k, self.position_to_content).permute(2, 0, 1)
+        return q, k
+
+    def places(
+        self,
+        q: Tensor,
+        k: Tensor,
+        first: int,
+    ) -> Tensor:
+        longest = len(self.buckets) // 2
+        return self.buckets[longest - _distances(q, k, first).clamp(-longest, longest)]
+
+    def of(
+        self,
+        q: Tensor,
+        k: Tensor,
+        places: Tensor,
+    ) -> Tensor:
+        terms = []
+        if self.content_to_position is not None:
+            scores = q.transpose(-3, -2)
+            terms.append(scores.gather(-1, places.expand(*scores.shape[:-2], -1, -1)))
+        if self.position_to_content is not None:
+            scores = k.movedim(-3, -1)
+            terms.append(scores.gather(-2, places.expand(*scores.shape[:-2], -1, -1)))
+        return sum(terms[1:], terms[0])
 
 
-Bias = DistanceBias | AlibiBias | DisentangledBias
+Bias = DistanceBias | DisentangledBias
 
 
-def _distances(q: Tensor, k: Tensor, first: int) -> Tensor:
+def _distances(
+    q: Tensor,
+    k: Tensor,
+    first: int,
+) -> Tensor:
     """Key minus query: int64[queries, keys]."""
     keys = torch.arange(k.shape[-3], device=k.device)
     return keys - keys[first : first + q.shape[-3], None]
@@ -121,15 +180,18 @@ class PackedLayout:
 
     def stage(self) -> None:
         """Copy attention's other arrays to the device before a pass needs them."""
-        varies = self._kernel is not per_sequence and self._sequences.seen is not None
-        if self._kernel is padded_groups or varies:
+        if self._kernel is per_sequence:
+            return
+        if self._sequences.seen is not None:
+            _ = self._sequences.keys
+        if self._kernel is padded_groups or self._sequences.seen is not None:
             _ = self._sequences.groups
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         """Sum each row of `x` [t, width] and its neighbours of the same sequence, weighted by
         `weight` [width, 1, 3]. Tokens that are no keys count as zero."""
         if self._sequences.seen is not None:
-            rows = self._sequences.key_rows
+            rows, _ = self._sequences.keys
             x = torch.zeros_like(x).index_copy(0, rows, x[rows])
         offsets = self._sequences.offsets
         before = x.roll(1, 0).index_fill(0, offsets[:-1], 0)

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from hybridtei.inference.backends.heads import Functions, Segments
+from hybridtei.inference.backends.torch.fusing import sum_inside
 from hybridtei.inference.backends.torch.kernels import Form
 from hybridtei.inference.backends.torch.layout import AlibiBias, DisentangledBias, DistanceBias
 from hybridtei.models.families.ops import Heads, Rotation, Rows, Tables
@@ -58,7 +59,10 @@ def family_module(
     """
     root = _Root(family, tensor_of, options)
     graph = fx.Tracer().trace(root)
-    return fx.GraphModule(root, graph).eval().requires_grad_(False), frozenset(root.forms)
+    model = fx.GraphModule(root, graph).eval().requires_grad_(False)
+    if options.device.type != "cpu":
+        sum_inside(model)
+    return model, frozenset(root.forms)
 
 
 class _Root(nn.Module):
@@ -75,15 +79,25 @@ class _Root(nn.Module):
         hidden: Tensor = self.family(TorchOps(self, ids, layout)).value
         return hidden
 
-    def parameter(self, name: str, *shape: int) -> Tensor:
+    def parameter(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+    ) -> Tensor:
         """Register a tensor of the checkpoint once."""
-        path = path_of(name)
-        if path not in self._parameters:
-            self.register_parameter(
-                path, nn.Parameter(self.tensor_of(name, shape), requires_grad=False)
-            )
-        parameter = self._parameters[path]
-        assert parameter is not None
+        parameter = self._parameters.get(path_of(name))
+        if parameter is None:
+            return self.put(name, self.tensor_of(name, shape))
+        return parameter
+
+    def put(
+        self,
+        name: str,
+        tensor: Tensor,
+    ) -> Tensor:
+        """Register a tensor."""
+        parameter = nn.Parameter(tensor, requires_grad=False)
+        self.register_parameter(path_of(name), parameter)
         return parameter
 
 
@@ -94,27 +108,38 @@ class TorchOps:
         self._root, self._ids, self._layout, self._options = root, ids, layout, root.options
 
     def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
-        table = self._root.parameter(name, rows, width)
+        table = self._root.parameter(name, (rows, width))
         if ids == "token_type_ids" and not self._options.typed:
             return Rows(table[0], width)
         return Rows(functional.embedding(self._ids[ids], table), width)
 
     def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
-        return Rows(self._root.parameter(name, rows, width), width, is_parameter=True)
+        return Rows(self._root.parameter(name, (rows, width)), width, is_parameter=True)
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
-        # Computed once, while the family is traced
-        if x.is_parameter:
-            more = self._root.tensor_of(f"{name}.bias", (width,)) if bias else None
-            weight = self._root.tensor_of(f"{name}.weight", (width, x.width))
-            return Rows(functional.linear(x.value, weight, more), width, is_parameter=True)
-        more = self._root.parameter(f"{name}.bias", width) if bias else None
-        return Rows(
-            functional.linear(
-                x.value, self._root.parameter(f"{name}.weight", width, x.width), more
-            ),
-            width,
-        )
+        # The product of a parameter is computed here, while the family is traced
+        tensor_of = self._root.tensor_of if x.is_parameter else self._root.parameter
+        more = tensor_of(f"{name}.bias", (width,)) if bias else None
+        value = functional.linear(x.value, tensor_of(f"{name}.weight", (width, x.width)), more)
+        return Rows(value, width, x.is_parameter)
+
+    @property
+    def joins(self) -> bool:
+        """True unless matrices are views of a file, which joining would copy."""
+        return self._options.device.type != "cpu"
+
+    def linears(
+        self, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool
+    ) -> list[Rows]:
+        def joined(kind: str, *columns: int) -> Tensor:
+            shapes = ((width, *columns) for width in widths)
+            tensors = map(self._root.tensor_of, (f"{name}.{kind}" for name in names), shapes)
+            return self._root.put(f"{names[0]}.{kind}", torch.cat([*tensors]))
+
+        weight = joined("weight", x.width)
+        more = joined("bias") if bias else None
+        whole = functional.linear(x.value, weight, more)
+        return self.split(Rows(whole, sum(widths)), widths)
 
     def add(self, x: Rows, y: Rows) -> Rows:
         return Rows(x.value + y.value, x.width)
@@ -126,7 +151,7 @@ class TorchOps:
         return Rows(x.value * factor, x.width)
 
     def scaled_by(self, x: Rows, name: str) -> Rows:
-        return Rows(x.value * self._root.parameter(name, 1), x.width)
+        return Rows(x.value * self._root.parameter(name, (1,)), x.width)
 
     def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
         parts = x.value.split([*widths], 1)
@@ -137,9 +162,9 @@ class TorchOps:
         return Rows(ACTIVATIONS["gelu_pytorch_tanh" if is_tanh else kind](x.value), x.width)
 
     def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows:
-        more = self._root.parameter(f"{name}.bias", x.width) if bias else None
+        more = self._root.parameter(f"{name}.bias", (x.width,)) if bias else None
         normed = functional.layer_norm(
-            x.value, (x.width,), self._root.parameter(f"{name}.weight", x.width), more, eps
+            x.value, (x.width,), self._root.parameter(f"{name}.weight", (x.width,)), more, eps
         )
         return Rows(normed, x.width, x.is_parameter)
 
@@ -147,7 +172,7 @@ class TorchOps:
         self, x: Rows, name: str | None, eps: float, *, dim: int | None = None, offset: float = 0.0
     ) -> Rows:
         size = (dim or x.width,)
-        weight = None if name is None else self._root.parameter(f"{name}.weight", *size)
+        weight = None if name is None else self._root.parameter(f"{name}.weight", size)
         value = x.value if dim is None else self._heads(x, dim)
         # Near 1, half precision is too coarse for the sum
         if weight is not None and offset:
@@ -165,7 +190,7 @@ class TorchOps:
         depends on the choice."""
         count = logits.width
         w1, w2 = (
-            self._root.parameter(f"{name}.mlp.{part}", count * wide, x.width)
+            self._root.parameter(f"{name}.mlp.{part}", (count * wide, x.width))
             for part in ("w1", "w2")
         )
         largest, places = logits.value.float().softmax(1).topk(chosen, dim=1)
@@ -173,7 +198,8 @@ class TorchOps:
         each = self.activate(Rows(x.value @ w1.T, count * wide), act)
         shared = (self._heads(each, wide) * share[:, :, None]).flatten(1)
         return Rows(
-            functional.linear(shared, w2.T, self._root.parameter(f"{name}.bias", x.width)), x.width
+            functional.linear(shared, w2.T, self._root.parameter(f"{name}.bias", (x.width,))),
+            x.width,
         )
 
     def rotation(
@@ -185,18 +211,23 @@ class TorchOps:
         inverse = torch.as_tensor(frequencies, device=self._options.device)
         places = self._ids["position_ids"][:, None].float()
         angles = places * inverse
-        both = torch.cat((angles, angles), 1)[:, None]
         scale: Any = factor
         if growth is not None:
             beta, length = growth
-            scale = factor * (1 + beta * (places / length).floor().log1p())[:, None]
-        cos, sin = ((values * scale).to(self._options.dtype) for values in (both.cos(), both.sin()))
+            scale = factor * (1 + beta * (places / length).floor().log1p())
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        # The sign of `rotate` is in the sines
+        cos, sin = (
+            torch.cat(pair, 1)[:, None].to(self._options.dtype)
+            for pair in ((cos, cos), (-sin, sin))
+        )
         return Rotation(cos, sin)
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
         heads = self._heads(x, dim)
-        turned = torch.cat((-heads[..., dim // 2 :], heads[..., : dim // 2]), 2)
-        return Rows((heads * rotation.cos + turned * rotation.sin).flatten(1), x.width)
+        turned = torch.cat((heads[..., dim // 2 :], heads[..., : dim // 2]), 2)
+        turned = torch.addcmul(turned * rotation.sin, heads, rotation.cos)
+        return Rows(turned.flatten(1), x.width)
 
     def attention(self, q: Rows, k: Rows, v: Rows, heads: Heads, bias: Any = None) -> Rows:
         self._root.forms.add((heads, bias is not None))
@@ -204,7 +235,7 @@ class TorchOps:
         return Rows(self._layout.attend(*parts, heads, bias).flatten(1), q.width)
 
     def convolve(self, x: Rows, name: str) -> Rows:
-        weight = self._root.parameter(f"{name}.weight", x.width, 1, 3)
+        weight = self._root.parameter(f"{name}.weight", (x.width, 1, 3))
         return Rows(self._layout.convolve(x.value, weight), x.width)
 
     def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
@@ -224,10 +255,11 @@ class TorchOps:
         self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables
     ) -> DisentangledBias:
         to_position, to_content = (
-            None if table is None else self._heads(table, heads.dim) for table in tables
+            None if table is None else self._heads(table, heads.dim) * heads.scale
+            for table in tables
         )
         places = torch.as_tensor(buckets, device=self._options.device)
-        return DisentangledBias(places, to_position, to_content, heads.scale)
+        return DisentangledBias(places, to_position, to_content)
 
     def _heads(self, x: Rows, dim: int) -> Tensor:
         heads: Tensor = x.value.unflatten(1, (-1, dim))
@@ -241,6 +273,8 @@ def path_of(name: str) -> str:
 
 # Numbers that a GPU thread adds in the time of launching one sum; an estimate
 TOKENS_A_LAUNCH = 16
+# A vocabulary's threads fill a GPU with a single sequence
+MANY_COLUMNS = 1 << 14
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -267,20 +301,24 @@ def _reduced(x: Tensor, at: Segments, how: str, alone: Callable[[Tensor, int], T
     """Reduce by one launch for all sequences, or one for each. On a CPU a launch is free, so one
     for each."""
     lengths = np.diff(at.cu_seqlens).tolist()
-    if x.device.type != "cpu" and reduce_at_once(len(lengths), max(lengths)):
+    if x.device.type != "cpu" and reduce_at_once(len(lengths), max(lengths), x.shape[1]):
         return reduced_at_once(x, at, how)
     return torch.stack([alone(part, 0) for part in torch.split(x, lengths)])
 
 
 def reduced_at_once(x: Tensor, at: Segments, how: str) -> Tensor:
     # A check would wait for the device
-    return torch.segment_reduce(x, how, lengths=at.offsets.diff(), axis=0, unsafe=True)
+    return torch.segment_reduce(x, how, offsets=at.offsets, axis=0, unsafe=True)
 
 
-def reduce_at_once(sequences: int, longest: int) -> bool:
+def reduce_at_once(
+    sequences: int,
+    longest: int,
+    columns: int,
+) -> bool:
     """True if one launch should reduce all sequences: its threads, one a column and sequence, walk
     the tokens."""
-    return longest <= TOKENS_A_LAUNCH * sequences
+    return columns >= MANY_COLUMNS or longest <= TOKENS_A_LAUNCH * sequences
 
 
 def largest(x: Tensor, count: int) -> Tensor:
@@ -301,6 +339,8 @@ TORCH = Functions(
         x, at.offsets.diff(), output_size=int(at.cu_seqlens[-1])
     ),
     rows=lambda x, places: x[places],
+    # 250 MB at v = 30k
+    slice_tokens=lambda x: 256 if x.device.type == "cpu" or x.dtype == torch.float32 else 4096,
 )
 
 

@@ -58,7 +58,7 @@ class PackedTrunk:
         self._device = device
         self._words = words
         self.attention = kernel_for(forms, dtype, device)
-        self.kernel: Kernel = KERNELS[self.attention]()
+        self.kernel: Kernel = KERNELS[self.attention]
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
         """Compute the last hidden states float[t, h], flat for every kind of model. `ids`: the

@@ -79,7 +79,7 @@ class Two(nn.Module):
 
     def forward(self, x):
         twice = functional.linear(functional.linear(x, self.a, self.bias), self.a, self.bias)
-        return functional.linear(twice, self.b)
+        return functional.linear(twice, self.b, None)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -46,7 +46,8 @@ def test_one_reduction_over_all_sequences_equals_one_for_each(lengths):
 
 
 def test_sequences_are_reduced_one_by_one_where_one_is_long_for_their_number():
-    assert reduce_at_once(8, 128)
-    assert not reduce_at_once(8, 129)
-    assert not reduce_at_once(9, 8192)
-    assert reduce_at_once(600, 8192)
+    assert reduce_at_once(8, 128, 768)
+    assert not reduce_at_once(8, 129, 768)
+    assert not reduce_at_once(9, 8192, 768)
+    assert reduce_at_once(600, 8192, 768)
+    assert reduce_at_once(1, 8192, 30522)

@@ -32,7 +32,8 @@ from hybridtei.inference.backends.torch import backend as backend_module
 from hybridtei.inference.backends.torch import kernels, memory
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fp8 import to_eight_bits
-from hybridtei.inference.backends.torch.kernels import padded_groups, torch_varlen
+from hybridtei.inference.backends.torch.fusing import sum_inside
+from hybridtei.inference.backends.torch.kernels import flash, padded_groups
 from hybridtei.inference.backends.torch.ops import TORCH, entries_of
 from hybridtei.models.checkpoint.classifiers import CodeLayers
 from hybridtei.models.checkpoint.spec import read_spec
@@ -41,10 +42,7 @@ from tests.sampled import paired
 
 DEVICE = torch.device("cuda" if torch.backends.cuda.is_built() else "meta")
 FEW, MANY = (7, 1, 60), (3, 17, 5, 1, 9, 2, 30) * 10  # collapsed one by one, and at once
-KERNELS = {
-    "varlen": torch_varlen,
-    "padded groups": lambda: padded_groups,
-}
+KERNELS = {"flash": flash, "padded groups": padded_groups}
 
 
 class CopyWaits(RuntimeError):
@@ -130,6 +128,7 @@ def launched(
         trunk = backend.trunk
         backend.device = trunk._device = DEVICE
         trunk.model, backend._heads = there(trunk.model, mode), there(backend._heads, mode)
+        sum_inside(trunk.model)
         if kernel is not None:
             biased = any(has_bias for _, has_bias in trunk.forms)
             trunk.kernel = padded_groups if biased else kernel
@@ -191,10 +190,10 @@ CASES = {
 
 @pytest.mark.parametrize(("case", "kernel"), paired([*CASES], [*KERNELS]))
 def test_a_launch_waits_for_nothing(tmp_path, monkeypatch, case, kernel):
-    (write, pooling), lengths = CASES[case], MANY if kernel == "varlen" else FEW
+    (write, pooling), lengths = CASES[case], MANY if kernel == "flash" else FEW
     spec = read_spec(write(tmp_path), pooling=pooling)
     batch = batch_of(spec, lengths)
-    found = launched(TorchBackend(spec), batch, monkeypatch, KERNELS[kernel]())
+    found = launched(TorchBackend(spec), batch, monkeypatch, KERNELS[kernel])
     assert {tensor.device.type for tensor in found.values()} == {DEVICE.type}
     assert found["tokens" if Head.TOKENS in spec.heads else next(iter(found))].shape[0] in (
         len(batch),
@@ -209,7 +208,7 @@ def test_nor_does_one_of_tokens_that_none_attends_to(tmp_path, monkeypatch, kern
     assert (
         len(
             launched(
-                TorchBackend(spec), batch_of(spec, FEW, unseen=3), monkeypatch, KERNELS[kernel]()
+                TorchBackend(spec), batch_of(spec, FEW, unseen=3), monkeypatch, KERNELS[kernel]
             )
         )
         == 4
@@ -223,7 +222,7 @@ def test_nor_does_one_that_computes_a_prefix_once(tmp_path, monkeypatch, kernel)
     batch = pack(texts, spec.heads, spec.positions, prefix=20)
     backend = TorchBackend(spec)
     assert backend.shares_prefixes
-    assert launched(backend, batch, monkeypatch, KERNELS[kernel]())["dense"].shape == (
+    assert launched(backend, batch, monkeypatch, KERNELS[kernel])["dense"].shape == (
         10,
         tiny.HIDDEN,
     )
@@ -233,7 +232,7 @@ def test_nor_does_one_in_fp8(tmp_path, monkeypatch):
     spec = read_spec(tiny.write_m3(tmp_path))
     backend = TorchBackend(spec)
     assert to_eight_bits(backend.trunk.model)
-    assert len(launched(backend, batch_of(spec, MANY), monkeypatch, torch_varlen())) == 4
+    assert len(launched(backend, batch_of(spec, MANY), monkeypatch, flash)) == 4
 
 
 def test_nor_does_a_sparse_code(monkeypatch):

@@ -1,5 +1,7 @@
 """SPLADE against sentence-transformers' SparseEncoder, and against the formula on transformers' own logits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,6 @@ from transformers import AutoModelForMaskedLM
 
 from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.errors import UnsupportedArchitecture
-from hybridtei.inference.backends import heads
 from hybridtei.inference.backends.heads import Segments, column_maxima
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.ops import TORCH
@@ -89,9 +90,8 @@ def test_slices_of_any_size_give_the_same(lengths, slice_tokens):
         sizes.append(len(rows))
         return rows
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "SLICE_TOKENS", slice_tokens)
-        sliced = column_maxima(TORCH, hidden, Segments(offsets, torch.as_tensor(offsets)), product)
+    functions = replace(TORCH, slice_tokens=lambda _: slice_tokens)
+    sliced = column_maxima(functions, hidden, Segments(offsets, torch.as_tensor(offsets)), product)
     assert torch.equal(sliced, whole)
     assert max(sizes) <= slice_tokens
     assert sum(sizes) == sum(lengths)

@@ -1,12 +1,11 @@
 """Which kernel computes attention, by the device, the precision and the layers' heads."""
 
-import inspect
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hybridtei.inference.backends.torch.kernels import PADDED, PER_SEQUENCE, VARLEN, kernel_for
+from hybridtei.inference.backends.torch.kernels import FLASH, PADDED, PER_SEQUENCE, kernel_for
 from hybridtei.models.families.ops import Heads
 
 PLAIN = Heads(4, 4, 64), False
@@ -18,8 +17,8 @@ AMPERE, TURING = (8, 0), (7, 5)
     ("card", "dtype", "forms", "name"),
     [
         (None, torch.float32, [PLAIN], PER_SEQUENCE),
-        (AMPERE, torch.float16, [PLAIN, GROUPED], VARLEN),
-        ((12, 0), torch.bfloat16, [PLAIN], VARLEN),
+        (AMPERE, torch.float16, [PLAIN, GROUPED], FLASH),
+        ((12, 0), torch.bfloat16, [PLAIN], FLASH),
         (TURING, torch.float16, [PLAIN], PADDED),
         (AMPERE, torch.float32, [PLAIN], PADDED),
         (AMPERE, torch.float16, [PLAIN, (Heads(4, 4, 12), False)], PADDED),
@@ -36,6 +35,16 @@ def test_the_kernel_follows_from_the_card_the_precision_and_the_heads(
 
 
 def test_torchs_own_kernel_takes_what_layers_ask_of_it():
-    from torch.nn.attention.varlen import varlen_attn
-
-    assert {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys()
+    """Its schema, in the words of `flash`."""
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    names = [argument.name for argument in schema.arguments]
+    assert names[3:10] == [
+        "cum_seq_q",
+        "cum_seq_k",
+        "max_q",
+        "max_k",
+        "dropout_p",
+        "is_causal",
+        "return_debug_mask",
+    ]
+    assert {"scale", "window_size_left", "window_size_right"} <= {*names}

@@ -1,5 +1,5 @@
 """Both ways to use torch's attention, against the textbook's formula and against each other; and our way to call
-`varlen_attn`, against the textbook: through what torch documents here, through itself on a GPU."""
+flash attention, against the textbook: through what torch documents here, through itself on a GPU."""
 
 import itertools
 
@@ -8,27 +8,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.kernels import (
     KERNELS,
     MASK_ENTRIES,
     PADDING_ALLOWED,
     UNBOUNDED,
+    flash,
     like_lengths,
     padded_groups,
     per_sequence,
-    varlen,
     window_of,
 )
 from tests import tolerances
 from tests.inference.backends.torch.attention import libraries, textbook
 from tests.sampled import paired
 
+LIBRARY = libraries.installed()
 LISTS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 WAYS = {
     "per sequence": per_sequence,
     "padded groups": padded_groups,
-    "varlen_attn": varlen(libraries.varlen_attn),
-    "varlen_attn of 2.11": varlen(libraries.varlen_attn_of_2_11),
+    "flash attention": flash,
 }
 EACH = pytest.mark.parametrize("kernel", WAYS.values(), ids=WAYS)
 # The largest absolute deviation from SDPA, for normally distributed values: some units of the last place.
@@ -45,9 +46,25 @@ def test_packed_attention_equals_the_textbook(kernel, causal, window, key_heads)
 
 
 @EACH
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("window", [None, 5, 23])
 def test_tokens_that_none_attends_to_are_left_out(kernel, window):
     equals_the_textbook(kernel, window=window, seen=SEEN)
+
+
+@pytest.mark.parametrize(("window", "calls"), [(None, 1), (8, 1), (7, 0)])
+def test_queries_with_expansion_share_flash_attention_with_documents_longer_than_the_window(
+    monkeypatch, window, calls
+):
+    """While the window holds each query. Its last token would meet too many keys else."""
+    counted = []
+    monkeypatch.setattr(kernels, "padded_groups", lambda *_: counted.append(_))
+    lengths, seen = [8, 30, 5], [6, 30, 5]
+    q, k, v = textbook.drawn(lengths)
+    found = flash(q, k, v, textbook.sequences(lengths, seen), textbook.heads(window))
+    assert len(counted) == 1 - calls
+    if calls:
+        expected = textbook.attention(q, k, v, lengths, window=window, causal=False, seen=seen)
+        torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
 def equals_the_textbook(
@@ -82,12 +99,12 @@ def test_layers_share_what_was_made_of_the_lengths():
     q, k, v = textbook.drawn(textbook.LENGTHS)
     lengths = textbook.sequences(textbook.LENGTHS)
     first = padded_groups(q, k, v, lengths, textbook.heads(5))
-    groups, made = lengths.groups, [dict(group.masks) for group in lengths.groups.each]
+    groups, made = lengths.groups, [dict(group.cache) for group in lengths.groups.each]
     again = padded_groups(q, k, v, lengths, textbook.heads(5))
     assert lengths.groups is groups
     assert all(made)
-    for group, masks in zip(groups.each, made, strict=True):
-        assert all(group.masks[key] is value for key, value in masks.items())
+    for group, values in zip(groups.each, made, strict=True):
+        assert all(group.cache[key] is value for key, value in values.items())
     assert torch.equal(first, again)
 
 
@@ -123,9 +140,8 @@ def test_a_window_is_told_as_keys_before_and_after(window, causal, longest):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("open_kernel", KERNELS.values(), ids=KERNELS)
-def test_every_kernel_of_this_card_agrees(open_kernel):
-    kernel = open_kernel()
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_every_kernel_of_this_card_agrees(kernel):
     lengths = textbook.sequences(textbook.LENGTHS, device="cuda")
     cases = itertools.product(
         ("float16", "bfloat16"), (False, True), (None, 5), ((4, 64), (2, 128), (1, 64))
