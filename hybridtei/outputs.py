@@ -190,7 +190,8 @@ class HeadOutputs(Columns):
         )
 
     def check_finite(self) -> None:
-        """Raises NotANumber if a vector or a weight is infinite or NaN.
+        """Raises NotANumber, with the number of the text, if a vector or a weight is infinite or
+        NaN.
 
         Scores and tags may be infinite: their tasks check them.
         """
@@ -202,8 +203,18 @@ class HeadOutputs(Columns):
             self.tokens,
         )
         for column in columns:
-            if column is not None and not np.isfinite(getattr(column, "values", column)).all():
-                raise NotANumber("the model's output is infinite or NaN")
+            if column is None:
+                continue
+            finite = np.isfinite(getattr(column, "values", column))
+            if finite.all():
+                continue
+            text = int(np.argwhere(~finite)[0, 0])
+            offsets = getattr(column, "offsets", getattr(column, "indptr", None))
+            if offsets is not None:
+                text = int(np.searchsorted(offsets, text, "right")) - 1
+            raise NotANumber(
+                f"the model's output for text {text}, counted from 0, is infinite or NaN"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hybridtei.batch import Ragged
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, NotANumber
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 
 WIDTH = 7
@@ -128,3 +128,22 @@ def test_a_file_of_another_kind_is_named(tmp_path, content):
     np.savez(tmp_path / "other.npz", **{"sparse.indices": np.ones(2)})
     with pytest.raises(LoadError):
         Embeddings.load(tmp_path / "other.npz")
+
+
+NAN_ROWS = np.array([[1.0], [np.nan], [2.0], [np.inf]], np.float32)
+OFFSETS = np.array([0, 0, 1, 2, 4])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        (HeadOutputs(dense=NAN_ROWS), 1),
+        (HeadOutputs(tokens=Ragged(NAN_ROWS, OFFSETS)), 2),
+        (HeadOutputs(dense=NAN_ROWS[:1], multivector=Ragged(NAN_ROWS[3:], OFFSETS[:3])), 1),
+        (HeadOutputs(splade=SparseVectors(OFFSETS[:4], NAN_ROWS[:, 0], OFFSETS, WIDTH)), 2),
+    ],
+)
+def test_an_output_that_is_not_finite_is_an_error_of_its_text(outputs, text):
+    """The first one. A text without rows has none."""
+    with pytest.raises(NotANumber, match=f"text {text}, counted from 0, is infinite or NaN"):
+        outputs.check_finite()

@@ -96,6 +96,12 @@ def both(running, path, body):
     assert "NaN" not in clean.result().text
 
 
+def test_a_request_of_several_texts_says_which_one_it_is(embedder):
+    answer = embedder.post("/embed", {"inputs": [CLEAN, CLEAN + CLEAN, NAN, CLEAN]})
+    assert answer.status_code == 424
+    assert "text 2, counted from 0, is infinite or NaN" in answer.text
+
+
 @pytest.mark.parametrize("kind", VECTORS)
 def test_a_vector_that_is_not_finite_fails_its_own_request(embedder, kind):
     both(embedder, *VECTORS[kind])

@@ -80,11 +80,11 @@ class EngineRequest:
         else:
             places = [place for part, _ in self._parts for place in part]
             outputs = HeadOutputs.concat([outputs for _, outputs in self._parts])
-        outputs.check_finite()
         # `places` is a list, or a range of another process
-        if all(map(eq, places, range(len(places)))):
-            return outputs
-        return outputs.take(sorted(range(len(places)), key=places.__getitem__))
+        if not all(map(eq, places, range(len(places)))):
+            outputs = outputs.take(sorted(range(len(places)), key=places.__getitem__))
+        outputs.check_finite()
+        return outputs
 
     def timings(self) -> Timings:
         """The times, as means over the sequences."""
