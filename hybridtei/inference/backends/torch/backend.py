@@ -3,9 +3,9 @@ copies the arrays back.
 
 On a GPU a pass is staged, launched and awaited. While one thread waits for its arrays, another
 fills the host's buffers for the next batch, copies them on a second stream, and launches the next
-pass, so the device always has work. Only one thread launches at a time. The stream frees a pass's
-memory before the next pass, so two running passes need the memory of one (and of a SPLADE's
-weights, which are read after the pass).
+pass, so the device always has work. A third stream copies outputs back. Only one thread launches at
+a time. The stream frees a pass's memory before the next pass, so two running passes need the memory
+of one, and of one's outputs, which are read after the pass.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class TorchBackend(Backend):
         self._trunk, self._heads = loaded
         self.shares_prefixes = self._trunk.causal
         self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
-        self._stream = self._side = None
+        self._stream = self._side = self._copies = None
         if on_gpu:
             parameters = self._trunk.model.parameters()
             self.busy_tokens = gpu_tokens(
@@ -110,6 +110,7 @@ class TorchBackend(Backend):
             )
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.catch_up()
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
@@ -195,9 +196,15 @@ class TorchBackend(Backend):
             staged = self.stage(batch, vector_rows)
             with self.alone():
                 columns = self.launch(staged)
+                if self._stream is not None:
+                    launched = self._stream.record_event()
+            # Pinned memory is allocated while another thread launches
+            with self._on(self._copies):
+                if self._copies is not None:
+                    self._copies.wait_event(launched)
                 rows = columns.pop(ENTRIES, None)
                 wait = start_copy(columns, self.device)
-                # Frees its memory for the next pass
+                # Frees its memory for later passes
                 del columns
             return outputs_of(wait(), batch, vectors, None if rows is None else self._entries(rows))
         except Exception as error:

@@ -82,6 +82,8 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _pinned(tensor: Tensor) -> Tensor:
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    # Its memory is free for later passes once this stream has copied it
+    tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return host.copy_(tensor, non_blocking=True)
 
 

@@ -122,7 +122,8 @@ def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid, monkeypatch):
 
         return noted
 
-    for name in ("to_device", "kept_rows", "computed_once", "outputs_of", "compute"):
+    host = ("to_device", "kept_rows", "computed_once", "start_copy", "outputs_of")
+    for name in (*host, "compute"):
         monkeypatch.setattr(backend_module, name, noting(name, getattr(backend_module, name)))
     backend.shares_prefixes = True
     run(backend, sixty_four(backend.spec.vocab_size)[:5])
@@ -131,5 +132,6 @@ def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid, monkeypatch):
         ("computed_once", False),
         ("to_device", False),
         ("compute", True),
+        ("start_copy", False),
         ("outputs_of", False),
     ]
