@@ -1,25 +1,30 @@
-"""A GPU, measured in process: how near each kernel is, how fast each model is in each way. Prints
-one table.
+"""A GPU, measured in 6.5 minutes: does it work, how fast is each model in each way, how fast a server.
 
-    python -m conformance.load.gpu [--models BERT-base,BGE-M3] [--ways plain,fp8] [--minutes 8]
+    python -m conformance.load.gpu [--models BERT-base,BGE-M3] [--ways plain,fp8] [--minutes 6.5]
     [--out DIR]
 
-Models have the shape of known ones and random weights, made on the device: nothing is downloaded,
-and torch, transformers and numpy are enough. Every model in a way is a cell: a child process with a
-time limit of its own, which appends each row to DIR/rows.jsonl as soon as it is measured. Where a
-child raises, dies or takes too long, a row says so, its stderr is in DIR/MODEL.WAY.stderr, and the
-next cell begins. `--cpu-smoke` runs tiny models on a CPU, to see that the program works.
+In this order: 90 s of `pytest -m gpu`; 150 s of rates, in texts of 512 and 50 tokens; 60 s of a
+server, asked for 1 and 32 texts; 90 s of fp8 and of other kernels. What follows them runs if
+`--minutes` allows. Models have the shape of known ones and random weights, made on the device:
+nothing is downloaded, and torch, transformers and numpy are enough for all but the server and its
+tests. A machine without an index needs these wheels for them, 4.4 MB (of Python 3.12: `pip download
+--no-deps --python-version 3.12 --only-binary=:all:`): litestar, litestar-htmx, msgspec, multipart,
+sniffio, polyfactory, faker, rich-click, orjson, uvicorn, httptools, backports.zstd; pytest for the
+tests.
 
-A way is `nearness`, each kernel and dtype against float32 on the CPU; `transformers`, its modules
-with the same weights, on texts of one length; or words joined by `+`: `plain`; `fp8`; `outputs`,
-all of the model's outputs; or the name of a kernel. Columns: `tokens/s`, `texts/s` of packed
-batches, two under way at once; `small`, tokens/s in passes of a thousand tokens; `lone ms`, of a
-single text; `share`, of the rate at which the device multiplies large matrices; `deviation`, of
-states, relative to the largest; `cosine`, the least of dense vectors: of fp8 with those before, of
-ours with transformers'.
+Every model in a way is a cell: a child process with a time limit of its own, which prints each row
+and appends it to DIR/rows.jsonl as soon as it is measured. Where a child raises, dies or takes too
+long, a row says so, its stderr is in DIR/MODEL.WAY.stderr, and the next cell begins. `--cpu-smoke`
+runs tiny models on a CPU, to see that the program works.
 
-Requests/s of a server on a GPU: `python -m conformance.load http_load`, with `--backend torch
---dtype float16` in the server's command.
+A way is `tests`; `server`; `nearness`, each kernel and dtype against float32 on the CPU;
+`transformers`, its modules with the same weights, on texts of one length; or words joined by `+`:
+`plain`; `fp8`; `outputs`, all of the model's outputs; `FA3` or `FA4`, that implementation of flash
+attention; `cuDNN`, in padded groups; or the name of a kernel. Columns: `tokens/s`, `texts/s` of
+packed batches, two under way at once; `small`, tokens/s in passes of a thousand tokens; `lone ms`,
+of a single text; `launches` and `host us` of a large pass; `share`, of the rate at which the device
+multiplies large matrices; `deviation`, of states, relative to the largest; `cosine`, the least of
+dense vectors: of fp8 with those before, of ours with transformers'.
 """
 
 import argparse
@@ -34,14 +39,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import Request
 
 import numpy as np
 import torch
 import transformers
 from torch.nn.functional import linear
 
+from conformance import processes
 from conformance.load.gpu_models import SHAPES, Mix, Shape, batches_of, drawn, make, packed
+from conformance.load.launches import Launches
 from hybridtei.batch import Head, PackedBatch
+from hybridtei.inference.backends.heads import kept_rows
 from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.backend import DTYPES
 from hybridtei.inference.backends.torch.fp8 import product, to_eight_bits
@@ -59,25 +68,65 @@ COLUMNS = {
     "texts/s": 9,
     "small": 9,
 }
-COLUMNS |= {"lone ms": 8, "share": 8, "peak MB": 8, "deviation": 10, "cosine": 8}
+COLUMNS |= {"lone ms": 8, "launches": 8, "host us": 8, "share": 8, "peak MB": 8}
+COLUMNS |= {"deviation": 10, "cosine": 8}
 FLASH, GROUPS, EACH = kernels.FLASH, kernels.PADDED, kernels.PER_SEQUENCE
-# What matters most first: a call may end before the last.
-CELLS: dict[str, tuple[str, ...]] = {
-    "BERT": ("nearness",),
-    "Qwen3": ("nearness",),
-    "BERT-base": ("plain", "transformers", "fp8", FLASH, GROUPS),
-    "BGE-M3": ("plain", "outputs", "transformers"),
-    "MiniLM": ("plain", "transformers"),
-    "Qwen3-Embedding-8B": ("plain", "fp8"),
-}
-SMOKE: dict[str, tuple[str, ...]] = {
-    "tiny BERT": ("nearness", "plain", "transformers", GROUPS, FLASH),
-    "tiny Qwen3": ("nearness", "fp8", "transformers"),
-    "tiny M3": ("outputs",),
-}
-WORDS = frozenset({"plain", "fp8", "outputs"})
-MIXES: dict[str, Mix] = {"mixed": ((0.7, (5, 30)), (0.3, (100, 400)))}
-MIXES |= {str(length): ((1.0, (length, length)),) for length in (512, 50, 5, 8192)}
+# Seconds -> (model, way): what matters most first, since a call may end before the last
+Phases = Sequence[tuple[float, Sequence[tuple[str, str]]]]
+PHASES: Phases = (
+    (90, [("BERT", "tests")]),
+    (
+        150,
+        [
+            ("BERT-base", "plain"),
+            ("BGE-M3", "outputs"),
+            ("MiniLM", "plain"),
+            ("Qwen3-Embedding-8B", "plain"),
+        ],
+    ),
+    (60, [("BERT-base", "server")]),
+    (
+        90,
+        [
+            ("BERT-base", "fp8"),
+            ("Qwen3-Embedding-8B", "fp8"),
+            ("BERT-base", "FA3"),
+            ("BERT-base", "FA4"),
+            ("BERT-base", "cuDNN"),
+        ],
+    ),
+    (
+        600,
+        [
+            ("BERT", "nearness"),
+            ("Qwen3", "nearness"),
+            ("BERT-base", "transformers"),
+            ("BERT-base", GROUPS),
+            ("BGE-M3", "transformers"),
+            ("MiniLM", "transformers"),
+        ],
+    ),
+)
+SMOKE: Phases = (
+    (90, [("tiny BERT", "tests")]),
+    (300, [("tiny BERT", "plain"), ("tiny M3", "outputs")]),
+    (60, [("tiny BERT", "server")]),
+    (90, [("tiny Qwen3", "fp8")]),
+    (
+        300,
+        [
+            ("tiny BERT", "nearness"),
+            ("tiny Qwen3", "nearness"),
+            ("tiny BERT", "transformers"),
+            ("tiny Qwen3", "transformers"),
+            ("tiny BERT", GROUPS),
+            ("tiny BERT", FLASH),
+        ],
+    ),
+)
+IMPLEMENTATIONS = frozenset({"FA3", "FA4"})
+WORDS = frozenset({"plain", "fp8", "outputs", "cuDNN"}) | IMPLEMENTATIONS
+MIXES: dict[str, Mix] = {str(length): ((1.0, (length, length)),) for length in (512, 50)}
 PROBE = (9, 250, 61, 33, 1, 512)
 SMALL_TOKENS = 1024
 # The largest deviation of states from float32's, relative to the largest state.
@@ -96,11 +145,69 @@ def measured(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Ro
                     "kernel": kernel,
                     **nearness(shape, kernel, dtype, options.device),
                 }
+    elif way == "tests":
+        yield run_tests(options)
+    elif way == "server":
+        yield from served_rates(options)
     elif way == "transformers":
         for length in (50, 512):
             yield beside_transformers(shape, length, options)
     else:
         yield from speeds(shape, way, options)
+
+
+def run_tests(options: argparse.Namespace) -> Row:
+    """Run the tests of a GPU, which are skipped without one."""
+    folder = "tests/inference/backends/torch"
+    path = f"{folder}/attention" if options.cpu_smoke else folder
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-rf", path]
+    # More words than the project's -q
+    ended = subprocess.run([*command, "-v"], capture_output=True, text=True, check=False)
+    (*_, last) = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
+    return {"failed" if ended.returncode else "note": last.strip("= ")}
+
+
+def served_rates(options: argparse.Namespace) -> Iterator[Row]:
+    """Measure a server of ModernBERT's shape, asked for 1 and for 32 texts of about 50 words."""
+    # It needs msgspec
+    from conformance.families.shapes.checkpoint import read_checkpoints, write_checkpoint
+
+    name = "TinyBERT_General_4L_312D" if options.cpu_smoke else "gte-modernbert-base"
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, name)
+        write_checkpoint(model, read_checkpoints()[name])
+        port = processes.free_port()
+        flags = ("--model-id", str(model), "--backend", "torch", "--dtype", options.dtype)
+        command = processes.served(port, *flags)
+        with processes.started(command, port, Path(options.out, "server.log")):
+            for size in (1, 32):
+                row = {"dtype": options.dtype, "tokens": f"{size} x 50", "note": name}
+                yield row | asked(f"http://127.0.0.1:{port}/embed", size, options)
+
+
+def asked(url: str, size: int, options: argparse.Namespace) -> Row:
+    """Ask a server with 64 clients at once, or 2 in a smoke test."""
+    clients = 2 if options.cpu_smoke else 64
+    until = time.perf_counter() + max(options.seconds, 0.5)
+
+    def ask(client: int) -> tuple[int, float]:
+        count, longest = 0, 0.0
+        while not count or time.perf_counter() < until:
+            texts = [f"{client} {count} {place} " + "word " * 47 for place in range(size)]
+            began = time.perf_counter()
+            body = json.dumps({"inputs": texts}).encode()
+            request = Request(url, body, {"content-type": "application/json"})
+            with processes.DIRECT.open(request, timeout=60) as answer:
+                answer.read()
+            longest = max(longest, time.perf_counter() - began)
+            count += 1
+        return count, longest
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        counts, longest = zip(*pool.map(ask, range(clients)), strict=True)
+    texts = size * sum(counts) / (time.perf_counter() - began)
+    return {"texts/s": texts, "lone ms": 1000 * max(longest)}
 
 
 def nearness(shape: Shape, kernel: str, dtype: str, device: str) -> Row:
@@ -124,6 +231,12 @@ def speeds(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Row]
     dtype = "bfloat16" if "fp8" in words else options.dtype
     backend = make(shape, dtype, options.device)
     row = {"dtype": "fp8" if "fp8" in words else dtype, "kernel": backend.trunk.attention}
+    for name in words & IMPLEMENTATIONS:
+        torch.nn.attention.activate_flash_attention_impl(name)
+    if "cuDNN" in words:
+        with_kernel(backend, GROUPS)
+        for enable in ("flash", "mem_efficient", "math"):
+            getattr(torch.backends.cuda, f"enable_{enable}_sdp")(False)
     if not words <= WORDS:
         with_kernel(backend, way)
         row["kernel"] = way
@@ -150,9 +263,25 @@ def speeds(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Row]
             "texts/s": texts,
             "small": rate(backend, small, options.seconds)[0],
         }
+        row |= of_a_pass(backend, batches[0])
         row["share"] = tokens * flop_per_token(backend, batches) / peak
         row["lone ms"] = 1000 / rate(backend, lone, options.seconds, 1)[1]
         yield {**row, "peak MB": torch.cuda.max_memory_allocated() / 1e6}
+
+
+def of_a_pass(backend: Any, batch: PackedBatch) -> Row:
+    """Count the launches of a pass, and the host's time to launch it (of a CPU: to compute it)."""
+    with Launches() as counted:
+        backend.forward(batch)
+    rows, _ = kept_rows(batch, backend.spec)
+    times = []
+    for _ in range(5):
+        staged = backend.stage(batch, rows)
+        with backend.alone():
+            began = time.perf_counter()
+            backend.launch(staged)
+            times.append(time.perf_counter() - began)
+    return {"launches": counted.counts.total(), "host us": 1e6 * min(times)}
 
 
 def beside_transformers(shape: Shape, length: int, options: argparse.Namespace) -> Row:
@@ -285,9 +414,7 @@ def run(cell: tuple[str, str], options: argparse.Namespace, limit: float) -> str
     path = Path(options.out, re.sub(r"[^\w.+-]+", "-", f"{'.'.join(cell)}.stderr"))
     with path.open("w") as errors:
         try:
-            code = subprocess.run(
-                command, timeout=limit, stdout=errors, stderr=errors, check=False
-            ).returncode
+            code = subprocess.run(command, timeout=limit, stderr=errors, check=False).returncode
         except subprocess.TimeoutExpired:
             return f"took more than {limit:.0f} s"
     last = path.read_text().strip().rpartition("\n")[2][-200:]
@@ -295,9 +422,11 @@ def run(cell: tuple[str, str], options: argparse.Namespace, limit: float) -> str
 
 
 def tell(options: argparse.Namespace, cell: tuple[str, str], row: Row) -> None:
-    """Have a row on disk when this returns."""
+    """Have a row printed and on disk when this returns."""
+    row = {"model": cell[0], "way": cell[1], **row}
+    print(line(row), flush=True)
     with Path(options.out, "rows.jsonl").open("a") as file:
-        file.write(json.dumps({"model": cell[0], "way": cell[1], **row}, default=float) + "\n")
+        file.write(json.dumps(row, default=float) + "\n")
 
 
 def line(row: Row) -> str:
@@ -310,13 +439,13 @@ def line(row: Row) -> str:
     return " ".join(
         [
             *(f"{text:<{COLUMNS[name]}}" for name, text in shown.items()),
-            f"failed: {row['failed']}" if "failed" in row else "",
+            f"failed: {row['failed']}" if "failed" in row else row.get("note", ""),
         ]
     ).rstrip()
 
 
 def read_options() -> argparse.Namespace:
-    """Return the command line, with `cells`: (model, way) each."""
+    """Return the command line, with `phases`: seconds and cells each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -332,7 +461,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--cell-seconds", type=float, default=240.0, help="after which a child is killed"
     )
-    parser.add_argument("--minutes", type=float, default=8.0, help="of all cells")
+    parser.add_argument("--minutes", type=float, default=6.5, help="of all cells")
     parser.add_argument(
         "--cpu-smoke", action="store_true", help="tiny models on a CPU: does the program work?"
     )
@@ -343,19 +472,17 @@ def read_options() -> argparse.Namespace:
     )
     options.dtype = options.dtype or dtype
     asked = [None if text is None else text.split(",") for text in (options.models, options.ways)]
-    every = [
-        (model, way)
-        for model, ways in (SMOKE if options.cpu_smoke else CELLS).items()
-        for way in ways
+    options.phases = [
+        (seconds, [cell for cell in cells if _is_asked(cell, asked)])
+        for seconds, cells in (SMOKE if options.cpu_smoke else PHASES)
     ]
-    options.cells = [
-        cell
-        for cell in every
-        if all(one is None or word in one for word, one in zip(cell, asked, strict=True))
-    ]
-    if not options.cells:
+    if not any(cells for _, cells in options.phases):
         parser.error("--models, --ways: no cell has these")
     return options
+
+
+def _is_asked(cell: tuple[str, str], names: Sequence[Sequence[str] | None]) -> bool:
+    return all(some is None or word in some for word, some in zip(cell, names, strict=True))
 
 
 def main() -> None:
@@ -372,21 +499,20 @@ def main() -> None:
         )
     options.out = options.out or tempfile.mkdtemp(prefix="gpu-")
     Path(options.out).mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + 60 * options.minutes
-    for cell in options.cells:
-        left = min(options.cell_seconds, until - time.monotonic())
-        fault = run(cell, options, left) if left > 0 else "no time was left"
-        if fault is not None:
-            tell(options, cell, {"failed": fault})
-    name, rows = (
-        platform.machine() if options.cpu_smoke else torch.cuda.get_device_name(),
-        Path(options.out, "rows.jsonl"),
-    )
+    name = platform.machine() if options.cpu_smoke else torch.cuda.get_device_name()
+    rows = Path(options.out, "rows.jsonl")
     print(
         f"{name}, torch {torch.__version__}, transformers {transformers.__version__}; rows: {rows}"
     )
-    for row in [{name: name for name in COLUMNS}, *map(json.loads, rows.read_text().splitlines())]:
-        print(line(row))
+    print(line({name: name for name in COLUMNS}), flush=True)
+    until = time.monotonic() + 60 * options.minutes
+    for seconds, cells in options.phases:
+        ends = min(time.monotonic() + seconds, until)
+        for cell in cells:
+            left = min(options.cell_seconds, ends - time.monotonic())
+            fault = run(cell, options, left) if left > 0 else "no time was left"
+            if fault is not None:
+                tell(options, cell, {"failed": fault})
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ def test_each_way_is_measured_and_one_that_raises_loses_no_other(tmp_path):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
     rows, shown = smoke(tmp_path / "out", path=f"{tmp_path}{os.pathsep}{ROOT}")
     assert len(shown.splitlines()) == 2 + len(rows)
-    assert [row["way"] for row in rows if "failed" in row] == ["flash attention"]
+    assert [row["way"] for row in rows[:1]] == ["tests"]
+    failed = {row["way"] for row in rows if "failed" in row}
+    assert {"server", "flash attention"} <= failed <= {"tests", "server", "flash attention"}
+    assert "no msgspec here" in (tmp_path / "out" / "tiny-BERT.server.stderr").read_text()
     assert (
         "_flash_attention_forward"
         in (tmp_path / "out" / "tiny-BERT.flash-attention.stderr").read_text()
@@ -51,7 +54,8 @@ def test_each_way_is_measured_and_one_that_raises_loses_no_other(tmp_path):
     assert {row["deviation"] > 0 for row in nearness if row["dtype"] == "bfloat16"} == {True}
     ways = {row["way"] for row in rows if row["model"] == "tiny BERT" and "lone ms" in row}
     assert ways == {"plain", "SDPA on padded groups"}
-    assert {row["tokens"] for row in rows if row["way"] == "plain"} == {"5", "50", "512", "mixed"}
+    assert {row["tokens"] for row in rows if row["way"] == "plain"} == {"50", "512"}
+    assert min(row["launches"] for row in rows if row["way"] == "plain") > 20
     assert min(row["cosine"] for row in rows if row["way"] == "transformers") > 0.9999
     assert min(row["cosine"] for row in rows if row["way"] == "fp8") > 0.9
     assert min(row["tokens/s"] for row in rows if "tokens/s" in row) > 0
