@@ -14,14 +14,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 325_864, "modules": 191}
+SIZE = {"tokens": 325_940, "modules": 191}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
     "conditionals": 800,
     "literal_splats": 22,
     "no_nouns": 24,
-    "comments_behind": 34,
+    "comments_behind": 35,
     "tokens_per_1000_code_lines": 8_362,
 }
 LONGEST_FILE_LINES = 564
