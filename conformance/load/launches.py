@@ -3,11 +3,11 @@
     python -m conformance.load.launches [--families BERT-base,MPNet] [--fp8] [--device cuda|meta]
 
 Launches: the operations of a pass over fake tensors, of the sizes of well-known models in float16.
-Views and empty tensors are free, an operation of torch is one launch, and `HIDDEN` names those with
-more. A build of torch for CUDA counts what a card would run, and needs no card (`pip install
-torch==2.11.0`); other builds count on the device "meta", where norms of rows may be several
-operations. Columns: a pass of one text of 5 tokens, of 32 texts of 50, and what each further length
-adds, which is a further group for families whose scores have a bias.
+Views and empty tensors are free, an operation of torch is one launch, and a norm of rows that are
+not contiguous is two. A build of torch for CUDA counts what a card would run, and needs no card
+(`pip install torch==2.11.0`); other builds count on the device "meta", where norms of rows may be
+several operations. Columns: a pass of one text of 5 tokens, of 32 texts of 50, and what each
+further length adds, which is a further group for families whose scores have a bias.
 
 Host time: microseconds of Python and torch's dispatcher for a pass of 5 tokens, the layers in full
 number, their widths tiny, attention empty; one thread of this machine's CPU, the best of 60.
