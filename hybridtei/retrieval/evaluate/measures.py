@@ -174,6 +174,13 @@ WAYS: Mapping[str, Way] = {
     "zscore, two": ({"mode": "zscore", "legs": ["dense", "sparse"]}, (*BOTH, "dense, MaxSim")),
     DEFAULT: ({}, ()),
 }
+# Options of every way
+COMMON = {
+    "limit": DEPTH,
+    "prefetch_limit": DEPTH,
+    "group_by": "document",
+    "with_payload": [DOCUMENT_ID],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +242,19 @@ class Evaluation:
         )
 
 
+def ways_of(rerank: str | None) -> dict[str, Way]:
+    """Every way of searching. `rerank`: the alias of a server's reranker."""
+    ways = dict(WAYS)
+    if rerank is not None:
+        options = {
+            "rerank": rerank,
+            "rerank_limit": RERANKED,
+            "limit": RERANKED,
+        }
+        ways["reranked"] = options, ()
+    return ways
+
+
 async def evaluate(
     client: AsyncClient,
     collection: str,
@@ -249,26 +269,14 @@ async def evaluate(
     Raises LoadError without ir-measures, and the errors of `AsyncClient.search`.
     """
     require_extra("eval", "ir_measures")
-    reranked: Mapping[str, Way] = {
-        "reranked": ({"rerank": rerank, "rerank_limit": RERANKED, "limit": RERANKED}, ())
-    }
-    common = {
-        "limit": DEPTH,
-        "prefetch_limit": DEPTH,
-        "group_by": "document",
-        "with_payload": [DOCUMENT_ID],
-    }
     results: dict[str, Result] = {}
     embed_ms: list[float] = []
-    ways = dict(WAYS)
-    if rerank is not None:
-        ways |= reranked
-    for name, (options, needs) in ways.items():
+    for name, (options, needs) in ways_of(rerank).items():
         if not results.keys() >= {*needs}:
             continue
         try:
             run, times = await _run(
-                partial(client.search, collection, **{**common, **options}),
+                partial(client.search, collection, **{**COMMON, **options}),
                 judged,
                 embed_ms,
                 name,

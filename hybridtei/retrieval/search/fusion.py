@@ -5,7 +5,7 @@ A column is float64[candidates], NaN for candidates that a leg did not score or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +69,10 @@ def legs_of(query: Embeddings, row: int, options: CheckedOptions, *, is_packed: 
     if mode in NAMES:
         _refuse(mode, weights=options.weights, legs=options.legs)
         _check(vectors, mode)
-        weights: dict[str, float] = {mode: 1.0}
-    else:
-        weights = _weights_of(_chosen(vectors, options), options)
+    names = list(vectors)
+    if options.legs is None and SPARSE in vectors and not len(vectors[SPARSE]["indices"]):
+        names.remove(SPARSE)
+    weights = weights_of(names, options)
     finders = list(weights)
     # To find points, a multi-vector would scan all of them: it only scores what others find
     if mode in ("zscore", "weighted"):
@@ -89,9 +90,9 @@ def _refuse(mode: str, **fields: object) -> None:
             raise InvalidInput(f"`{field}` means nothing in mode {mode!r}")
 
 
-def _check(vectors: Mapping[str, Any], name: str) -> None:
-    if name not in vectors:
-        raise InvalidInput(f"the query has no {name} vector; it has {', '.join(vectors) or 'none'}")
+def _check(names: Collection[str], name: str) -> None:
+    if name not in names:
+        raise InvalidInput(f"the query has no {name} vector; it has {', '.join(names) or 'none'}")
 
 
 def _vectors(query: Embeddings, row: int) -> dict[str, Any]:
@@ -103,22 +104,25 @@ def _vectors(query: Embeddings, row: int) -> dict[str, Any]:
     return {name: vector for name, vector in vectors.items() if len(vector)}
 
 
-def _chosen(vectors: Mapping[str, Any], options: CheckedOptions) -> list[str]:
+def weights_of(names: Collection[str], options: CheckedOptions) -> dict[str, float]:
+    """The weight of each leg of a query that has vectors of these names. Raises InvalidInput."""
+    if options.mode in NAMES:
+        return {options.mode: 1.0}
+    return _weights_of(_chosen(names, options), options)
+
+
+def _chosen(names: Collection[str], options: CheckedOptions) -> list[str]:
     """The names of the legs: the user's, or the mode's defaults."""
     if options.legs is None:
         takes_all = options.mode == "zscore" or (
             options.mode == "weighted" and _weighs_multivector(options.weights)
         )
-        return [
-            name
-            for name in (NAMES if takes_all else (DENSE, SPARSE))
-            if name in vectors and not (name == SPARSE and not len(vectors[name]["indices"]))
-        ]
+        return [name for name in (NAMES if takes_all else (DENSE, SPARSE)) if name in names]
     legs = list(options.legs)
     if not legs or len(set(legs)) != len(legs) or not set(legs) <= set(NAMES):
         raise InvalidInput(f"`legs` are {legs}, should be some of {', '.join(NAMES)}, each once")
     for leg in legs:
-        _check(vectors, leg)
+        _check(names, leg)
     return legs
 
 
