@@ -209,6 +209,8 @@ SEARCH = body(
     budget_ms=(1, 50, 0, 600_000),
     filter=FILTERS,
     score_threshold=(-0.5, 0.3, 0.9),
+    rerank_threshold=(-0.5, 0.3, 2),
+    min_probability=(0, 0.3, 1, 1.5),
     with_payload=(True, False, ["text"]),
     highlights=BOOL,
     relevant_spans=some(mode=("enabled", "disabled"), threshold=0.2, max_spans=3),

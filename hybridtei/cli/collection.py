@@ -6,6 +6,7 @@ multi-vectors, while it is searched and written."""
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from contextlib import AbstractAsyncContextManager
@@ -281,6 +282,14 @@ def add_eval(commands: Commands) -> None:
         help="also measure this reranker: a folder, a hub id or its alias",
     )
     parser.add_argument(
+        "--calibrate",
+        nargs="?",
+        const="zscore",
+        metavar="MODE",
+        help="fit probabilities of relevance to the scores of a mode, a row of the table, and "
+        "store them with the collection [default: zscore]",
+    )
+    parser.add_argument(
         "--url",
         metavar="URL",
         help="server that has the collection [default: search in this process]",
@@ -302,7 +311,8 @@ def run_eval(arguments: argparse.Namespace) -> int:
     require_extra("eval", "ir_measures")
     from hybridtei.client import AsyncClient
     from hybridtei.inference.load import default_alias
-    from hybridtei.retrieval.evaluate.measures import read_judgements
+    from hybridtei.retrieval.evaluate.calibrate import keep_curve
+    from hybridtei.retrieval.evaluate.measures import read_judgements, ways_of
     from hybridtei.retrieval.evaluate.run import (
         as_json,
         as_table,
@@ -314,6 +324,14 @@ def run_eval(arguments: argparse.Namespace) -> int:
     from hybridtei.server.start import in_process
 
     folder, url, rerank = Path(arguments.folder), arguments.url, arguments.rerank
+    way = arguments.calibrate
+    if way is not None and url is not None:
+        raise UsageError(
+            "--calibrate writes into the store: name it by --qdrant-url or --qdrant-path, not --url"
+        )
+    ways = ways_of(rerank)
+    if way is not None and way not in ways:
+        raise UsageError(f"--calibrate names {way!r}, should be one of: {'; '.join(ways)}")
     if arguments.chart is not None:
         check_chart(Path(arguments.chart))
     models, alias = [model], rerank
@@ -337,8 +355,12 @@ def run_eval(arguments: argparse.Namespace) -> int:
         return AsyncClient(url, api_key=arguments.url_api_key)
 
     tell(f"evaluating {collection} in {without_passwords(url or place_of(with_default(store)))}")
-    evaluation = run_evaluation(connect, collection, judged, rerank=alias, quiet=arguments.quiet)
+    evaluation = run_evaluation(
+        connect, collection, judged, rerank=alias, calibrate=way, quiet=arguments.quiet
+    )
     print(as_json(evaluation) if arguments.json else as_table(evaluation), flush=True)
+    if evaluation.calibration is not None:
+        asyncio.run(keep_curve(store, collection, evaluation.calibration))
     if arguments.output is not None:
         Path(arguments.output).write_text(as_json(evaluation) + "\n", encoding="utf-8")
     if arguments.chart is not None:

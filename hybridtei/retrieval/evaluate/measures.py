@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from hybridtei.client import AsyncClient
 from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
+from hybridtei.retrieval.search.calibration import Curve
 from hybridtei.retrieval.search.options import SearchResult
 from hybridtei.system.machine import require_extra
 
@@ -37,11 +38,13 @@ HEADER = re.compile(r"[^\t\d]+\t([^\t]+\t){1,2}[^\t\d]+$")
 @dataclass(frozen=True, slots=True)
 class Judgements:
     """`queries`: id -> text of judged queries. `relevance`: query's id -> document's id -> grade,
-    from 0. `notes`: what was counted in reading."""
+    from 0. `notes`: what was counted in reading. `unanswerable`: id -> text of queries whose judged
+    documents are all irrelevant, which only probabilities are fitted to."""
 
     queries: Mapping[str, str]
     relevance: Mapping[str, Mapping[str, int]]
     notes: str = ""
+    unanswerable: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_judgements(folder: Path, split: str = "test") -> Judgements:
@@ -78,7 +81,10 @@ def read_judgements(folder: Path, split: str = "test") -> Judgements:
         "that are a document": sum(query in documents for query in queries),
     }
     notes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return Judgements(queries, {query: relevant[query] for query in queries}, notes)
+    unanswerable = {
+        query: texts[query] for query in relevance.keys() - relevant.keys() if query in texts
+    }
+    return Judgements(queries, {query: relevant[query] for query in queries}, notes, unanswerable)
 
 
 def judgements_file(folder: Path, split: str) -> Path:
@@ -216,6 +222,18 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """A curve, and how far it was from the truth: the expected calibration error in ten bins of the
+    half of the queries that was not fitted, by the curve of the other half."""
+
+    way: str
+    curve: Curve
+    pairs: int
+    relevant: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """The results of all ways on one collection. `embed_ms` float64[n]: the time of each query's
     embedding."""
@@ -224,6 +242,7 @@ class Evaluation:
     queries: int
     embed_ms: Any
     results: Sequence[Result]
+    calibration: Calibration | None = None
 
     @property
     def choice(self) -> Choice | None:

@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,14 @@ from tqdm.auto import tqdm
 from hybridtei.client import AsyncClient
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, StoreError
-from hybridtei.retrieval.evaluate.measures import MEASURES, Evaluation, Judgements, evaluate
+from hybridtei.retrieval.evaluate.calibrate import calibrated, judged_pairs
+from hybridtei.retrieval.evaluate.measures import (
+    MEASURES,
+    Evaluation,
+    Judgements,
+    evaluate,
+    ways_of,
+)
 from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.collection import check_name
@@ -107,6 +114,7 @@ def as_dict(evaluation: Evaluation) -> dict[str, Any]:
             for result in evaluation.results
         ],
         "choice": choice,
+        "calibration": evaluation.calibration and asdict(evaluation.calibration),
     }
 
 
@@ -146,6 +154,12 @@ def as_table(evaluation: Evaluation) -> str:
             f"choose {choice.name}{kind}: {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % "
             f"interval {choice.low:+.4f} to {choice.high:+.4f}, paired bootstrap over queries)"
         )
+    if (fitted := evaluation.calibration) is not None:
+        lines.append(
+            f"probabilities of {fitted.way}: expected calibration error {fitted.error:.3f} on the "
+            f"half of the queries that was not fitted; of {fitted.pairs:,} hits "
+            f"{fitted.relevant:,} are relevant"
+        )
     return "\n".join(lines)
 
 
@@ -159,10 +173,12 @@ def run_evaluation(
     judged: Judgements,
     *,
     rerank: str | None = None,
+    calibrate: str | None = None,
     quiet: bool = False,
 ) -> Evaluation:
     """Measure a collection of a server. `connect`: makes its client. `rerank`: the alias of one of
-    its rerankers. Raises HybridTeiError."""
+    its rerankers. `calibrate`: the way of searching whose probabilities to fit. Raises
+    HybridTeiError."""
 
     async def measured() -> Evaluation:
         with tqdm(unit="query", disable=quiet, file=sys.stderr) as bar:
@@ -172,7 +188,14 @@ def run_evaluation(
                 bar.update()
 
             async with connect() as client:
-                return await evaluate(client, collection, judged, rerank=rerank, advance=advance)
+                evaluation = await evaluate(
+                    client, collection, judged, rerank=rerank, advance=advance
+                )
+                if calibrate is None:
+                    return evaluation
+                options, _ = ways_of(rerank)[calibrate]
+                pairs = await judged_pairs(client, collection, judged, options)
+                return replace(evaluation, calibration=calibrated(*pairs))
 
     return asyncio.run(measured())
 

@@ -91,6 +91,7 @@ class Candidate:
     legs: dict[str, StageScore] = field(default_factory=dict)
     group: Group | None = None
     more: int | None = None
+    probability: float | None = None
     payload: dict[str, Any] = field(default_factory=dict)
     vectors: Mapping[str, Any] = field(default_factory=dict)
     is_read: bool = False

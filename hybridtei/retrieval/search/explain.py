@@ -38,8 +38,12 @@ def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = Fa
         name = hit.payload.get(TITLE) or hit.payload.get(DOCUMENT_ID) or ""
         identity = hit.payload.get(DOCUMENT_ID) or hit.id
         others = f"  (+{hit.more} more)" if hit.more else ""
+        chance = ""
+        if hit.probability is not None:
+            chance = f"  {hit.probability:.0%}"
         lines.append(
-            f"{place:3}  {hit.score:.4f}  {_one_line(str(name))[:100]}  [{identity}]{others}"
+            f"{place:3}  {hit.score:.4f}{chance}  {_one_line(str(name))[:100]}  "
+            f"[{identity}]{others}"
         )
         text = str(hit.payload.get(options.text_field) or hit.payload.get(TEXT) or "")
         if text:
@@ -52,7 +56,10 @@ def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = Fa
                 )
             )
     if not result.hits:
-        lines.append("nothing was found")
+        bound = ""
+        if result.answerable is not None:
+            bound = " that reaches the bound"
+        lines.append(f"nothing was found{bound}")
     if options.explain:
         lines.extend(["", f"{'stage':14}{'ms':>9}{'points':>8}"])
         lines.extend(

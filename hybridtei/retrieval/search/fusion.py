@@ -104,13 +104,6 @@ def _vectors(query: Embeddings, row: int) -> dict[str, Any]:
     return {name: vector for name, vector in vectors.items() if len(vector)}
 
 
-def weights_of(names: Collection[str], options: CheckedOptions) -> dict[str, float]:
-    """The weight of each leg of a query that has vectors of these names. Raises InvalidInput."""
-    if options.mode in NAMES:
-        return {options.mode: 1.0}
-    return _weights_of(_chosen(names, options), options)
-
-
 def _chosen(names: Collection[str], options: CheckedOptions) -> list[str]:
     """The names of the legs: the user's, or the mode's defaults."""
     if options.legs is None:
@@ -134,9 +127,12 @@ def _weighs_multivector(weights: Weights) -> bool:
     return weights is not None and len(weights) == len(NAMES)
 
 
-def _weights_of(legs: Sequence[str], options: CheckedOptions) -> dict[str, float]:
-    """The weight of each leg, without legs of weight 0. Raises InvalidInput."""
-    weights = options.weights
+def weights_of(names: Collection[str], options: CheckedOptions) -> dict[str, float]:
+    """The weight of each leg of a query that has vectors of these names, without legs of weight 0.
+    Raises InvalidInput."""
+    if options.mode in NAMES:
+        return {options.mode: 1.0}
+    legs, weights = _chosen(names, options), options.weights
     if not legs or (weights is None and options.mode != "zscore"):
         return dict.fromkeys(legs, 1.0)
     if weights is None:

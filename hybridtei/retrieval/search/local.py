@@ -20,7 +20,7 @@ from hybridtei.models.fingerprint import begin, model_hash
 from hybridtei.models.text.tokenizer import Token, Tokenizer
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.retrieval.search.options import SearchOptions, SearchResult
-from hybridtei.retrieval.search.searcher import QueryModel, Rank, Searcher
+from hybridtei.retrieval.search.searcher import NamedRank, QueryModel, Rank, Searcher
 from hybridtei.retrieval.store import open_store, with_default
 from hybridtei.retrieval.store.base import Store
 from hybridtei.system.own_loop import OwnLoop
@@ -68,7 +68,7 @@ def rank_by(encoder: Encoder) -> Rank:
         scores[[document.index for document in ranked]] = [document.score for document in ranked]
         return scores
 
-    return rank
+    return NamedRank(encoder.model_id, rank)
 
 
 class LocalSearch:

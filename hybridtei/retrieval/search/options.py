@@ -88,6 +88,16 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     score_threshold: Annotated[
         float | None, Meta(description="Skip points with a lower score in the store.")
     ] = None
+    rerank_threshold: Annotated[
+        float | None, Meta(description="Drop hits with a lower score of the reranker.")
+    ] = None
+    min_probability: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(
+            description="Drop hits with a lower probability of relevance; `hybridtei eval "
+            "--calibrate` fits it to the collection."
+        ),
+    ] = None
     exact: Annotated[bool, Meta(description="Search without the approximate index.")] = False
     with_payload: Annotated[
         bool | Keys, Meta(description="Return payloads, or only these keys.")
@@ -121,6 +131,10 @@ class SearchFields(Struct, frozen=True, kw_only=True):
                 raise InvalidInput(
                     f"`{field}` is {value}, should be between {lowest} and {MAX_LIMIT}"
                 )
+        if self.min_probability is not None and not 0 <= self.min_probability <= 1:
+            raise InvalidInput(
+                f"`min_probability` is {self.min_probability}, should be between 0 and 1"
+            )
 
     def check_reranked(self) -> None:
         """Raises InvalidInput for more points than a reranker may get."""
@@ -207,7 +221,8 @@ class Highlight(Struct, frozen=True):
 
 class SearchHit(Struct, frozen=True, omit_defaults=True):
     """A matching point. `score`: of the last stage. `scores`: of each stage, if `explain` is set.
-    `more`: with groups, the number of the group's other points among the candidates."""
+    `more`: with groups, the number of the group's other points among the candidates.
+    `probability`: of relevance, if the collection has a curve of this way of searching."""
 
     id: int | str
     score: float
@@ -215,6 +230,7 @@ class SearchHit(Struct, frozen=True, omit_defaults=True):
     highlights: list[Highlight] | None = None
     scores: dict[str, StageScore] | None = None
     more: int | None = None
+    probability: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The hit as JSON types, without optional fields that are None."""
@@ -240,12 +256,16 @@ class Budget(Struct, frozen=True):
 
 class SearchResult(Struct, frozen=True, omit_defaults=True):
     """The hits, the best first. `stages`: the steps in order; steps of an explanation only if
-    `explain` is set."""
+    `explain` is set. `answerable`: with `min_probability` or `rerank_threshold`, false if they drop
+    every hit, or none was found. `way`: the way of searching to which a curve belongs, if the
+    collection has curves or `explain` is set."""
 
     mode: Mode
     hits: list[SearchHit]
     stages: list[Stage]
     budget: Budget | None = None
+    answerable: bool | None = None
+    way: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON types, without optional fields that are None."""

@@ -23,9 +23,10 @@ from hybridtei.inference.tasks.rerank import declared_weights
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.retrieval.ingest.text import normalised
+from hybridtei.retrieval.search.calibration import Curve, curve_of, probabilities, way_of
 from hybridtei.retrieval.search.candidates import Candidate, Candidates
 from hybridtei.retrieval.search.explain import TokensOf, highlights, shared_terms
-from hybridtei.retrieval.search.fusion import legs_of
+from hybridtei.retrieval.search.fusion import Legs, legs_of, weights_of
 from hybridtei.retrieval.search.options import (
     CheckedOptions,
     Highlight,
@@ -38,6 +39,7 @@ from hybridtei.retrieval.search.options import (
 )
 from hybridtei.retrieval.store.base import (
     MULTIVECTOR,
+    NAMES,
     SPARSE,
     CollectionSchema,
     PayloadBudget,
@@ -45,6 +47,7 @@ from hybridtei.retrieval.store.base import (
     Store,
 )
 from hybridtei.retrieval.store.collection import CollectionSchemas, Searchable
+from hybridtei.retrieval.store.plan import CALIBRATION
 from hybridtei.retrieval.store.query import MAX_LIMIT
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
@@ -58,6 +61,7 @@ HIGHLIGHTED_AT_ONCE = 8
 SINGLE: tuple[Mode, ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
 DEFAULTS = SearchOptions()
+NAMELESS = "one without a name, or that stops at `budget_ms`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,18 @@ class QueryModel:
     aside: Aside = asyncio.to_thread
     look_up: LookUpQueries | None = None
     fingerprint: Callable[[], Awaitable[str | None]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRank:
+    """A reranker whose scores mean the same in every search, so that curves belong to its name.
+    `name`: its model's path or hub id."""
+
+    name: str
+    rank: Rank
+
+    def __call__(self, query: str, documents: Sequence[str]) -> Awaitable[Floats]:
+        return self.rank(query, documents)
 
 
 class Searcher:
@@ -154,7 +170,8 @@ class Searcher:
         *,
         rank: Rank | None = None,
     ) -> SearchResult:
-        """Embed a query and find points. `rank`, if given, orders them at the end.
+        """Embed a query and find points. `rank`, if given, orders them at the end; the hits have
+        probabilities only if it is a `NamedRank`.
 
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError,
         and the errors of embedding.
@@ -195,8 +212,19 @@ class Searcher:
         assert options.mode is not None
         if rank is not None:
             options.check_reranked()
+        elif options.rerank_threshold is not None:
+            raise InvalidInput(
+                "`rerank_threshold` is about a reranker's scores: give `rerank` too; "
+                "`score_threshold` is about the search's"
+            )
         began = perf_counter_ns()
         legs = legs_of(embedded, row, options, is_packed=fit.packed is not None)
+        way: str | None = None
+        curve: Curve | None = None
+        # A search of other collections makes no name and reads no curve
+        has_curves = CALIBRATION in fit.schema.metadata
+        if has_curves or options.explain or options.min_probability is not None:
+            way, curve = _calibrated(fit, options, legs, rank)
         payload, vectors = _selectors(options, embedded, fit, ranked=rank is not None)
         candidates = Candidates(
             self.store,
@@ -213,18 +241,33 @@ class Searcher:
         if rank is not None:
             # The reranker may move any of these points to the page
             depth, skipped = max(options.rerank_limit, last), 0
+        is_bounded = options.min_probability is not None or options.rerank_threshold is not None
         best = await candidates.best(depth)
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
+        has_probabilities = curve is not None or options.min_probability is not None
+        if rank is None and has_probabilities:
+            best = _probable(best, curve, options)
         page = await self._filled(fit.name, best[skipped:], payload, vectors)
         stages = list(candidates.stages) if options.explain else []
         stages.append(Stage("search", since(began), len(page)))
         if rank is not None:
             began = perf_counter_ns()
-            ranked = await _reranked(page, query, rank, options.text_field)
-            stages.append(Stage("rerank", since(began), len(ranked)))
-            page = ranked[options.offset : last]
+            ranked, unranked = await _reranked(page, query, rank, options.text_field)
+            stages.append(Stage("rerank", since(began), len(page)))
+            best = ranked
+            if has_probabilities:
+                best = _probable(best, curve, options)
+            if options.rerank_threshold is not None:
+                best = [hit for hit in best if hit.score >= options.rerank_threshold]
+            if not is_bounded:
+                best += unranked
+            page = best[options.offset : last]
             _note(page, "rerank", options.offset)
-        return SearchResult(options.mode, await self._hits(page, embedded, row, options), stages)
+        answerable: bool | None = None
+        if is_bounded:
+            answerable = bool(best)
+        hits = await self._hits(page, embedded, row, options)
+        return SearchResult(options.mode, hits, stages, answerable=answerable, way=way)
 
     async def _filled(
         self,
@@ -304,7 +347,15 @@ class Searcher:
         elif not options.with_payload:
             payload = {}
         legs = candidate.legs if options.explain else None
-        return SearchHit(candidate.id, candidate.score, payload, marks, legs, candidate.more)
+        return SearchHit(
+            candidate.id,
+            candidate.score,
+            payload,
+            marks,
+            legs,
+            candidate.more,
+            candidate.probability,
+        )
 
 
 def since(began_ns: int) -> float:
@@ -316,6 +367,42 @@ def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:
     """Record the deciding score as this stage's."""
     for place, candidate in enumerate(candidates, before + 1):
         candidate.legs[stage] = StageScore(candidate.score, place)
+
+
+def _calibrated(
+    fit: Searchable, options: CheckedOptions, legs: Legs, rank: Rank | None
+) -> tuple[str | None, Curve | None]:
+    """The way of a search and its curve; neither for a query that lacks a vector of the way. Raises
+    InvalidInput if `min_probability` needs a curve that the collection does not have."""
+    weights = weights_of([name for name in NAMES if name in fit.heads], options)
+    ranker: str | None = None
+    if rank is not None:
+        ranker = getattr(rank, "name", NAMELESS)
+    way = way_of(options, weights, ranker)
+    curve = curve_of(fit.schema, way)
+    if curve is None and options.min_probability is not None:
+        names = "; ".join(fit.schema.metadata.get(CALIBRATION, ())) or "none"
+        raise InvalidInput(
+            f"`min_probability` needs a curve of this way of searching ({way}); {fit.name!r} has: "
+            f"{names}; `hybridtei eval FOLDER --calibrate` fits one"
+        )
+    # Scores of a query without words, say, are made of fewer vectors
+    if legs.weights != weights:
+        return None, None
+    return way, curve
+
+
+def _probable(
+    candidates: list[Candidate], curve: Curve | None, options: CheckedOptions
+) -> list[Candidate]:
+    """Give candidates their probabilities by the curve, and drop those below `min_probability`. No
+    probability counts as 0."""
+    if curve is not None:
+        values = probabilities(curve, [candidate.score for candidate in candidates])
+        for candidate, value in zip(candidates, values, strict=True):
+            candidate.probability = value
+    floor = options.min_probability or 0.0
+    return [candidate for candidate in candidates if (candidate.probability or 0.0) >= floor]
 
 
 def _selectors(
@@ -339,16 +426,16 @@ def _selectors(
 
 async def _reranked(
     page: list[Candidate], query: str, rank: Rank, text_field: str
-) -> list[Candidate]:
-    """Rank hits by `rank`. Hits without a text follow in their earlier order. Equal scores keep the
+) -> tuple[list[Candidate], list[Candidate]]:
+    """(hits ranked by `rank`, hits without a text in their earlier order). Equal scores keep the
     search's order."""
     texts = [str(hit.payload.get(text_field) or "") for hit in page]
     with_text = [hit for hit, text in zip(page, texts, strict=True) if text]
     without_text = [hit for hit, text in zip(page, texts, strict=True) if not text]
     if not with_text:
-        return page
+        return [], page
     scores = await rank(query, [text for text in texts if text])
     for hit, score in zip(with_text, scores, strict=True):
         hit.score = float(score)
     best_first = np.argsort(-np.asarray(scores, np.float64), kind="stable")
-    return [with_text[place] for place in best_first] + without_text
+    return [with_text[place] for place in best_first], without_text

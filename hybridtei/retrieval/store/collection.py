@@ -31,6 +31,7 @@ from hybridtei.retrieval.store.base import (
     Stored,
 )
 from hybridtei.retrieval.store.plan import (
+    CALIBRATION,
     FINGERPRINT,
     PackedFormat,
     fit_to_schema,
@@ -95,6 +96,8 @@ def check_fits(
         }
     if FINGERPRINT not in existing.metadata:
         facts.pop(f"metadata {FINGERPRINT}", None)
+    # Of an export; the collection keeps its own curves
+    facts.pop(f"metadata {CALIBRATION}", None)
     lines = [
         f"  {field}: there {existing_facts.get(field, 'nothing')}, wanted {value}"
         for field, value in facts.items()

@@ -40,10 +40,12 @@ MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
 FINGERPRINT = "model_fingerprint"
 # Keys of a collection's metadata
 TOKENS, DTYPE, WIDTH = ("multivector_tokens", "multivector_dtype", "multivector_dim")
+# Curves of scores, by the way of searching (`search.calibration`)
+CALIBRATION = "calibration"
 # Key of the payload
 PACKED = "multivector_base64"
 # Keys of metadata from the model and the plan
-MODEL_KEYS = frozenset({MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH})
+MODEL_KEYS = frozenset({MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH, CALIBRATION})
 
 
 def budget_of_plan(plan: CollectionPlan) -> MultivectorBudget:

@@ -125,6 +125,20 @@ class SearchResponse(Struct, frozen=True):
     hits: list[SpannedHit]
     stages: list[Stage]
     budget: Budget | None = None
+    answerable: Annotated[
+        bool | None,
+        Meta(
+            description="With `min_probability` or `rerank_threshold`: false if they drop every "
+            "hit, or none was found."
+        ),
+    ] = None
+    way: Annotated[
+        str | None,
+        Meta(
+            description="The way of searching to which a curve belongs, if the collection has "
+            "curves, or with `explain`."
+        ),
+    ] = None
     query_encoder: Annotated[
         str | None,
         Meta(description="table: the query's sparse vector came from the table."),
@@ -373,6 +387,8 @@ def ranker_of(models: Models, name: bool | str, budget_ms: int | None) -> Ranker
     else:
         raise InvalidInput("`rerank`: no reranker is loaded; `rescore` ranks by multi-vectors")
 
+    from hybridtei.retrieval.search.searcher import NamedRank
+
     budgets: dict[str, Budget] = {}
 
     async def rank(query: str, documents: Sequence[str]) -> Floats:
@@ -387,6 +403,8 @@ def ranker_of(models: Models, name: bool | str, budget_ms: int | None) -> Ranker
             scored, _, budgets[query] = await rank_within(context, task, deadline_ns)
         return scored.scores
 
+    if deadline_ns is None:
+        return Ranker(NamedRank(context.model.model_id, rank), budgets)
     return Ranker(rank, budgets)
 
 

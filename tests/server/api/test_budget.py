@@ -146,3 +146,15 @@ def test_a_search_counts_what_it_ranked(hybrid, tmp_path):
         assert [result["budget"]["scored"] for result in several.json()["results"]] == [30, 30]
         refused = client.post("/search", json={**asked, "rerank": False, "budget_ms": 5})
         assert (refused.status_code, "budget_ms" in refused.text) == (422, True)
+        # Hits that were not scored in time have the lowest score, which no curve was fitted to
+        cut = {**asked, "budget_ms": 60_000, "min_probability": 0.5}
+        refused = client.post("/search", json=cut)
+        assert (refused.status_code, "that stops at `budget_ms`" in refused.text) == (422, True)
+        middle = whole["hits"][10]["score"]
+        above = client.post("/search", json={**asked, "rerank_threshold": middle}).json()
+        assert above["answerable"] is True
+        assert [hit["id"] for hit in above["hits"]] == [
+            hit["id"] for hit in whole["hits"] if hit["score"] >= middle
+        ]
+        none = client.post("/search", json={**asked, "rerank_threshold": 2}).json()
+        assert (none["hits"], none["answerable"]) == ([], False)

@@ -234,6 +234,16 @@ def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
         ),
         ({"collection": "papers", "query": "one", "rerank": True}, 422, "no reranker is loaded"),
         (
+            {"collection": "papers", "query": "one", "rerank_threshold": 0.5},
+            422,
+            "`rerank_threshold` is about a reranker's scores: give `rerank` too",
+        ),
+        (
+            {"collection": "papers", "query": "one", "min_probability": 0.5},
+            422,
+            "`min_probability` needs a curve of this way of searching (zscore, dense=1",
+        ),
+        (
             {"collection": "papers", "queries": ["one"] * 33},
             422,
             "batch size 33 > maximum allowed batch size 32",
@@ -257,6 +267,7 @@ def test_a_bad_shape_is_refused_before_any_work(shelf):
         {"collection": "papers", "query": "one", "weights": [1.0] * 11},
         {"collection": "papers", "query": "one", "weights": {str(n): 1.0 for n in range(11)}},
         {"collection": "papers", "query": "one", "weights": "m" * 101},
+        {"collection": "papers", "query": "one", "min_probability": 1.01},
         [],
     ):
         response = shelf.post("/search", body)

@@ -1,0 +1,147 @@
+"""`eval --calibrate`, then searches with probabilities, over the embedded engine."""
+
+import asyncio
+import json
+
+import pytest
+
+from hybridtei import Encoder, Index, StoreConfig
+from hybridtei.cli import main
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.errors import InvalidInput
+from hybridtei.retrieval.store import opened
+from hybridtei.retrieval.store.plan import CALIBRATION
+from hybridtei.server.start import in_process
+from tests.cli.test_collection import DOCUMENTS
+
+UNANSWERED = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A BEIR folder: each query is a document, which alone is relevant, and one query has none."""
+    folder = tmp_path_factory.mktemp("data") / "wings"
+    folder.mkdir()
+    lines = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(DOCUMENTS)]
+    (folder / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    queries = [json.dumps({"id": f"q{i}", "text": DOCUMENTS[i]}) for i in range(5)]
+    (folder / "queries.jsonl").write_text("\n".join(queries), encoding="utf-8")
+    judged = "".join(f"q{i}\td{i}\t{int(i != UNANSWERED)}\n" for i in range(5))
+    (folder / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(folder, hybrid, tmp_path_factory):
+    """Where the vectors lie, after `eval --calibrate` of two ways."""
+    place = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        flags = ["--model-id", str(hybrid), "--quiet", "--output", "figures.json"]
+        assert main(["eval", str(folder), "--calibrate", "dense", *flags]) == 0
+        assert main(["eval", str(folder), *flags, "--calibrate"]) == 0
+    return place
+
+
+def searched(capsys, hybrid, *flags):
+    assert main(["search", "wings", DOCUMENTS[2], "--model-id", str(hybrid), "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_curves_of_both_ways_are_kept_and_the_figures_have_the_last(place):
+    async def metadata():
+        async with opened(StoreConfig(qdrant_path=str(place / "qdrant"))) as store:
+            return (await store.describe("wings")).metadata
+
+    figures = json.loads((place / "figures.json").read_bytes())["calibration"]
+    curves = asyncio.run(metadata())[CALIBRATION]
+    assert {*curves} == {"dense, dense=1, of 100", figures["way"]}
+    assert figures["way"].startswith("zscore, dense=1, sparse=")
+    assert curves[figures["way"]] == figures["curve"]
+    assert figures["pairs"] == 5 * len(DOCUMENTS)
+    assert figures["relevant"] == 4
+    assert 0 <= figures["error"] <= 1
+
+
+@pytest.mark.parametrize("flags", [[], ["--mode", "dense"]])
+def test_hits_have_probabilities_that_fall_with_their_scores(
+    place, hybrid, capsys, monkeypatch, flags
+):
+    monkeypatch.chdir(place)
+    found = searched(capsys, hybrid, *flags)
+    values = [hit["probability"] for hit in found["hits"]]
+    assert values == sorted(values, reverse=True)
+    assert 0 <= values[-1] < values[0] <= 1
+    assert "answerable" not in found
+    least = values[0]
+    best = searched(capsys, hybrid, *flags, "--min-probability", str(least))
+    assert [hit["probability"] for hit in best["hits"]] == [v for v in values if v >= least]
+    assert best["answerable"] is True
+    # The next page has no hits, but the first one had
+    rest = searched(capsys, hybrid, *flags, "--min-probability", str(least), "--offset", "15")
+    assert (rest["hits"], rest["answerable"]) == ([], True)
+
+
+def test_without_a_hit_that_is_probable_the_query_is_not_answerable(
+    place, hybrid, capsys, monkeypatch
+):
+    monkeypatch.chdir(place)
+    nothing = json.dumps({"must": [{"key": "document_id", "match": {"value": "d19"}}]})
+    found = searched(capsys, hybrid, "--min-probability", "1", "--filter", nothing)
+    assert (found["hits"], found["answerable"]) == ([], False)
+    words = ["search", "wings", DOCUMENTS[2], "--model-id", str(hybrid)]
+    assert main([*words, "--min-probability", "1", "--filter", nothing]) == 0
+    assert "nothing was found that reaches the bound" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "%  " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags", [["--mode", "sparse"], ["--rescore"], ["--prefetch-limit", "50"], ["--k", "61"]]
+)
+def test_another_way_of_searching_has_no_probability(place, hybrid, capsys, monkeypatch, flags):
+    monkeypatch.chdir(place)
+    found = searched(capsys, hybrid, *flags)
+    assert found["hits"]
+    assert not any("probability" in hit for hit in found["hits"])
+    words = ["search", "wings", DOCUMENTS[2], "--model-id", str(hybrid), *flags]
+    assert main([*words, "--min-probability", ".5"]) == 1
+    told = capsys.readouterr().err
+    assert f"`min_probability` needs a curve of this way of searching ({found['way']})" in told
+    assert "'wings' has: dense, dense=1, of 100; zscore, dense=1" in told
+
+
+def test_the_library_and_a_server_read_the_same_curve(place, hybrid, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    expected = [hit["probability"] for hit in searched(capsys, hybrid)["hits"]]
+    encoder = Encoder.load(str(hybrid))
+    with Index.open("qdrant", "wings", encoder) as index:
+        assert [hit.probability for hit in index.search(DOCUMENTS[2])] == expected
+        with pytest.raises(InvalidInput, match="`min_probability` is 2"):
+            index.search("wing", min_probability=2)
+        with pytest.raises(InvalidInput, match="`rerank_threshold` is about a reranker's scores"):
+            index.search("wing", rerank_threshold=0.5)
+
+    async def served():
+        store = StoreConfig(qdrant_path="qdrant")
+        config = ModelConfig(model_id=str(hybrid))
+        async with in_process([config], EngineConfig(), store) as client:
+            return await client.search("wings", DOCUMENTS[2])
+
+    assert [hit.probability for hit in asyncio.run(served()).hits] == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--calibrate", "reranked"], "'reranked', should be one of: dense; sparse; multivector"),
+        (
+            ["--calibrate", "--url", "http://127.0.0.1:9"],
+            "--qdrant-url or --qdrant-path, not --url",
+        ),
+    ],
+)
+def test_what_cannot_be_calibrated_is_told_before_the_work(folder, capsys, flags, message):
+    with pytest.raises(SystemExit, match="2"):
+        main(["eval", str(folder), *flags])
+    assert message in capsys.readouterr().err
