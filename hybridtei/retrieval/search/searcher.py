@@ -171,7 +171,7 @@ class Searcher:
         rank: Rank | None = None,
     ) -> SearchResult:
         """Embed a query and find points. `rank`, if given, orders them at the end; the hits have
-        probabilities only if it is a `NamedRank`.
+        probabilities only if it has a `name`, as that of `rank_by` does.
 
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError,
         and the errors of embedding.

@@ -17,11 +17,12 @@ from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.migrate import run as running
 from hybridtei.retrieval.migrate.run import MigrationRun
+from hybridtei.retrieval.search.calibration import curve_of
 from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.plan import schema_for
+from hybridtei.retrieval.store.plan import CALIBRATION, schema_for
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.store.memory_store import MemoryStore
@@ -245,6 +246,18 @@ def test_what_cannot_be_embedded_is_not_copied(kind, folders):
         asyncio.run(story(store))
 
 
+def test_another_model_has_no_curve_of_the_old_one(folders):
+    async def story(store):
+        await filled(store, folders[0], texts(3))
+        await store.annotate(NAME, {CALIBRATION: {"dense": [[0.0, 0.5]]}, "note": "mine"})
+        await step(store, to=str(folders[1]), yes=True)
+        metadata = (await CollectionSchemas(store).of(NAME)).metadata
+        assert (CALIBRATION in metadata, metadata["note"]) == (False, "mine")
+
+    with fresh("memory") as store:
+        asyncio.run(story(store))
+
+
 @pytest.mark.parametrize("kind", ["memory", "embedded", *STAND_INS])
 def test_a_store_annotates_collections_and_gives_them_names(kind, tmp_path):
     with asked(kind, tmp_path) as one:
@@ -254,6 +267,9 @@ def test_a_store_annotates_collections_and_gives_them_names(kind, tmp_path):
         run(store.annotate("a", {"note": {"x": 1}, "model_id": None}))
         described = run(store.describe("a"))
         assert dict(described.metadata) == {"note": {"x": 1}}
+        curve = [[-1.5, 0.25], [2.0, 1.0]]
+        run(store.annotate("b", {CALIBRATION: {"dense": curve}}))
+        assert curve_of(run(store.describe("b")), "dense") == [tuple(point) for point in curve]
         run(store.alias("a", "b"))
         assert run(store.aliases()) == {"a": "b"}
         assert run(store.collections()) == ["b", "c"]

@@ -295,6 +295,20 @@ def test_a_header_does_not_steer_this_store(filled, broken):
     broken.run(broken.store.drop(name))
 
 
+def test_curves_of_an_export_are_those_of_a_new_collection_alone(filled, empty):
+    first, rest = stream(filled).split(b"\n", 1)
+    header = json.loads(first)
+    header["schema"]["metadata"]["calibration"] = {"dense": [[0.5, 0.25]]}
+    content = json.dumps(header).encode() + b"\n" + rest
+    assert taken(empty, content).created
+    schema = empty.run(empty.store.describe(empty.name))
+    assert schema.metadata["calibration"] == {"dense": [[0.5, 0.25]]}
+    empty.run(empty.store.annotate(empty.name, {"calibration": {"dense": [[0.5, 0.75]]}}))
+    assert taken(empty, content).written == 0
+    schema = empty.run(empty.store.describe(empty.name))
+    assert schema.metadata["calibration"] == {"dense": [[0.5, 0.75]]}
+
+
 def test_a_collection_of_another_model_is_refused(filled, empty):
     empty.run(empty.store.create(empty.name, plan(model_id="other")))
     with pytest.raises(CollectionMismatch, match="there other, wanted tiny"):
