@@ -244,21 +244,18 @@ class Searcher:
         is_bounded = options.min_probability is not None or options.rerank_threshold is not None
         best = await candidates.best(depth)
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
-        has_probabilities = curve is not None or options.min_probability is not None
-        if rank is None and has_probabilities:
-            best = _probable(best, curve, options)
+        is_rated = is_bounded or curve is not None
+        if rank is None and is_rated:
+            best = _rated(best, curve, options)
         page = await self._filled(fit.name, best[skipped:], payload, vectors)
         stages = list(candidates.stages) if options.explain else []
         stages.append(Stage("search", since(began), len(page)))
         if rank is not None:
             began = perf_counter_ns()
-            ranked, unranked = await _reranked(page, query, rank, options.text_field)
+            best, unranked = await _reranked(page, query, rank, options.text_field)
             stages.append(Stage("rerank", since(began), len(page)))
-            best = ranked
-            if has_probabilities:
-                best = _probable(best, curve, options)
-            if options.rerank_threshold is not None:
-                best = [hit for hit in best if hit.score >= options.rerank_threshold]
+            if is_rated:
+                best = _rated(best, curve, options)
             if not is_bounded:
                 best += unranked
             page = best[options.offset : last]
@@ -392,17 +389,22 @@ def _calibrated(
     return way, curve
 
 
-def _probable(
+def _rated(
     candidates: list[Candidate], curve: Curve | None, options: CheckedOptions
 ) -> list[Candidate]:
-    """Give candidates their probabilities by the curve, and drop those below `min_probability`. No
+    """Give candidates their probabilities by the curve, and drop those below a bound. No
     probability counts as 0."""
     if curve is not None:
         values = probabilities(curve, [candidate.score for candidate in candidates])
         for candidate, value in zip(candidates, values, strict=True):
             candidate.probability = value
-    floor = options.min_probability or 0.0
-    return [candidate for candidate in candidates if (candidate.probability or 0.0) >= floor]
+    floor, threshold = options.min_probability or 0.0, options.rerank_threshold
+    return [
+        candidate
+        for candidate in candidates
+        if (candidate.probability or 0.0) >= floor
+        and (threshold is None or candidate.score >= threshold)
+    ]
 
 
 def _selectors(
