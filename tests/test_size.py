@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 328_108, "modules": 193}
+SIZE = {"tokens": 328_128, "modules": 193}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,

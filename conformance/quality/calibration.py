@@ -26,6 +26,7 @@ from hybridtei.config import ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.retrieval.evaluate.calibrate import (
     BINS,
+    PAGE,
     calibration_error,
     fit,
     judged_pairs,
@@ -44,7 +45,6 @@ PICTURE = Path(__file__).parents[2] / "notebooks" / "pictures" / "reliability.sv
 # Of the half that was not fitted
 MARK = 0.08
 # The hits of a query, the best first, of which an error is told; the mark is not about the last
-PAGE = 10
 FIRST = (DEPTH, PAGE, 1)
 BOUNDS = (0.1, 0.3, 0.5, 0.7)
 # Relevance drawn from the probabilities
@@ -81,16 +81,10 @@ async def all_pairs(
     return pairs
 
 
-def ranks_of(pairs: Floats64) -> Floats64:
-    """Each pair's place among its query's hits, from 0."""
-    _, starts, queries = np.unique(pairs[:, 2], return_index=True, return_inverse=True)
-    return np.arange(len(pairs)) - starts[queries]
-
-
 def errors(curve: Curve, pairs: Floats64) -> list[float]:
     """The calibration error among the first hits of each query, for each of `FIRST`."""
-    scores, relevant, _ = pairs.T
-    values, ranks = np.array(probabilities(curve, scores)), ranks_of(pairs)
+    scores, relevant, _, ranks = pairs.T
+    values = np.array(probabilities(curve, scores))
     return [calibration_error(values[ranks < n], relevant[ranks < n]) for n in FIRST]
 
 
@@ -100,7 +94,7 @@ def by_chance(curve: Curve, pairs: Floats64) -> list[float]:
     values = np.array(probabilities(curve, pairs[:, 0]))
     draws = []
     for _ in range(DRAWS):
-        true = np.column_stack([pairs[:, 0], drawn.random(len(values)) < values, pairs[:, 2]])
+        true = np.column_stack([pairs[:, 0], drawn.random(len(values)) < values, pairs[:, 2:]])
         draws.append(errors(curve, true))
     return np.mean(draws, axis=0).tolist()
 
@@ -111,7 +105,7 @@ def told(name: str, figures: list[float]) -> None:
 
 def answerable(curve: Curve, pairs: Floats64, bound: float) -> float:
     """The share of queries with a hit whose probability reaches the bound."""
-    scores, _, places = pairs.T
+    scores, _, places, _ = pairs.T
     reached = np.array(probabilities(curve, scores)) >= bound
     return len(np.unique(places[reached])) / len(np.unique(places))
 
@@ -134,7 +128,7 @@ def diagram(curve: Curve, own: Floats64, other: Floats64) -> str:
     rows = (("cranfield, queries that were not fitted", own, 1), ("xquad", other, 3))
     for number, (name, pairs, shade) in enumerate(rows):
         colour = COLOURS[shade]
-        shown = pairs[ranks_of(pairs) < PAGE]
+        shown = pairs[pairs[:, 3] < PAGE]
         values, relevant = np.array(probabilities(curve, shown[:, 0])), shown[:, 1]
         bins = np.minimum((values * BINS).astype(int), BINS - 1)
         for place in np.unique(bins):

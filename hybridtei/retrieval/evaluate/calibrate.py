@@ -29,6 +29,8 @@ from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.plan import CALIBRATION
 
 MAX_POINTS, BINS = 20, 10
+# Of 100 hits most are improbable, so the error of the first ten is told
+PAGE = 10
 # Of a stored score or probability
 DIGITS = 6
 
@@ -39,8 +41,9 @@ async def judged_pairs(
     judged: Judgements,
     options: Mapping[str, Any],
 ) -> tuple[str, Floats64]:
-    """Search for every judged query. Return the way of searching, and float64[pairs, 3]: score,
-    relevance (0 or 1), and the query's place. Raises the errors of `AsyncClient.search`."""
+    """Search for every judged query. Return the way of searching, and float64[pairs, 4]: score,
+    relevance (0 or 1), the query's place, and the hit's. Raises the errors of
+    `AsyncClient.search`."""
     way, rows = "", []
     choices = {**COMMON, **options, "explain": True}
     queries = {**judged.queries, **judged.unanswerable}
@@ -50,16 +53,16 @@ async def judged_pairs(
         # A query that lacks one of the way's vectors has no way, and its hits no probability
         if result.way is not None:
             way = result.way
-            for hit in result.hits:
+            for rank, hit in enumerate(result.hits):
                 document = str(hit.payload.get(DOCUMENT_ID, hit.id))
-                rows.append((hit.score, grades.get(document, 0) > 0, place))
-    return way, np.array(rows, np.float64).reshape(-1, 3)
+                rows.append((hit.score, grades.get(document, 0) > 0, place, rank))
+    return way, np.array(rows, np.float64).reshape(-1, 4)
 
 
 def calibrated(way: str, pairs: Floats64) -> Calibration:
     """Fit a curve to all pairs, and measure the error of a curve of half of the queries on the
-    other half. Raises InvalidInput unless both halves have relevant pairs."""
-    scores, relevant, places = pairs.T
+    first hits of the other half. Raises InvalidInput unless both halves have relevant pairs."""
+    scores, relevant, places, ranks = pairs.T
     half = split(places)
     if not (relevant[half].any() and relevant[~half].any()):
         raise InvalidInput(
@@ -67,8 +70,9 @@ def calibrated(way: str, pairs: Floats64) -> Calibration:
             "be some in each half of the queries; do the judgements name this collection's "
             "documents?"
         )
-    values = np.array(probabilities(fit(scores[half], relevant[half]), scores[~half]))
-    error = round(calibration_error(values, relevant[~half]), DIGITS)
+    page = ~half & (ranks < PAGE)
+    values = np.array(probabilities(fit(scores[half], relevant[half]), scores[page]))
+    error = round(calibration_error(values, relevant[page]), DIGITS)
     return Calibration(way, fit(scores, relevant), len(pairs), int(relevant.sum()), error)
 
 

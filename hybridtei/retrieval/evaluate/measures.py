@@ -224,7 +224,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """A curve, and how far it was from the truth: the expected calibration error in ten bins of the
-    half of the queries that was not fitted, by the curve of the other half."""
+    first ten hits of half of the queries, by the curve of the other half."""
 
     way: str
     curve: Curve

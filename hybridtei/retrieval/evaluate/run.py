@@ -157,8 +157,8 @@ def as_table(evaluation: Evaluation) -> str:
     if (fitted := evaluation.calibration) is not None:
         lines.append(
             f"probabilities of {fitted.way}: expected calibration error {fitted.error:.3f} on the "
-            f"half of the queries that was not fitted; of {fitted.pairs:,} hits "
-            f"{fitted.relevant:,} are relevant"
+            f"first ten hits of the half of the queries that was not fitted; of {fitted.pairs:,} "
+            f"hits {fitted.relevant:,} are relevant"
         )
     return "\n".join(lines)
 

@@ -96,24 +96,26 @@ def pairs_of(queries, seed=0):
     places = np.repeat(np.arange(queries), 20)
     scores = random.normal(size=20 * queries)
     relevant = random.random(20 * queries) < 1 / (1 + np.exp(-scores))
-    return np.stack([scores, relevant, places], 1)
+    return np.stack([scores, relevant, places, np.tile(np.arange(20), queries)], 1)
 
 
 def test_the_error_is_of_queries_that_were_not_fitted():
     pairs = pairs_of(200)
     calibration = calibrated("dense", pairs)
-    scores, relevant, places = pairs.T
+    scores, relevant, places, ranks = pairs.T
     half = split(places)
     assert len(np.unique(places[half])) == 100
     assert not set(places[half]) & set(places[~half])
-    values = np.array(probabilities(fit(scores[half], relevant[half]), scores[~half]))
-    assert calibration.error == pytest.approx(calibration_error(values, relevant[~half]), abs=1e-6)
+    page = ~half & (ranks < 10)
+    assert page.sum() == 1000
+    values = np.array(probabilities(fit(scores[half], relevant[half]), scores[page]))
+    assert calibration.error == pytest.approx(calibration_error(values, relevant[page]), abs=1e-6)
     assert 0 < calibration.error < 0.08
     assert calibration.curve == fit(scores, relevant)
     assert (calibration.pairs, calibration.relevant) == (4000, relevant.sum())
 
 
-@pytest.mark.parametrize("pairs", [pairs_of(10) * [1, 0, 1], pairs_of(1), np.zeros((0, 3))])
+@pytest.mark.parametrize("pairs", [pairs_of(10) * [1, 0, 1, 1], pairs_of(1), np.zeros((0, 4))])
 def test_judgements_of_other_documents_are_told(pairs):
     with pytest.raises(InvalidInput, match=f"of {len(pairs)} hits are judged relevant"):
         calibrated("dense", pairs)
