@@ -6,7 +6,7 @@ query only once. Ten thousand documents run in chunks, which bounds the memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -31,6 +31,7 @@ from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.label import probabilities
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans, relevant_spans
+from hybridtei.inference.tasks.windows import in_windows
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.tokenizer import Direction
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, best_first, refuse_nan
@@ -145,51 +146,6 @@ class _Question(Task[Scored]):
             return self.inputs
         return model.reader.cut_to(self.inputs, limit)
 
-    def in_windows(
-        self, model: Model, texts: Sequence[str], empty: int, longest: int, read: Read
-    ) -> list[Encoding]:
-        """Read documents by `read`, long ones in windows. `empty`: the tokens of an empty document,
-        with the query if the model reads both together; `longest`: the most tokens. The encodings
-        before those of the documents are the query's. Raises RequestError."""
-        room = longest - empty - SPARE_TOKENS
-        if self.windows < 2 or room < LEAST_WINDOW:
-            return read(texts)
-        windows = model.reader.windows(texts, room, self.windows, truncate=self.truncate)
-        # (document, characters) of each window
-        parts = [(place, part) for place, own in enumerate(windows) for part in own]
-        try:
-            encodings = read([texts[place][begin:end] for place, (begin, end) in parts])
-        except RequestError as error:
-            if error.place is not None:
-                error.place = parts[error.place][0]
-            raise
-        of_query = len(encodings) - len(parts)
-        for row, (place, (begin, end)) in enumerate(parts, of_query):
-            encoding = encodings[row]
-            last = windows[place][-1]
-            extent: Characters | None = None
-            if encoding.extent is not None:
-                extent = (0, begin + encoding.extent[1])
-            elif end == last[1] < len(texts[place]):
-                extent = (0, end)
-            encodings[row] = WindowEncoding(
-                input_ids=encoding.input_ids,
-                token_type_ids=encoding.token_type_ids,
-                adapter=encoding.adapter,
-                route=encoding.route,
-                extent=extent,
-                document=place,
-                characters=(begin, end),
-            )
-        return encodings
-
-
-# Tokens that a part of a text may have more alone than within the text
-SPARE_TOKENS = 2
-# Tokens of a document beside a long query, below which it is cut instead
-LEAST_WINDOW = 16
-Read = Callable[[Sequence[str]], list[Encoding]]
-
 
 @dataclass(frozen=True, slots=True)
 class Rerank(_Question):
@@ -225,7 +181,15 @@ class Rerank(_Question):
             empty = len(replace(self, query=self.query or ".", truncate=True)._read(model, [""])[0])
             read = partial(self._read, model)
             longest = model.reader.max_input_length
-            encodings = self.in_windows(model, documents, empty, longest, read)
+            encodings = in_windows(
+                model.reader,
+                documents,
+                empty,
+                longest,
+                read,
+                limit=self.windows,
+                truncate=self.truncate,
+            )
         return encodings if model.spec.template is None else with_shared_prefix(encodings)
 
     def _read(self, model: Model, documents: Sequence[str]) -> list[Encoding]:
@@ -341,8 +305,14 @@ class RerankByVectors(_Question):
         elif self.windows > 1:
             empty = len(replace(task, inputs=[""]).read(model)[0])
             longest = task.longest(model)
-            documents = self.in_windows(
-                model, texts, empty, longest, lambda parts: replace(task, inputs=parts).read(model)
+            documents = in_windows(
+                model.reader,
+                texts,
+                empty,
+                longest,
+                lambda parts: replace(task, inputs=parts).read(model),
+                limit=self.windows,
+                truncate=self.truncate,
             )
         else:
             if self.query_vectors is None and _are_read_alike(model):
