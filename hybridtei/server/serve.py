@@ -52,7 +52,7 @@ from hybridtei.server.http.body import (
     while_connected,
 )
 from hybridtei.server.http.connection import ConnectionLimits
-from hybridtei.server.http.security import Certificate, Key, Keyring, check_host, check_origin
+from hybridtei.server.http.security import Certificate, Keyring, check_host, check_origin
 from hybridtei.server.models import Models, StoreBounds, StoreContext, check_capacity
 from hybridtei.server.routing import ALLOW, ROUTE, Route, preflight_headers
 from hybridtei.system.tracing import Recorder, arrived, span
@@ -103,8 +103,7 @@ async def serve(request: HttpRequest) -> ASGIApp:
         else:
             work.add_done_callback(lambda _: shared.inside.add(-held))
 
-    if request.key is not None and reply.usage is not None:
-        shared.keyring.spend(request.key, reply.usage.tokens)
+    shared.keyring.spend(reply.usage)
     head = head_of(reply, route, source)
     if reply.lines is not None:
         return Lines(head, reply.lines)
@@ -140,14 +139,13 @@ class HttpRequest(Request[Any, Any, Any]):
     """A request as Litestar has routed it. Functions of routes without a body get it. `alias`: the
     model that the path names. `is_keyless`: the key may be in the body."""
 
-    __slots__ = ("alias", "is_keyless", "key", "shared")
+    __slots__ = ("alias", "is_keyless", "shared")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.shared: Shared = self.scope["litestar_app"].state  # type: ignore[assignment]
         self.alias: str | None = self.scope["path_params"].get("alias")
         self.is_keyless = False
-        self.key: Key | None = None
 
     @property
     def path(self) -> str:
@@ -185,7 +183,7 @@ def admit(request: HttpRequest, route: Route) -> None:
             request.is_keyless = True
             shared.limits.unsent.check()
             return
-        request.key = shared.keyring.check(authorization, None if role == "any" else role)
+        shared.keyring.check(authorization, None if role == "any" else role)
     elif role in ("search", "write"):
         check_host(scope, (shared.server.hostname, *shared.server.allowed_host))
         check_origin(scope, shared.server.cors_allow_origin)
@@ -235,7 +233,7 @@ async def read(request: HttpRequest, route: Route) -> bytes:
     if not body:
         raise SyntaxRefused("it ends too early (byte 0)")
     if request.is_keyless:
-        request.key = shared.keyring.check(b"", "infer", keys_of(body, _Token).token)
+        shared.keyring.check(b"", "infer", keys_of(body, _Token).token)
     return body
 
 

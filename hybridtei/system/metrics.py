@@ -28,7 +28,7 @@ HELP = {
     ),
     "hybridtei_forward_passes_total": "Forward passes of a backend.",
     "hybridtei_key_requests_total": "Requests by the name of their API key.",
-    "hybridtei_key_tokens_total": "Tokens of answers over HTTP by the name of their API key.",
+    "hybridtei_key_tokens_total": "Tokens of answers by the name of their API key.",
     "hybridtei_lane_batches_total": "Batches that lanes of a kind took.",
     "hybridtei_lane_tokens_total": "Tokens that lanes of a kind took.",
     "hybridtei_queue_tokens": "Tokens that wait for a forward pass.",

@@ -27,7 +27,7 @@ from hybridtei.server.answers import SMALL_BYTES, Unsent
 from hybridtei.server.context import Context, headers_of
 from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.answers import METHODS, Method
-from hybridtei.server.http.security import Keyring
+from hybridtei.server.http.security import KEY, Keyring
 from hybridtei.server.models import Models
 from hybridtei.server.routing import row_of
 from hybridtei.system.tracing import Recorder, arrived, span
@@ -256,8 +256,11 @@ class Held:
 class Servicer:
     """The methods of `tei.v1`: choose the model, take permits, answer, add metadata."""
 
-    def __init__(self, models: Models, unsent: Unsent, recorder: Recorder | None) -> None:
+    def __init__(
+        self, models: Models, unsent: Unsent, recorder: Recorder | None, keys: Keyring
+    ) -> None:
         self._models, self._unsent, self._recorder = models, unsent, recorder
+        self._keys = keys
         # TEI's variable
         at_once = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")
         self._most = max(int(at_once), 1) if at_once.isdecimal() else inf
@@ -297,6 +300,7 @@ class Servicer:
         reserved = await held.reserve(method.estimate(context, request))
         with span(method.span):
             reply = await method.answer(context, request)
+        self._keys.spend(reply.usage)
         body = bytes(reply.answer)
         held.add(len(body) - reserved)
         if reply.usage is not None:
@@ -312,13 +316,18 @@ class Servicer:
 
         async def answer(message: Any, reserved: int) -> bytes:
             with admission.carrying(1), span(method.span):
-                body = bytes((await method.answer(context, message)).answer)
+                reply = await method.answer(context, message)
+            self._keys.spend(reply.usage)
+            body = bytes(reply.answer)
             held.add(len(body) - reserved)
             return body
 
         async def begin(message: Any) -> asyncio.Task[bytes]:
             reserved = await held.reserve(method.estimate(context, message))
+            key = KEY.get()
             with context.counting_failures():
+                if key is not None and key.meter is not None:
+                    key.meter.check()
                 admission.take(1, turns=method.permits)
             task = asyncio.ensure_future(answer(message, reserved))
             # A callback also runs if the task is cancelled before it begins

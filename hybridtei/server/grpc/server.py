@@ -72,7 +72,7 @@ class RpcServer:
         self.unsent = Unsent(config.max_unsent_bytes)
         self._config = config
         self._certificate = certificate
-        self._servicer = Servicer(models, self.unsent, recorder)
+        self._servicer = Servicer(models, self.unsent, recorder, keys)
         self._health = Health(models)
         self._gate = Gate(keys, config.body_timeout or inf)
         self._server: Any = None

@@ -22,6 +22,7 @@ import ssl
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from hmac import compare_digest
 from ipaddress import ip_address
@@ -38,6 +39,7 @@ from hybridtei.errors import (
     RoleNeeded,
     TokensUsed,
 )
+from hybridtei.outputs import Usage
 from hybridtei.server.http.body import first_fields
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.system.machine import read_bounded
@@ -54,6 +56,8 @@ OWNER = re.compile(
     re.ASCII,
 )
 MINUTE_S = 60
+# The key of the request or call, also in tasks that it starts
+KEY: ContextVar[Key | None] = ContextVar("key", default=None)
 MAX_KEYS, MAX_FILE_BYTES = 1000, 1_000_000
 
 log = logging.getLogger(__name__)
@@ -115,22 +119,21 @@ class Keyring:
             registry,
         )
 
-    def check(
-        self, authorization: bytes, role: KeyRole | None, token: str | None = None
-    ) -> Key | None:
-        """Check and count the key of a header, or else `token`, and add its name to the log's
-        context. Return the key, or None on a server without keys.
+    def check(self, authorization: bytes, role: KeyRole | None, token: str | None = None) -> None:
+        """Check and count the key of a header, or else `token`, and keep it for `spend` and the
+        log. Does nothing on a server without keys.
 
         `role`: the role that the key needs; None: every known key. Raises NoKey, RoleNeeded,
         TokensUsed.
         """
         if self.is_open:
-            return None
+            return
         key = self.find_in_header(authorization)
         if key is None and token is not None:
             key = self.find(token.encode("utf-8", "replace"))
         if key is None:
             raise NoKey("no API key or an unknown one: send the header `Authorization: Bearer KEY`")
+        KEY.set(key)
         self._counter.add(key=key.name)
         if key.name != FLAG_NAME:
             CALLER.set(key.name)
@@ -138,13 +141,15 @@ class Keyring:
             raise RoleNeeded(role, key.name, key.roles)
         if role is not None and key.meter is not None:
             key.meter.check()
-        return key
 
-    def spend(self, key: Key, tokens: int) -> None:
-        """Count the tokens of an answer."""
-        self._tokens.add(tokens, key=key.name)
+    def spend(self, usage: Usage | None) -> None:
+        """Count the tokens of an answer, if a model ran for it."""
+        key = KEY.get()
+        if key is None or usage is None:
+            return
+        self._tokens.add(usage.tokens, key=key.name)
         if key.meter is not None:
-            key.meter.spend(tokens)
+            key.meter.spend(usage.tokens)
 
     def find(self, value: bytes) -> Key | None:
         """The known key with this value, or None."""

@@ -1,9 +1,11 @@
 """Tokens by key: counted, and bounded by the minute."""
 
+import grpc
 import pytest
 
 from hybridtei.errors import LoadError, TokensUsed
 from hybridtei.server.http.security import Meter, read_keys
+from tests.server.grpc.live import rpc_serving, start
 from tests.server.live import JSON, serving
 
 
@@ -62,6 +64,49 @@ def test_a_key_that_has_used_its_tokens_waits(tmp_path):
         assert f'hybridtei_key_tokens_total{{key="small"}} {tokens}\n' in metrics
         assert 'hybridtei_key_tokens_total{key="free"} 9\n' in metrics
         assert 'hybridtei_refusals_total{limit="tokens_per_minute"} 2\n' in metrics
+
+
+def test_calls_of_grpc_spend_the_tokens_of_the_same_key(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("small tokens_per_minute=12:key-a\nfree:key-c\n")
+    one, four = {"inputs": "one"}, {"inputs": "one two three four"}
+    with rpc_serving(server={"api_key_file": str(keys)}) as rpc:
+        metadata = {name: [("authorization", f"Bearer key-{name}")] for name in "ac"}
+
+        def post(key):
+            headers = {**JSON, "authorization": f"Bearer key-{key}"}
+            return rpc.running.post("/embed", one, headers=headers)
+
+        rpc.ask("Info", {}, metadata=metadata["a"])
+        # 6 and 3 tokens, and 6 more than are left
+        rpc.ask("Embed", four, metadata=metadata["a"])
+        assert post("a").status_code == 200
+        rpc.ask("Embed", four, metadata=metadata["a"])
+        assert post("a").status_code == 429
+        code, details = rpc.refusal("Embed", one, metadata=metadata["a"])
+        assert (code, "tokens_per_minute" in details) == ("RESOURCE_EXHAUSTED", True)
+        rpc.ask("Info", {}, metadata=metadata["a"])
+        assert len(rpc.ask("EmbedStream", [four] * 5, metadata=metadata["c"])) == 5
+        rpc.ask("Rerank", {"query": "one", "texts": ["two", "three"]}, metadata=metadata["c"])
+        counted = 'hybridtei_key_tokens_total{key="%s"}'
+        assert rpc.counted(counted % "small") == 15
+        assert rpc.counted(counted % "free") > 30
+
+
+def test_a_stream_ends_when_its_key_has_used_its_tokens(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("small tokens_per_minute=12:key-a\n")
+    with rpc_serving(server={"api_key_file": str(keys)}) as rpc:
+        metadata = [("authorization", "Bearer key-a")]
+        answers = start(
+            rpc.channel, "EmbedStream", [{"inputs": "one two three four"}] * 5000, metadata=metadata
+        )
+        received = []
+        with pytest.raises(grpc.RpcError) as refused:
+            received.extend(answers)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "tokens_per_minute" in refused.value.details()
+        assert 2 <= len(received) < 5000
 
 
 @pytest.mark.parametrize(
