@@ -26,6 +26,7 @@ from hybridtei.system.retries import Retries, retry_after_s
 from hybridtei.system.terminal import without_passwords
 
 if TYPE_CHECKING:
+    from hybridtei.config import LongInputs
     from hybridtei.inference.tasks.embed import InputType
     from hybridtei.inference.tasks.label import Aggregation, Prediction, Span
     from hybridtei.inference.tasks.pooling import MultivectorBudget
@@ -103,12 +104,14 @@ class AsyncClient:
         multivector: MultivectorBudget | Mapping[str, Any] | None = None,
         truncate: bool = True,
         truncation_direction: Direction | None = None,
+        long_inputs: LongInputs | None = None,
         spans: Sequence[Spans] | Spans | None = None,
     ) -> Embeddings:
         """Embed texts, or spans of them, like `Encoder.encode`: "dense", "sparse" and "multivector"
         from one pass.
 
-        `multivector`: default: the server's budget. `truncation_direction`: default: "right"."""
+        `multivector`, `long_inputs`: default: the server's. `truncation_direction`: default:
+        "right"."""
         inputs, counts = _listed(texts), None
         if spans is not None:
             lists: list[Any] = [spans] if isinstance(texts, str) else list(spans)
@@ -128,6 +131,9 @@ class AsyncClient:
             "multivector": msgspec.to_builtins(multivector),
             **_cut(truncate, truncation_direction),
         }
+        if long_inputs is not None:
+            # Servers before 0.3 refuse the field
+            body["long_inputs"] = long_inputs
         rows = await self._in_portions("/embed_hybrid", "inputs", inputs, body)
         widths = (await self.info())["hybridtei"].get("dimensions") or {}
         return embeddings_of(rows, names, counts, widths, self.url)

@@ -26,6 +26,7 @@ Kind = type[msgspec.Struct]
 ModelRole = Literal["embed", "rerank", "classify", "tag"]
 Dtype = Literal["float16", "float32", "bfloat16", "int8", "fp8"]
 MultivectorDtype = Literal["float", "int8", "binary"]
+LongInputs = Literal["cut", "mean"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
@@ -313,6 +314,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "limits",
         ),
     ] = 1
+    long_inputs: Annotated[
+        LongInputs,
+        flag(
+            "How a text that is too long for the model is embedded: cut; or mean: read in windows, "
+            "whose vectors are averaged by tokens.",
+            "inputs",
+        ),
+    ] = "cut"
     # Of 32 queries, 100 each
     max_search_points: Annotated[
         int,

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_value
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, LongInputs, ModelConfig, check_value
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.core import EngineCore, shared_tokens
@@ -148,6 +148,7 @@ class Encoder:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
         query_encoder: QueryEncoder = "model",
+        long_inputs: LongInputs | None = None,
         spans: Sequence[Spans] | Spans | None = None,
         show_progress: bool = False,
     ) -> Embeddings:
@@ -158,9 +159,10 @@ class Encoder:
         "document", for models and prompts that treat them differently. `multivector`: the budget of
         documents' multi-vectors, a `MultivectorBudget` or its fields; queries' stay whole.
         `query_encoder` "table": look up queries' sparse vectors by token, without a pass; other
-        outputs still need one. `spans`: for each text a list of (first code point, code point after
-        the last). Each span gets a row, text by text, from one pass over whole texts. Raises
-        RequestError or BackendError.
+        outputs still need one. `long_inputs` "mean": read a text that is longer than the model in
+        windows, and average their vectors by tokens, instead of cutting it. `spans`: for each text
+        a list of (first code point, code point after the last). Each span gets a row, text by text,
+        from one pass over whole texts. Raises RequestError or BackendError.
         """
         inputs = _listed("texts", texts)
         _check_kinds(inputs)
@@ -169,6 +171,7 @@ class Encoder:
             dimensions=(dimensions, int),
             input_type=(input_type, InputType),
             query_encoder=(query_encoder, QueryEncoder),
+            long_inputs=(long_inputs, LongInputs),
             truncation_direction=(truncation_direction, Direction),
         )
         budget = self._multivector if multivector is None else as_budget(multivector)
@@ -182,6 +185,7 @@ class Encoder:
             dimensions,
             input_type,
             budget,
+            long_inputs=long_inputs,
         )
         task.check(self.spec)
         if spans is not None and inputs:
@@ -324,7 +328,8 @@ class Encoder:
     def _run(self, task: Embed | EmbedSpans, show_progress: bool) -> Embeddings:
         if not task.inputs:
             return no_rows(task.heads, self.spec)
-        chunk = CHUNK_SPANNED if isinstance(task, EmbedSpans) else CHUNK
+        is_long = isinstance(task, EmbedSpans) or task.long_inputs == "mean"
+        chunk = CHUNK_SPANNED if is_long else CHUNK
         ready: Task[Embeddings] = task.for_model(self.spec)
         # Even a disabled progress bar takes a measurable part of a query's time
         if not show_progress:

@@ -26,6 +26,7 @@ LENGTHS = (1, 1, 2, 3, 3, 5, 8, 13, 40, 200)
 SIDES = ("Left", "left", "Right", "right")
 PRECISIONS = ("float", "int8", "uint8", "binary", "ubinary")
 OUTPUTS = ("dense", "sparse", "multivector")
+LONG_INPUTS = ("cut", "mean", None)
 COLLECTIONS = ("docs", "docs", "nobody", "", "../docs", "a" * 300)
 FILTERS: tuple[Any, ...] = (
     {"must": [{"key": "n", "match": {"value": 1}}]},
@@ -132,6 +133,7 @@ OPENAI = body(
     embedding_type=("float", "base64", "binary", ["ubinary"]),
     normalized=BOOL,
     late_chunking=BOOL,
+    long_inputs=LONG_INPUTS,
     truncation=BOOL,
 )
 CONTEXTUALIZED = body(
@@ -237,9 +239,14 @@ FORMS: dict[str, Any] = {
         normalize=BOOL,
         dimensions=(1, 8, 32),
         output_dtype=PRECISIONS,
+        long_inputs=LONG_INPUTS,
     ),
     "/embed_multivector": body(
-        {"inputs": SPANNED}, **READING, dimensions=(1, 8, 24), output_dtype=PRECISIONS
+        {"inputs": SPANNED},
+        **READING,
+        dimensions=(1, 8, 24),
+        output_dtype=PRECISIONS,
+        long_inputs=LONG_INPUTS,
     ),
     "/similarity": SIMILARITY,
     "/v1/embeddings": OPENAI,

@@ -26,6 +26,7 @@ from tests.server.live import serving
 
 ALL = ("dense", "sparse", "multivector")
 MANY = [f"{TEXTS[i % len(TEXTS)]} {i}" for i in range(70)]  # of three requests
+MANY[40] += " one two three" * 60  # longer than the model
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,7 @@ def assert_same(one, other):
             "prompt_name": "query",
             "truncation_direction": "left",
         },
+        {"outputs": ALL, "long_inputs": "mean"},
         {"outputs": ALL, "spans": [[(0, 3), (0, 9)]] * len(MANY)},
     ],
 )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import (
     EMBEDDINGS,
+    UNKNOWN,
     Encoding,
     Head,
     Ids,
@@ -24,6 +25,7 @@ from hybridtei.batch import (
     offsets_of,
     with_shared_prefix,
 )
+from hybridtei.config import LongInputs
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.pooling import (
@@ -35,6 +37,7 @@ from hybridtei.inference.tasks.pooling import (
     without_marks,
     without_rows,
 )
+from hybridtei.inference.tasks.windows import in_windows, joined
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input, TextReader, of_side
@@ -56,6 +59,9 @@ PROMPTS = {
 }
 
 TYPED_PROMPTS = frozenset(name for names in PROMPTS.values() for name in names)
+
+# Of a text whose windows' vectors are averaged
+MAX_WINDOWS = 64
 
 WITHOUT_PROMPT = (
     "the model pools without a prompt's tokens (`include_prompt` false), which is not supported"
@@ -87,6 +93,9 @@ class Embed(Task[Embeddings]):
     query_encoder: QueryEncoder = "model"
     uses_default_prompt: bool = True
     max_tokens: int | None = None
+    # "mean": read a text that would be cut in windows, and join their vectors; None: the server's
+    # default
+    long_inputs: LongInputs | None = None
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
         """`LookUp` if the request asks for the table, or for a query of a model that looks queries
@@ -125,11 +134,25 @@ class Embed(Task[Embeddings]):
             raise UnsupportedHead(
                 '`query_encoder` "table": the model has no table of what tokens weigh in queries'
             )
+        if self.long_inputs == "mean" and not self.reads_windows(spec):
+            raise InvalidInput(
+                '`long_inputs` "mean" is not for `tokens`, nor for queries that the model expands '
+                "or looks up: leave it out"
+            )
+
+    def reads_windows(self, spec: ModelSpec) -> bool:
+        """True if long texts can be read in windows."""
+        side = self.side(spec)
+        if isinstance(self.for_model(spec), LookUp) or Head.TOKENS in self.heads:
+            return False
+        return side is None or side.expansion is None
 
     def prepare(self, model: Model) -> list[Encoding]:
         if self.max_tokens is not None:
             model = model.limited(self.max_tokens)
         encodings = self.read(model, allow_empty=False)
+        if self.long_inputs == "mean":
+            encodings = self._not_cut(model, encodings)
         if self.dimensions is not None:
             self.check_width(model.spec)
         return with_shared_prefix(encodings) if model.spec.pooling == ("lasttoken",) else encodings
@@ -144,10 +167,11 @@ class Embed(Task[Embeddings]):
 
     def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:
         """Tokenise without further checks. Raises RequestError."""
-        if model.query is not None and self.route(model.spec) == "query":
+        of_route = self._of_route(model)
+        if of_route is not model:
             return [
                 replace(encoding, route=1)
-                for encoding in self.read(model.query, allow_empty=allow_empty)
+                for encoding in self.read(of_route, allow_empty=allow_empty)
             ]
         reader, name = self._reader(model)
         if not model.spec.pools_prompts and Head.DENSE in self.heads and reader.prompts.named(name):
@@ -161,6 +185,40 @@ class Embed(Task[Embeddings]):
             prompt_name=name,
             allow_empty=allow_empty,
         )
+
+    def _of_route(self, model: Model) -> Model:
+        """Return the model that reads the inputs."""
+        if model.query is not None and self.route(model.spec) == "query":
+            return model.query
+        return model
+
+    def in_windows(self, model: Model, limit: int, first: int = 0) -> list[Encoding]:
+        """Tokenise texts, long ones in at most `limit` windows. `first`: as for
+        `windows.in_windows`. Raises RequestError."""
+        of_route = self._of_route(model)
+        # Some tokenizers make no token of an empty text
+        (point,) = replace(self, inputs=["."]).read(model)
+        return in_windows(
+            of_route.reader,
+            [str(item) for item in self.inputs],
+            len(point) - 1,
+            self.longest(of_route),
+            lambda parts: replace(self, inputs=parts).read(model),
+            limit=limit,
+            truncate=self.truncate,
+            first=first,
+        )
+
+    def _not_cut(self, model: Model, encodings: Sequence[Encoding]) -> list[Encoding]:
+        """Replace the encodings of texts that were cut by those of their windows."""
+        replaced: list[Encoding] = []
+        for place, encoding in enumerate(encodings):
+            if encoding.extent in (None, UNKNOWN):
+                replaced.append(encoding)
+                continue
+            text = replace(self, inputs=self.inputs[place : place + 1])
+            replaced += text.in_windows(model, MAX_WINDOWS, place)
+        return replaced
 
     def locate(
         self, model: Model, *, times: int = 1, allow_empty: bool = False
@@ -239,6 +297,8 @@ class Embed(Task[Embeddings]):
     ) -> Embeddings:
         """Cut, normalise and merge the pass's outputs."""
         outputs = outputs.only(self.heads)
+        if self.long_inputs == "mean":
+            outputs = joined(encodings, outputs)
         spec, dense, rows, sparse = model.spec, outputs.dense, outputs.multivector, None
         if dense is not None:
             dense = self.scaled(spec, dense)

@@ -303,17 +303,7 @@ class RerankByVectors(_Question):
         if self.spans is not None:
             documents = [*task.locate(model, allow_empty=True)]
         elif self.windows > 1:
-            empty = len(replace(task, inputs=[""]).read(model)[0])
-            longest = task.longest(model)
-            documents = in_windows(
-                model.reader,
-                texts,
-                empty,
-                longest,
-                lambda parts: replace(task, inputs=parts).read(model),
-                limit=self.windows,
-                truncate=self.truncate,
-            )
+            documents = task.in_windows(model, self.windows)
         else:
             if self.query_vectors is None and _are_read_alike(model):
                 with _past_query():

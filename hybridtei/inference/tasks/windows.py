@@ -1,12 +1,17 @@
-"""Texts longer than a model, read in windows: parts of a text, each of which is an encoding."""
+"""Texts longer than a model, read in windows: parts of a text, each of which is an encoding. A
+reranker takes a document's best window; an embedding is made from all windows of its text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from hybridtei.batch import Characters, Encoding, WindowEncoding
+import numpy as np
+
+from hybridtei.batch import Characters, Encoding, Ragged, WindowEncoding
 from hybridtei.errors import RequestError
 from hybridtei.models.text.reader import TextReader
+from hybridtei.outputs import HeadOutputs, max_weights
 
 # Tokens that a part of a text may have more alone than within the text
 SPARE_TOKENS = 2
@@ -24,11 +29,12 @@ def in_windows(
     *,
     limit: int,
     truncate: bool,
+    first: int = 0,
 ) -> list[Encoding]:
     """Read texts by `read`, long ones in at most `limit` windows. `empty`: the tokens of an empty
     text, with the query if the model reads both together; `longest`: the most tokens. `truncate`:
-    as for `TextReader.windows`. The encodings before those of the texts are the query's. Raises
-    RequestError."""
+    as for `TextReader.windows`. `first`: the place of the first text in its chunk. The encodings
+    before those of the texts are the query's. Raises RequestError."""
     room = longest - empty - SPARE_TOKENS
     if limit < 2 or room < LEAST_WINDOW:
         return read(texts)
@@ -39,7 +45,7 @@ def in_windows(
         encodings = read([texts[place][begin:end] for place, (begin, end) in parts])
     except RequestError as error:
         if error.place is not None:
-            error.place = parts[error.place][0]
+            error.place = first + parts[error.place][0]
         raise
     of_query = len(encodings) - len(parts)
     for row, (place, (begin, end)) in enumerate(parts, of_query):
@@ -56,7 +62,34 @@ def in_windows(
             adapter=encoding.adapter,
             route=encoding.route,
             extent=extent,
-            document=place,
+            document=first + place,
             characters=(begin, end),
         )
     return encodings
+
+
+def joined(encodings: Sequence[Encoding], outputs: HeadOutputs) -> HeadOutputs:
+    """Join the outputs of each text's windows. A text that was read whole keeps its own.
+
+    Dense vectors become their mean, weighted by the windows' tokens; the rows of lexical weights
+    and of multi-vectors follow one another; of SPLADE's weights the largest counts.
+    """
+    # No window has a number below 0
+    texts = [getattr(encoding, "document", -1 - row) for row, encoding in enumerate(encodings)]
+    begins = np.flatnonzero(np.diff(texts, prepend=-1 - len(texts)))
+    bounds = np.append(begins, len(texts))
+    dense, splade = outputs.dense, outputs.splade
+    if dense is not None:
+        # In float64 the product is exact, so the mean of a single row is that row
+        tokens = np.array([len(encoding) for encoding in encodings], dtype=np.float64)[:, None]
+        sums = np.add.reduceat(dense * tokens, begins)
+        dense = (sums / np.add.reduceat(tokens, begins)).astype(np.float32)
+    if splade is not None:
+        indptr = splade.indptr[bounds]
+        splade = max_weights(splade.indices, splade.values, indptr, (), splade.width)
+    end_to_end: dict[str, Any] = {}
+    for name in ("token_weights", "multivector"):
+        rows = getattr(outputs, name)
+        if rows is not None:
+            end_to_end[name] = Ragged(rows.values, rows.offsets[bounds])
+    return HeadOutputs(dense=dense, splade=splade, **end_to_end)

@@ -21,6 +21,7 @@ from hybridtei.server.api.tei import (
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
+    Long,
     SimilarityParameters,
     SimilarityRequest,
     Size,
@@ -75,6 +76,7 @@ class EmbedMultivectorRequest(
     output_dtype: OutputDtype = None
     multivector: Budget = None
     input_type: Side = None
+    long_inputs: Long = None
     model: ModelName = None
 
 
@@ -300,6 +302,7 @@ def _own_task(
         dimensions=request.dimensions,
         input_type=request.input_type or context.side,
         multivector=request.multivector or budget_of(context.model),
+        long_inputs=request.long_inputs,
         uses_default_prompt=True,
         **options,
     )

@@ -25,6 +25,7 @@ from hybridtei.server.api.tei import (
     FullText,
     Id,
     Ids,
+    Long,
     OpenAICompatUsage,
     PromptTokens,
     ServedModel,
@@ -116,6 +117,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
             )
         ),
     ] = None
+    long_inputs: Long = None
     outputs: Annotated[
         Outputs | None, Meta(description="Ours: also give `sparse_embedding` and `multivector`.")
     ] = None
@@ -228,6 +230,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         # TEI has this route too, and uses no default prompt of the checkpoint
         uses_default_prompt=False,
         max_tokens=max_tokens,
+        long_inputs=request.long_inputs,
     )
     smaller = smaller_vectors(context, heads, request.precision, width)
     pieces = context.service.tokenizer.pieces

@@ -139,6 +139,7 @@ def facts(context: Context) -> dict[str, Any]:
             "backend": service.backend.name,
             "budget_tokens": service.budget_tokens,
             "lanes": list(service.backend.lanes),
+            "long_inputs": context.server.long_inputs,
             "max_split_texts": context.server.max_split_texts,
         },
     }

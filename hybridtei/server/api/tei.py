@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 
+from hybridtei.config import LongInputs
 from hybridtei.errors import EmptyInput, NoInputs
 from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS, too_many_numbers
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
@@ -36,6 +37,15 @@ Dimensions = Annotated[Size | None, Meta(description="Keep this many leading dim
 Truncate = Annotated[
     bool | None,
     Meta(description="Cut inputs that are too long [default: the server's auto_truncate]."),
+]
+Long = Annotated[
+    LongInputs | None,
+    Meta(
+        description=(
+            "Ours: mean: read a text that is too long for the model in windows, and average their "
+            "vectors by tokens; cut [default: the server's long_inputs]."
+        )
+    ),
 ]
 TruncationSide = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
 PromptTokens = Annotated[

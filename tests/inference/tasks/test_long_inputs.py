@@ -1,0 +1,171 @@
+"""Texts longer than the model, whose vectors are made from those of their windows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.batch import Encoding, Head, WindowEncoding, pack
+from hybridtei.errors import InvalidInput
+from hybridtei.inference.tasks.embed import MAX_WINDOWS, Embed
+from hybridtei.models.checkpoint.late import Expansion, LateInteraction, Side
+from hybridtei.outputs import unit
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+
+MODELS = {"hybrid": small.model(), "splade": small.model(small.splade())}
+ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
+words = st.lists(st.sampled_from(small.WORDS), min_size=1, max_size=400).map(" ".join)
+LONG = " ".join(small.WORDS[(place * 7 + place // 5) % len(small.WORDS)] for place in range(300))
+
+
+def answer(task, model=MODELS["hybrid"]):
+    encodings = task.prepare(model)
+    heads = task.heads
+    outputs = FakeBackend(model.spec).forward(pack(encodings, heads, model.spec.positions))
+    return encodings, task.finish(model, encodings, outputs)
+
+
+def parts_of(encodings, texts):
+    """The windows of each text, or the text itself."""
+    parts = [[] for _ in texts]
+    for encoding in encodings:
+        if isinstance(encoding, WindowEncoding):
+            begin, end = encoding.characters
+            parts[encoding.document].append(texts[encoding.document][begin:end])
+        else:
+            parts[next(i for i, own in enumerate(parts) if not own)].append(None)
+    return parts
+
+
+@given(st.lists(words, min_size=1, max_size=4), st.booleans(), st.sampled_from([None, 4]))
+def test_a_vector_is_the_average_of_the_windows_by_tokens(texts, normalize, dimensions):
+    """The oracle embeds the windows' texts alone, and averages them in float64."""
+    task = Embed(texts, ALL, normalize=normalize, dimensions=dimensions, long_inputs="mean")
+    encodings, found = answer(task)
+    assert len(found) == len(texts)
+    alone = replace(task, long_inputs=None)
+    for row, (text, windows) in enumerate(zip(texts, parts_of(encodings, texts), strict=True)):
+        if windows == [None]:
+            _, expected = answer(replace(alone, inputs=[text]))
+            for name in ("dense", "multivector", "sparse"):
+                left, right = getattr(found, name), getattr(expected, name)
+                if name == "dense":
+                    assert left[row].tobytes() == right[0].tobytes()
+                elif name == "multivector":
+                    assert left.row(row).tobytes() == right.row(0).tobytes()
+                else:
+                    assert [x.tobytes() for x in left.row(row)] == [
+                        x.tobytes() for x in right.row(0)
+                    ]
+            continue
+        assert len(windows) > 1
+        raw = replace(alone, inputs=windows, normalize=False, dimensions=None)
+        read, vectors = answer(raw)
+        mean = np.average(vectors.dense, axis=0, weights=[len(e) for e in read])[:dimensions]
+        if normalize:
+            mean /= np.linalg.norm(mean)
+        np.testing.assert_allclose(found.dense[row], mean, atol=1e-6)
+        rows = np.concatenate([*vectors.multivector])[:, :dimensions]
+        np.testing.assert_allclose(found.multivector.row(row), unit(rows), atol=1e-6)
+        expected = vectors.sparse.to_dense().max(axis=0)
+        np.testing.assert_array_equal(found.sparse.part(row, row + 1).to_dense()[0], expected)
+
+
+def test_windows_cover_the_text_to_its_end_and_are_bounded():
+    encodings, _ = answer(Embed(["one", LONG], ALL, long_inputs="mean"))
+    windows = [item for item in encodings if isinstance(item, WindowEncoding)]
+    assert windows[0].characters[0] == 0
+    assert windows[-1].characters[1] == len(LONG)
+    assert {window.extent for window in windows} == {None}
+    assert max(map(len, windows)) <= small.LONGEST
+    task = Embed(["one", " ".join([LONG] * 40)], ALL, long_inputs="mean")
+    encodings = task.prepare(MODELS["hybrid"])
+    assert len(encodings) == 1 + MAX_WINDOWS
+    assert encodings[-1].extent == (0, encodings[-1].characters[1])
+
+
+def test_what_may_not_be_cut_is_refused_as_ever():
+    task = Embed(["one", LONG], ALL, truncate=False, long_inputs="mean")
+    with pytest.raises(InvalidInput, match="less than 64 tokens") as refused:
+        task.prepare(MODELS["hybrid"])
+    assert refused.value.place == 1
+
+
+def test_a_length_of_the_request_is_that_of_the_windows():
+    encodings = Embed([LONG], ALL, max_tokens=30, long_inputs="mean").prepare(MODELS["hybrid"])
+    assert len(encodings) > 8
+    assert max(map(len, encodings)) <= 30
+    # A window needs 16 tokens of its text
+    (cut,) = Embed([LONG], ALL, max_tokens=10, long_inputs="mean").prepare(MODELS["hybrid"])
+    assert cut.extent is not None
+
+
+def test_of_splades_weights_the_largest_counts():
+    task = Embed([LONG, "one two", LONG], frozenset({Head.SPARSE}), long_inputs="mean")
+    encodings, found = answer(task, MODELS["splade"])
+    texts = parts_of(encodings, task.inputs)
+    _, windows = answer(replace(task, inputs=texts[0], long_inputs=None), MODELS["splade"])
+    expected = windows.sparse.to_dense().max(axis=0)
+    dense = found.sparse.to_dense()
+    np.testing.assert_array_equal(dense[0], expected)
+    np.testing.assert_array_equal(dense[2], expected)
+    _, alone = answer(Embed(["one two"], task.heads), MODELS["splade"])
+    np.testing.assert_array_equal(dense[1], alone.sparse.to_dense()[0])
+
+
+def test_every_window_has_the_prompt():
+    task = Embed([LONG], ALL, prompt_name="query", long_inputs="mean")
+    prompt = [small.IDS[piece] for piece in ("[CLS]", "q", "##u", "##e", "##r", "##y", ":")]
+    encodings = task.prepare(MODELS["hybrid"])
+    assert len(encodings) > 5
+    for encoding in encodings:
+        assert encoding.input_ids[: len(prompt)].tolist() == prompt
+
+
+def test_ids_are_cut_as_before():
+    ids = [small.IDS["one"]] * 100
+    encodings = Embed([ids, LONG], ALL, long_inputs="mean").prepare(MODELS["hybrid"])
+    before = Embed([ids], ALL).prepare(MODELS["hybrid"])[0]
+    assert type(encodings[0]) is Encoding
+    assert encodings[0].input_ids.tolist() == before.input_ids.tolist()
+    assert encodings[0].extent == before.extent
+    with pytest.raises(InvalidInput, match="tokens") as refused:
+        Embed(["one", ids], ALL, truncate=False, long_inputs="mean").prepare(MODELS["hybrid"])
+    assert refused.value.place == 1
+
+
+EXPANDING = LateInteraction(query=Side(expansion=Expansion(32, 0)), document=Side())
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields"),
+    [
+        (small.model_spec(), {"heads": frozenset({Head.TOKENS})}),
+        (small.model_spec(), {"heads": frozenset({Head.SPARSE}), "query_encoder": "table"}),
+        (
+            small.model_spec(late=EXPANDING),
+            {"input_type": "query", "heads": frozenset({Head.MULTIVECTOR})},
+        ),
+    ],
+)
+def test_what_has_no_windows_is_refused_by_name(spec, fields):
+    task = Embed(**{"inputs": [LONG], "heads": ALL, "long_inputs": "mean", **fields})
+    assert not task.reads_windows(spec)
+    with pytest.raises(InvalidInput, match=r"`long_inputs` \"mean\" is not for `tokens`, nor for"):
+        task.check(spec)
+    replace(task, long_inputs="cut").check(spec)
+
+
+def test_a_router_reads_queries_in_windows_of_the_model_for_queries():
+    queries = small.model(small.model_spec(max_input_length=32))
+    documents = MODELS["hybrid"]
+    spec = small.model_spec(query=queries.spec)
+    model = replace(documents, spec=spec, query=queries)
+    for side, longest, route in (("query", 32, 1), ("document", 64, 0)):
+        task = Embed([LONG], ALL, input_type=side, long_inputs="mean")
+        encodings = task.prepare(model)
+        assert longest - 8 < max(map(len, encodings)) <= longest
+        assert {encoding.route for encoding in encodings} == {route}
