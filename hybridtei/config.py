@@ -245,6 +245,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "when it ends [default: on if torch finds an NVIDIA device]."
         ),
     ] = None
+    idle_unload: Annotated[
+        Seconds,
+        flag(
+            "Seconds without a request after which the engine's process ends, and frees the memory "
+            "of its models; the next request waits until it has started again. 0: it stays."
+        ),
+    ] = 0
     drain_seconds: Annotated[
         float, flag("How long a stopping server waits for open requests.", ge=0, le=86400)
     ] = 30.0

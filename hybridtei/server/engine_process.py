@@ -22,6 +22,7 @@ from itertools import accumulate, count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, cast
 
 import numpy as np
@@ -35,7 +36,7 @@ from hybridtei.inference.load import LoadedModel, text_model
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.system import machine
 from hybridtei.system.machine import LaneKind
-from hybridtei.system.metrics import Registry
+from hybridtei.system.metrics import LOADED_MODELS, Registry
 
 # Bytes; a smaller array costs less to copy than to send as its own message
 IN_BAND = 16_384
@@ -129,6 +130,8 @@ class RemoteEngine:
 
     def __init__(self, process: EngineProcess, number: int) -> None:
         self.registry = Registry()
+        if process.idle_s:
+            self.registry.observed(LOADED_MODELS, process.loaded.is_set)
         self._process, self._number = process, number
 
     async def start(self) -> None:
@@ -146,7 +149,9 @@ class RemoteEngine:
 
     async def check_health(self) -> None:
         """Raises the errors of `Engine.check_health`, and Unhealthy if no answer comes within
-        `GRACE_SECONDS`."""
+        `GRACE_SECONDS`. An idle process is healthy."""
+        if not self._process.loaded.is_set():
+            return
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 await self._process.ask("probe", self._number)
@@ -206,9 +211,10 @@ class _Child:
 
 
 class EngineProcess:
-    """The engine's process, restarted when it ends. `settings`: arguments of `logs.configure`."""
+    """The engine's process, restarted when it ends. `settings`: arguments of `logs.configure`.
+    `idle_s`: it ends after this time without a request, until the next one; 0: it stays."""
 
-    def __init__(self, engine: EngineConfig, settings: dict[str, Any]) -> None:
+    def __init__(self, engine: EngineConfig, settings: dict[str, Any], idle_s: float = 0) -> None:
         self._engine, self._settings = engine, settings
         # Of the models that every new process loads
         self._configs: dict[int, ModelConfig] = {}
@@ -219,6 +225,14 @@ class EngineProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
         # Why calls are refused now; "" if they are taken
         self._away = ""
+        # Not set from the end of an idle process until the next one has its models
+        self.loaded = asyncio.Event()
+        self.loaded.set()
+        # True: an idle process ends, or has ended, and `_wake` starts the next one
+        self._rests = False
+        self._wake = threading.Event()
+        self.idle_s = idle_s
+        self._used_s = 0.0
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="from-engine", daemon=True)
 
@@ -248,7 +262,9 @@ class EngineProcess:
         """Unload a model. Wait at most `seconds` for its passes."""
         engine = self._engines.pop(number)
         del self._configs[number]
-        engine.registry.others = await self.ask("unload", number, seconds)
+        # The next process will not load it
+        if not self._rests:
+            engine.registry.others = await self.ask("unload", number, seconds)
 
     def start(self) -> None:
         """Begin to take calls from the running event loop."""
@@ -258,7 +274,12 @@ class EngineProcess:
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of `EngineChild`; return its answer, or raise its error. Cancelling the
-        caller cancels the call. Raises Unhealthy if the process ends, or has ended."""
+        caller cancels the call. Waits for a process that was idle. Raises Unhealthy if the process
+        ends, or has ended."""
+        while not self.loaded.is_set():
+            if self._rests:
+                self._wake.set()
+            await self.loaded.wait()
         if self._away:
             raise Unhealthy(self._away)
         number, child = next(self._numbers), self._child
@@ -274,10 +295,13 @@ class EngineProcess:
             raise
         finally:
             del self._waiting[number]
+            if method != "probe":
+                self._used_s = monotonic()
 
     def close(self) -> None:
         """End the process without a restart, and wait for its end."""
         self._closing.set()
+        self._wake.set()
         child = self._child
         if child is not None:
             child.send((0, "stop", ()))
@@ -321,18 +345,41 @@ class EngineProcess:
                 child = self._child or self._spawn()
                 log.info("the engine's process is %d", child.process.pid)
                 self._on_loop(self._switch, "")
+                if self.idle_s:
+                    self._on_loop(self._look, child)
                 while True:
                     self._on_loop(self._answered, receive(child.connection))
             except Exception as error:
                 # A message that cannot be read ends the connection, too
+                how = self._end() or error
+                if self._rests:
+                    self._wake.wait()
+                    self._wake.clear()
+                    self._rests = False
+                    continue
                 ended = (
-                    f"the engine's process ended ({self._end() or error}) and is started again: "
+                    f"the engine's process ended ({how}) and is started again: "
                     "send the request again"
                 )
                 if not self._closing.is_set():
                     log.error("%s", error if isinstance(error, HybridTeiError) else ended)
                 self._on_loop(self._switch, ended)
                 self._closing.wait(RETRY_SECONDS)
+
+    def _look(self, child: _Child) -> None:
+        """End the process if it is idle, or look again later."""
+        rest_s = self._used_s + self.idle_s - monotonic()
+        if child is not self._child:
+            return
+        if rest_s <= 0 and not self._waiting:
+            log.info("the engine's process ends until the next request: it is idle")
+            self._rests = True
+            self.loaded.clear()
+            child.send((0, "stop", ()))
+            return
+        if rest_s <= 0:
+            rest_s = self.idle_s
+        asyncio.get_running_loop().call_later(rest_s, self._look, child)
 
     def _on_loop(self, act: Callable[[Any], object], value: Any) -> None:
         assert self._loop is not None
@@ -343,6 +390,8 @@ class EngineProcess:
     def _switch(self, away: str) -> None:
         """Fail the waiting calls, and refuse later ones with this reason; "": take calls again."""
         self._away = away
+        self._used_s = monotonic()
+        self.loaded.set()
         for answer in self._waiting.values():
             if away and not answer.done():
                 answer.set_exception(Unhealthy(away))

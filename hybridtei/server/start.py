@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from hybridtei import __version__
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
-from hybridtei.errors import BackendError, LoadError
+from hybridtei.errors import BackendError, LoadError, UsageError
 from hybridtei.inference.backends.select import may_use_gpu
 from hybridtei.inference.engine.admission import permits_for
 from hybridtei.inference.engine.device import STOP_SECONDS, Device
@@ -144,12 +144,15 @@ def _engine_process(
 ) -> Iterator[EngineProcess | None]:
     """Yield the engine's process, not started yet; None if the engine runs in this process.
 
-    By default it exists if a GPU may be used. Python launches a GPU pass by some hundred calls;
-    each releases the GIL, and then waits for it while the event loop is busy.
+    By default it exists if a GPU may be used, or the models leave the memory when idle. Python
+    launches a GPU pass by some hundred calls; each releases the GIL, and then waits for it while
+    the event loop is busy.
     """
     has_process = server.engine_process
     if has_process is None:
-        has_process = any(map(may_use_gpu, models))
+        has_process = server.idle_unload > 0 or any(map(may_use_gpu, models))
+    if server.idle_unload and not has_process:
+        raise UsageError("--idle-unload needs the engine's process: leave --engine-process out")
     if not has_process:
         yield None
         return
@@ -159,6 +162,7 @@ def _engine_process(
     process = EngineProcess(
         engine,
         {"json_output": is_json, "level": server.log_level, "spans": not server.disable_spans},
+        server.idle_unload,
     )
     try:
         yield process

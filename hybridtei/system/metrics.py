@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
+LOADED_MODELS = "hybridtei_loaded_models"
 HELP = {
     "hybridtei_batch_fill": "Share of the token budget that a batch used.",
     "hybridtei_cache_bytes": "Bytes of results in the embedding cache.",
@@ -31,6 +32,7 @@ HELP = {
     "hybridtei_key_tokens_total": "Tokens of answers by the name of their API key.",
     "hybridtei_lane_batches_total": "Batches that lanes of a kind took.",
     "hybridtei_lane_tokens_total": "Tokens that lanes of a kind took.",
+    LOADED_MODELS: "Models in memory; --idle-unload takes them out.",
     "hybridtei_queue_tokens": "Tokens that wait for a forward pass.",
     "hybridtei_refusals_total": "Requests refused, by the limit that refused them.",
     "hybridtei_requests_without_side_total": (

@@ -59,11 +59,11 @@ def test_a_result_is_copied_once_into_the_memory_that_receives_it():
 
 
 @asynccontextmanager
-async def engine(monkeypatch, folder):
+async def engine(monkeypatch, folder, idle_s=0):
     monkeypatch.setattr(engine_process, "MODULE", "tests.server.processes.fake_child")
     monkeypatch.setattr(engine_process, "RETRY_SECONDS", 0.0)
     config = EngineConfig()
-    running = EngineProcess(config, {"json_output": False, "level": "off"})
+    running = EngineProcess(config, {"json_output": False, "level": "off"}, idle_s)
     try:
         loaded, remote = running.load(ModelConfig(model_id=str(folder)))
         service = EngineService(
@@ -136,6 +136,51 @@ async def test_a_process_that_stands_still_is_not_healthy_and_can_be_ended(hybri
         running._child.process.send_signal(signal.SIGSTOP)
         with pytest.raises(Unhealthy, match="does not answer"):
             await service.check_health()
+
+
+async def resting(running):
+    while running.loaded.is_set() or running._child is not None:
+        await asyncio.sleep(0.01)
+
+
+async def test_an_idle_process_ends_and_the_next_requests_wait_for_another(hybrid, monkeypatch):
+    async with engine(monkeypatch, hybrid, idle_s=0.2) as (running, service):
+        first = (await service.run(embedded("baka"))).answer
+        for _ in range(2):
+            await resting(running)
+            # No probe wakes it
+            await service.check_health()
+            assert running._child is None
+            leaving = asyncio.create_task(service.run(embedded("baka")))
+            answers = asyncio.gather(*(service.run(embedded("baka")) for _ in range(8)))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            assert all(np.array_equal(a.answer.dense, first.dense) for a in await answers)
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+        # A request in work keeps it: each of these texts takes a pass that is longer
+        many = Embed(["dato " * 20] * 3, frozenset({Head.DENSE}))
+        assert len((await service.run(many)).answer) == 3
+        await resting(running)
+        # It ends at rest, without another process
+
+
+async def test_a_process_that_cannot_start_again_fails_the_waiting_requests(
+    hybrid, copied, monkeypatch
+):
+    folder = copied(hybrid)
+    async with engine(monkeypatch, folder, idle_s=0.1) as (running, service):
+        await service.run(embedded("baka"))
+        await resting(running)
+        config = folder / "config.json"
+        content = config.read_bytes()
+        config.write_bytes(b"{")
+        with pytest.raises(Unhealthy, match="send the request again"):
+            await service.run(embedded("baka"))
+        with pytest.raises(Unhealthy):
+            await service.check_health()
+        config.write_bytes(content)
+        assert (await again(service)).dense is not None
 
 
 def test_a_model_that_does_not_load_is_told_as_ever(tmp_path):
