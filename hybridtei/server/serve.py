@@ -103,7 +103,8 @@ async def serve(request: HttpRequest) -> ASGIApp:
         else:
             work.add_done_callback(lambda _: shared.inside.add(-held))
 
-    shared.keyring.spend(reply.usage)
+    if not shared.keyring.is_open:
+        shared.keyring.spend(reply.usage)
     head = head_of(reply, route, source)
     if reply.lines is not None:
         return Lines(head, reply.lines)

@@ -167,11 +167,10 @@ class Embed(Task[Embeddings]):
 
     def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:
         """Tokenise without further checks. Raises RequestError."""
-        of_route = self._of_route(model)
-        if of_route is not model:
+        if model.query is not None and self.route(model.spec) == "query":
             return [
                 replace(encoding, route=1)
-                for encoding in self.read(of_route, allow_empty=allow_empty)
+                for encoding in self.read(model.query, allow_empty=allow_empty)
             ]
         reader, name = self._reader(model)
         if not model.spec.pools_prompts and Head.DENSE in self.heads and reader.prompts.named(name):
@@ -186,16 +185,12 @@ class Embed(Task[Embeddings]):
             allow_empty=allow_empty,
         )
 
-    def _of_route(self, model: Model) -> Model:
-        """Return the model that reads the inputs."""
-        if model.query is not None and self.route(model.spec) == "query":
-            return model.query
-        return model
-
     def in_windows(self, model: Model, limit: int, first: int = 0) -> list[Encoding]:
         """Tokenise texts, long ones in at most `limit` windows. `first`: as for
         `windows.in_windows`. Raises RequestError."""
-        of_route = self._of_route(model)
+        of_route = model
+        if model.query is not None and self.route(model.spec) == "query":
+            of_route = model.query
         # Some tokenizers make no token of an empty text
         (point,) = replace(self, inputs=["."]).read(model)
         return in_windows(
