@@ -7,8 +7,8 @@ no place, and cosines and sums of term weights need no common scale. MaxSim is a
 half; the other candidates count as the worst of that half.
 
 Mean and deviation come from the first tier, and need at least `FEW` candidates. If a filter leaves
-fewer, they come from a search without the filter. If the whole collection has fewer, each leg's
-scores are divided by its best score.
+fewer, they come from a search without the filter. If the whole collection has fewer, `scale_of`
+mixes them with the best score.
 
 The first tier has `prefetch_limit` points of each leg. If a page needs more, further tiers follow,
 each twice as deep, ranked below the earlier ones. A tier depends only on the query, not on the
@@ -34,12 +34,13 @@ from hybridtei.inference.tasks.rerank import maxsim
 from hybridtei.outputs import Floats
 from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
 from hybridtei.retrieval.search.fusion import (
+    FEW,
     Column,
     Legs,
     complete,
     normalised,
     reciprocal_ranks,
-    shares_of_best,
+    scale_of,
     weighted_sum,
 )
 from hybridtei.retrieval.search.options import CheckedOptions, Stage, StageScore
@@ -57,8 +58,8 @@ from hybridtei.retrieval.store.base import (
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
 
-# The least candidates for statistics; the depth of a search made only for statistics
-FEW, ENOUGH = (10, 100)
+# The depth of a search made only for statistics
+ENOUGH = 100
 # Significant digits of a sum; further digits are float32 rounding, which differs between engines
 DIGITS = {"rrf": 9}
 DIGITS_OF_FLOATS = 5
@@ -234,8 +235,6 @@ class Candidates:
             return {}
         # Sets the scale
         tier, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
-        if not self._scale:
-            return {}
         return {candidate.id: candidate for candidate in tier}
 
     async def _totals(
@@ -281,15 +280,10 @@ class Candidates:
             await asyncio.gather(*scores)
 
     async def _normalised(self, candidates: list[Candidate], depth: int) -> Column:
-        """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum
-        of shares of the best."""
+        """The sum of normalised scores, with MaxSim for the better half."""
         weights = self.legs.weights
         # A multi-vector that scores what the other legs found
         has_maxsim = MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders
-        if len(candidates) < FEW and not self._scale:
-            if has_maxsim:
-                await self._score(MULTIVECTOR, candidates)
-            return shares_of_best({leg: _scores(candidates, leg) for leg in weights}, weights)
         total = np.zeros(len(candidates))
         for leg in self.legs.finders:
             total += self._part(leg, candidates)
@@ -300,11 +294,11 @@ class Candidates:
         return total
 
     def _part(self, leg: str, candidates: Sequence[Candidate]) -> Column:
-        """A leg's normalised scores. The first tier that is large enough sets the leg's scale."""
+        """A leg's normalised scores. The first tier sets the leg's scale."""
         column = complete(_scores(candidates, leg))
-        if len(candidates) >= FEW:
-            self._scale.setdefault(leg, (float(column.mean()), float(column.std())))
-        return normalised(column, *self._scale.get(leg, (0.0, 0.0)), self.legs.weights[leg])
+        if leg not in self._scale:
+            self._scale[leg] = scale_of(column)
+        return normalised(column, *self._scale[leg], self.legs.weights[leg])
 
     async def _score(self, leg: str, candidates: Sequence[Candidate]) -> None:
         """Give candidates a leg's exact score. Without its vector a candidate gets none; without a

@@ -32,6 +32,8 @@ PACKED_ALONE = (
 QDRANTS_K = 2
 # Smaller differences of scores are rounding
 FLAT = 1e-6
+# The least candidates for statistics of their own
+FEW = 10
 
 # Weights, as users give them
 Weights = Mapping[str, float] | Sequence[float] | str | None
@@ -189,13 +191,20 @@ def complete(column: Column) -> Column:
     return np.where(is_scored, column, float(column[is_scored].min()) if is_scored.any() else 0.0)
 
 
-def shares_of_best(scores: Columns, weights: Mapping[str, float]) -> Column:
-    """The sum of weight × share, which is 1 for a leg's best score and, of scores above 0, score /
-    best for the others."""
-    shares: dict[str, Column] = {}
-    for leg, scored in scores.items():
-        column = complete(scored)
-        largest = max(float(np.abs(column).max()), FLAT)
-        # For scores above 0 this is score / best
-        shares[leg] = 1 + (column - column.max()) / largest
-    return weighted_sum(shares, weights)
+def scale_of(column: Column) -> tuple[float, float]:
+    """(mean, deviation) that normalise a complete column: the scores' own from `FEW` scores on.
+
+    A single score is normalised to 1 by its size. Between the two, each further score changes the
+    deviation by the same factor and the normalised best score by the same step, so no number of
+    candidates makes the normalised scores jump.
+    """
+    own = min((len(column) - 1) / (FEW - 1), 1.0)
+    best = float(column.max())
+    size = float(np.abs(column).max())
+    deviation = float(column.std())
+    # Rounding is no deviation
+    if deviation <= FLAT:
+        deviation = max(size, FLAT)
+    height = own * (best - float(column.mean())) / deviation + 1 - own
+    deviation = deviation**own * size ** (1 - own)
+    return best - height * deviation, deviation

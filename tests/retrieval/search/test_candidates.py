@@ -390,18 +390,39 @@ def test_few_that_a_filter_leaves_stand_in_the_order_of_the_whole(encoder, share
 
 @pytest.mark.parametrize("count", [1, 2, 9])
 @pytest.mark.parametrize("weights", [None, {"dense": 1.0, "sparse": 1.0}])
-def test_a_small_collection_has_scores_that_are_shares(encoder, shared, count, weights):
+def test_the_scores_of_a_small_collection_follow_from_its_scales(encoder, shared, count, weights):
     options = chunks(weights=weights, explain=True)
     hits = searched(
         "memory", shared, encoder, TEXTS[:count], lambda it: it.search("papers", QUERY, options)
     ).hits
     assert len(hits) == count
-    assert all(round(hit.score, 4) for hit in hits)  # "0.0000" would say nothing
-    given = weights or WEIGHTS
-    columns = {leg: np.array([hit.scores[leg].score for hit in hits]) for leg in given}
-    shares = {
-        leg: 1 + (column - column.max()) / (np.abs(column).max() or 1)
-        for leg, column in columns.items()
-    }
-    wanted = sum(weight * shares[leg] for leg, weight in given.items())
-    assert [hit.score for hit in hits] == pytest.approx(wanted, abs=1e-5)
+    given, own = weights or WEIGHTS, (count - 1) / 9
+    total = np.zeros(count)
+    for leg, weight in given.items():
+        column = np.array([hit.scores[leg].score for hit in hits])
+        size = np.abs(column).max()
+        deviation = column.std() if column.std() > 1e-6 else size
+        height = own * (column.max() - column.mean()) / (deviation or 1) + 1 - own
+        scale = deviation**own * size ** (1 - own)
+        if scale:
+            total += weight * (height + (column - column.max()) / scale)
+    assert [hit.score for hit in hits] == pytest.approx(total, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+def test_a_tenth_point_changes_a_score_as_little_as_others_do(encoder, shared, kind):
+    """Of a collection that grows by copies of one text."""
+    query = TEXTS[2]
+    texts = [query, TEXTS[0], TEXTS[4], TEXTS[3], TEXTS[8], *[TEXTS[1]] * 8]
+    scores = []
+    for count in range(7, 13):
+        found = searched(
+            kind,
+            shared,
+            encoder,
+            texts[:count],
+            lambda it: it.search("papers", query, chunks(limit=20)),
+        )
+        scores.append([hit.score for hit in sorted(found.hits, key=lambda hit: hit.id)[:5]])
+    before, at_tenth, after = np.abs(np.diff(scores, axis=0))[1:4].max(axis=1)
+    assert at_tenth <= 1.5 * max(before, after), scores

@@ -9,7 +9,7 @@ from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import PRESETS
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.search.fusion import legs_of, reciprocal_ranks
+from hybridtei.retrieval.search.fusion import FEW, legs_of, normalised, reciprocal_ranks, scale_of
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import Stored
 from tests.retrieval.search.fusion import Ranking, rrf
@@ -158,3 +158,39 @@ def test_ranks_are_fused_as_qdrant_fuses_them(lists, k, data):
 def test_presets_are_the_published_ones():
     assert list(PRESETS["m3"].by_name.values()) == [1.0, 0.3, 1.0]
     assert list(PRESETS["m3-long"].by_name.values()) == [0.15, 0.5, 0.35]
+
+
+SCORE = st.floats(-100, 100, width=32)
+
+
+@given(st.lists(SCORE, min_size=FEW, max_size=30))
+def test_enough_scores_have_numpys_statistics(scores):
+    column = np.array(scores)
+    mean, deviation = scale_of(column)
+    assert mean == pytest.approx(column.mean())
+    if column.std() > 1e-3:
+        assert deviation == pytest.approx(column.std())
+    else:
+        assert np.ptp(normalised(column, mean, deviation, 1.0)) < 1e3
+
+
+@given(st.floats(1e-3, 100), st.integers(1, 20))
+def test_equal_scores_are_normalised_to_equal_numbers(score, count):
+    column = np.full(count, score)
+    parts = normalised(column, *scale_of(column), 2.0)
+    share = max(FEW - count, 0) / (FEW - 1)
+    assert parts == pytest.approx(np.full(count, 2.0 * share), abs=1e-6)
+
+
+@given(st.floats(0, 10), st.floats(0.01, 10))
+def test_each_further_score_changes_the_scale_alike_and_none_makes_it_jump(low, width):
+    """Columns of an even number of scores, all with one mean, deviation and best score."""
+    columns = [np.tile([low, low + width], count // 2) for count in range(2, FEW + 3, 2)]
+    scales = [scale_of(column) for column in columns]
+    best = [
+        normalised(column, *scale, 1.0).max() for column, scale in zip(columns, scales, strict=True)
+    ]
+    for values in (np.log([deviation for _, deviation in scales]), best):
+        *steps, last = np.diff(values)
+        assert steps == pytest.approx([steps[0]] * len(steps), abs=1e-9)
+        assert last == pytest.approx(0, abs=1e-9)
