@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
@@ -37,7 +38,7 @@ from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_tex
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input
 from hybridtei.models.text.tokenizer import Direction, Text
-from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
+from hybridtei.outputs import WHOLE, Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 
 T = TypeVar("T")
@@ -360,7 +361,11 @@ class Encoder:
                 raise error.named(field, place) from None
             outputs = self._outputs(encodings, part.heads, advance)
             with _one_thread(encodings):
-                answers.append(part.finish(self._model, encodings, outputs))
+                answer: Any = part.finish(self._model, encodings, outputs)
+            if isinstance(answer, Embeddings) and not isinstance(part, EmbedSpans):
+                extents = np.array([encoding.extent or WHOLE for encoding in encodings])
+                answer = replace(answer, extents=extents)
+            answers.append(answer)
             place += chunk.size
         return answers[0] if len(answers) == 1 else task.join(answers)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 Floats = NDArray[np.float32]
+# The extent of an input that was not cut
+WHOLE: Characters = (-2, -2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,12 +227,15 @@ class Embeddings(Columns):
     sparse       n rows of (indices, values); `sparse.to_scipy()` gives a csr_array
     multivector  n × [t_i, d'], unit rows
     tokens       n × [t_i, h], last hidden states
+    extents      int64[n, 2], the first and the last character + 1 of what the model read of an
+                 input that was cut; (-1, -1): ids were cut; (-2, -2): nothing was cut
     """
 
     dense: Floats | None = None
     sparse: SparseVectors | None = None
     multivector: Ragged | None = None
     tokens: Ragged | None = None
+    extents: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         columns = (self.dense, self.sparse, self.multivector, self.tokens)
@@ -274,7 +279,7 @@ class Embeddings(Columns):
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
-            columns = {"dense": arrays.pop("dense", None)}
+            columns = {name: arrays.pop(name, None) for name in ("dense", "extents")}
             for name, kind in kinds.items():
                 if any(key.startswith(f"{name}.") for key in arrays):
                     parts = [arrays[f"{name}.{part.name}"] for part in fields(kind)]
@@ -282,6 +287,15 @@ class Embeddings(Columns):
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, BadZipFile) as error:
             raise LoadError(f"{path}: holds no saved Embeddings: {error}") from error
         return cls(**columns)
+
+    @property
+    def truncated(self) -> list[Cut]:
+        """The inputs that `Encoder.encode` has cut to the model's length, as the server's
+        `usage.truncated` lists them: the place of each, and the characters that the model read."""
+        if self.extents is None:
+            return []
+        rows = np.flatnonzero(self.extents[:, 0] != WHOLE[0]).tolist()
+        return [Cut(row, tuple(self.extents[row].tolist())) for row in rows]
 
     @property
     def numbers(self) -> int:
@@ -365,7 +379,8 @@ class Load:
 
 @dataclass(slots=True)
 class Cut:
-    """An input that was cut: its place, and the characters that the model read."""
+    """An input that was cut: its place, and the characters that the model read, as (first, last +
+    1); `UNKNOWN` for ids."""
 
     index: int
     characters: Characters
