@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from msgspec import structs
@@ -137,9 +137,11 @@ def plan_of(schema: CollectionSchema) -> CollectionPlan:
     dense = schema.vectors.get(DENSE, nothing)
     multivector = schema.vectors.get(MULTIVECTOR, nothing)
     sparse = schema.sparse.get(SPARSE, SparseVectorParams())
+    datatypes = {dense.datatype, multivector.datatype}
     datatype: Datatype = "float32"
-    if "float16" in (dense.datatype, multivector.datatype):
-        datatype = "float16"
+    for kind in get_args(Datatype):
+        if kind in datatypes:
+            datatype = kind
     return CollectionPlan(
         dense_dim=dense.size or None,
         multivector_dim=multivector.size or schema.metadata.get(WIDTH),
@@ -207,7 +209,7 @@ def schema_for(
         raise MissingArtifact(f"{spec.folder / 'tokenizer.json'}: missing")
     metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: spec.tokenizer_sha256}
     # Qdrant's default is float32
-    stored = "float16" if plan.datatype == "float16" else None
+    stored = None if plan.datatype == "float32" else plan.datatype
     on_disk = plan.on_disk or None
     if Head.DENSE in outputs:
         vectors[DENSE] = VectorParams(
@@ -242,6 +244,9 @@ def schema_for(
         if sparse_idf is None:
             sparse_idf = spec.sparse.idf and not spec.is_splade
         fields = {"on_disk": on_disk, "datatype": stored}
+        # Sparse vectors take no other numbers of fewer bits
+        if stored != "float16":
+            del fields["datatype"]
         index = {name: value for name, value in fields.items() if value is not None}
         sparse[SPARSE] = SparseVectorParams(
             modifier="idf" if sparse_idf else None, index=index or None

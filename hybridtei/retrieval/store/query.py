@@ -368,7 +368,7 @@ def _message(message: str, field: str) -> str:
 
 
 Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]
-Datatype = Literal["float32", "float16"]
+Datatype = Literal["float32", "float16", "turbo8", "turbo4"]
 
 
 class CollectionPlan(Struct, frozen=True, kw_only=True):
@@ -388,7 +388,8 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
         Datatype | None,
         Meta(
             description=(
-                "type of numbers in Qdrant's vectors, also in sparse vectors [default: float32]"
+                "type of numbers in Qdrant's vectors, of which sparse vectors take only float16 "
+                "[default: float32]"
             )
         ),
     ] = None

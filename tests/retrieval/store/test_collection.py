@@ -205,6 +205,7 @@ PLANS = [
         "multivector_dtype": "float",
     },
     {"quantization": "binary-2bit", "shards": 3, "replicas": 2},
+    {"datatype": "turbo4", "multivector_dtype": "float"},
 ]
 
 

@@ -239,6 +239,19 @@ def test_quantised_collections_answer_with_full_scores_when_rescored(empty, kind
     assert plan_of(described).quantization == kind
 
 
+@pytest.mark.parametrize("datatype", ["float16", "turbo8", "turbo4"])
+def test_numbers_of_fewer_bits_give_nearly_the_same_scores(empty, datatype):
+    wanted = plan()
+    vectors = {name: replace(params, datatype=datatype) for name, params in wanted.vectors.items()}
+    empty.run(empty.store.create(empty.name, type(wanted)(vectors, wanted.sparse)))
+    empty.run(empty.store.upsert(empty.name, to_points(POINTS, IDS)))
+    described = empty.run(empty.store.describe(empty.name))
+    assert plan_of(described).datatype == datatype
+    hits = empty.run(empty.store.query(empty.name, leg(QUERY, limit=COUNT)))
+    scores = expected("dense")
+    assert [hit.score for hit in hits] == pytest.approx([scores[hit.id] for hit in hits], abs=0.2)
+
+
 def test_a_collection_says_how_it_is_laid_out_and_whose_it_is(empty):
     store, name, wanted = empty.store, empty.name, plan(model_id="tiny", tokenizer_sha256="ab")
     assert empty.run(store.describe(name)) is None
