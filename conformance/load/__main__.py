@@ -18,9 +18,8 @@ SCENARIOS = dict.fromkeys(("request_cost", "asgi_servers"), "cost")
 SCENARIOS |= dict.fromkeys(("http_load", "lone"), "traffic") | dict.fromkeys(
     ("storms", "overload"), "storms"
 )
-SCENARIOS |= {
-    name: name for name in ("app_cost", "limit", "precisions", "stored_size", "migrate", "ranking")
-}
+OTHERS = ("app_cost", "limit", "precisions", "stored_size", "migrate", "ranking", "index")
+SCENARIOS |= {name: name for name in OTHERS}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -106,7 +106,7 @@ class Texts:
 
     def __init__(self, seed: int = 0) -> None:
         tokenizer = Tokenizer.from_file(str(embedded_model()[0] / "tokenizer.json"))
-        self._words = sorted(
+        self.words = sorted(
             word
             for word in tokenizer.get_vocab()
             if word.isascii() and word.isalpha() and len(word) > 2
@@ -119,7 +119,7 @@ class Texts:
             [bounds for _, bounds in mix], [share for share, _ in mix]
         )
         tokens = self._random.randint(low, high)
-        return " ".join(self._random.choices(self._words, k=tokens - 2)), tokens
+        return " ".join(self._random.choices(self.words, k=tokens - 2)), tokens
 
 
 def measure(server: Server, kind: str, seconds: float) -> Run:

@@ -115,6 +115,14 @@ def test_overload_is_answered_with_200_or_429():
 
 
 @pytest.mark.slow
+def test_an_index_has_the_hits_of_the_embedded_engine():
+    _, told = run("index", "--texts", "60", "--points", "150", "--queries", "6")
+    results = {row["tried"]: row["result"] for row in told["rows"] if row["kept"]}
+    assert results["order"].startswith("6 in the order of the embedded Qdrant")
+    assert [row["times"] for row in told["rows"]][-1] == "150 points"
+
+
+@pytest.mark.slow
 def test_a_promise_that_is_broken_is_told():
     flags = [
         "--permits",
