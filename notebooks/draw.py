@@ -3,7 +3,8 @@ date.
 
 `one-pass.svg` shows a request's way. `speed.svg` is a chart of `pictures/speed.json`, of figures of
 `python -m conformance.load http_load`: `{"machine": …, "rows": [[name, {traffic: tokens per
-second}], …]}`. The others are divided by the first row, the peer.
+second}], …]}`. The others are divided by the first row, the peer. `fusion.svg` is of
+`pictures/fusion.json`, which `conformance/quality/default_search.py --json` writes.
 """
 
 from __future__ import annotations
@@ -118,11 +119,54 @@ def speed() -> str:
     return svg(820, height, f"Speed as a multiple of {peer}", *parts)
 
 
+def fusion() -> str:
+    """The lead of the default search over each other way, as a dot with its interval."""
+    rows = json.loads((FOLDER / "fusion.json").read_text(encoding="utf-8"))
+    rows = [row for row in rows if row[1] != "default"]
+    lowest = min([0.0, min(row[4] for row in rows)])
+    scale = BAR / (max(high for *_, high in rows) - lowest)
+    zero = LEFT - lowest * scale
+    height = 48 + 26 * len(rows)
+    title = "Lead of the default search in nDCG@10, with 95 % intervals"
+    parts = [text(20, 28, title, "bold", "start")]
+    parts.append(f'<path d="M{zero:.1f} 40 V{height}" stroke="#9aa5b1"/>')
+    collections = list(dict.fromkeys(row[0] for row in rows))
+    for place, (collection, way, _, lead, low, high) in enumerate(rows):
+        y = 56 + 26 * place
+        colour = COLOURS[1 + collections.index(collection)]
+        begin, middle, end = (zero + value * scale for value in (low, lead, high))
+        parts.append(
+            text(
+                LEFT - 12,
+                y + 4,
+                f"{collection}, {way}",
+                "small",
+                "end",
+            )
+        )
+        parts.append(
+            f'<path d="M{begin:.1f} {y} H{end:.1f}" stroke="{colour}" stroke-width="3"/>'
+            f'<circle cx="{middle:.1f}" cy="{y}" r="5" fill="{colour}"/>'
+        )
+        parts.append(
+            text(
+                end + 10,
+                y + 4,
+                f"{lead:+.3f}",
+                "small",
+                "start",
+            )
+        )
+    return svg(820, height + 20, title, *parts)
+
+
 def drawings() -> dict[Path, str]:
     """Return each picture's file and what it should hold."""
     pictures = {FOLDER / "one-pass.svg": one_pass()}
     if (FOLDER / "speed.json").exists():
         pictures[FOLDER / "speed.svg"] = speed()
+    if (FOLDER / "fusion.json").exists():
+        pictures[FOLDER / "fusion.svg"] = fusion()
     return pictures
 
 

@@ -1,4 +1,4 @@
-"""What `hybridtei search` finds without flags on judged collections, beside dense, BM25 and
+"""What `hybridtei search` finds without flags on judged collections, beside dense, sparse, BM25 and
 reciprocal ranks.
 
     python conformance/quality/default_search.py --data ../shared/data --collections cranfield,xquad
@@ -9,7 +9,8 @@ chunk stands; its gains are linear. Each other way's line has the default's lead
 95 % interval of a paired bootstrap over the queries. BM25 is Lucene's, k1 1.5, b 0.75, over whole
 documents, without English stop words. `--dense-and-sparse` ingests no multi-vectors.
 `--query-encoder table` is about searches whose sparse vector is looked up: they have to be above
-the same, and to reach 97 % of the default. Exits 1 if the default is below one of them, has a
+the same, and to reach 97 % of the default. `--json`: a file of the figures, of which
+`python notebooks/draw.py` draws the picture of quality.md. Exits 1 if the default is below one of them, has a
 document twice, or fewer documents than asked for.
 """
 
@@ -47,6 +48,7 @@ was will with"""  # Lucene's stop words
 STOP_WORDS = frozenset(ENGLISH.split())
 WAYS = {
     "dense": SearchOptions(mode="dense"),
+    "sparse": SearchOptions(mode="sparse"),
     "rrf k=2": SearchOptions(mode="rrf", k=2),
     "rrf k=61": SearchOptions(mode="rrf", k=61),
 }
@@ -87,7 +89,9 @@ async def searched(searcher: Searcher, judged: Judgements, options: SearchOption
     for query, text in judged.queries.items():
         hits = (await searcher.search("judged", text, options)).hits
         documents = [str(hit.payload["document_id"]) for hit in hits]
-        if len(set(documents)) != len(documents) or len(documents) < min(LIMIT, there):
+        # Sparse vectors alone find only documents that share a term with the query
+        wanted = 0 if options.mode == "sparse" else min(LIMIT, there)
+        if len(set(documents)) != len(documents) or len(documents) < wanted:
             sys.exit(
                 f"query {query}: {len(documents)} hits, {len(set(documents))} documents, asked for "
                 f"{LIMIT}"
@@ -141,12 +145,14 @@ def main() -> int:
     parser.add_argument("--collections", default="cranfield,xquad")
     parser.add_argument("--qdrant-url", help="a Qdrant server [default: the embedded engine]")
     parser.add_argument("--dense-and-sparse", action="store_true", help="without multi-vectors")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--query-encoder", choices=("model", "table"), default="model")
     options = parser.parse_args()
     outputs = (
         ("dense", "sparse") if options.dense_and_sparse else ("dense", "sparse", "multivector")
     )
     below = []
+    rows: list[list[object]] = []
     for name in options.collections.split(","):
         with tempfile.TemporaryDirectory() as folder:
             place = (
@@ -171,10 +177,15 @@ def main() -> int:
             default = found.pop("by table")
             print(f"  {'by table':18} {default.mean():.4f}   {share:.1%} of it")
             below += [f"{name}: the table"] * bool(share < 0.97)
+        rows.append([name, "default", round(float(default.mean()), 4), 0.0, 0.0, 0.0])
         for way, values in found.items():
             lead, low, high = paired_bootstrap(default - values)
+            figures = (float(values.mean()), lead, low, high)
+            rows.append([name, way, *(round(figure, 4) for figure in figures)])
             print(f"  {way:18} {values.mean():.4f}   lead {lead:+.4f} [{low:+.4f}, {high:+.4f}]")
             below += [f"{name}: {way}"] * bool(lead <= 0)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     print("\nbelow:", *below) if below else print(
         "\nabove all of them everywhere; no document twice; as many as asked for"
     )
