@@ -126,8 +126,8 @@ OPENAI = body(
     encoding_format=("float", "base64", None),
     dimensions=(1, 8, 32),
     truncate_prompt_tokens=(-1, 0, 1, 5, None),
-    user="somebody",
-    input_type=("query", "document"),
+    user=("somebody", 42),
+    input_type=("query", "document", "passage"),
     output_dtype=PRECISIONS,
     task="retrieval.query",
     embedding_type=("float", "base64", "binary", ["ubinary"]),
@@ -135,6 +135,8 @@ OPENAI = body(
     late_chunking=BOOL,
     long_inputs=LONG_INPUTS,
     truncation=BOOL,
+    truncate=(True, "NONE", "START", "END"),
+    truncation_side=SIDES,
 )
 CONTEXTUALIZED = body(
     {"inputs": listed(TEXTS, 3), "model": "any"},
@@ -172,11 +174,17 @@ RANK_DOCUMENTS = body(
     max_chunks_per_doc=(0, 1, 3, 10),
     budget_ms=(1, 50, 0, 600_000),
     truncate_prompt_tokens=(-1, 0, 1, 5, None),
+    truncation_side=SIDES,
     raw_scores=True,
+    use_activation=BOOL,
     truncation=BOOL,
     property="x",
 )
-SCORE = ({"text_1": text, "text_2": (text, TEXTS)}, {"queries": text, "documents": (text, TEXTS)})
+SCORE = body(
+    ({"text_1": text, "text_2": (text, TEXTS)}, {"queries": text, "documents": (text, TEXTS)}),
+    truncation_side=SIDES,
+    use_activation=BOOL,
+)
 PREDICT = body(
     {
         "inputs": (
@@ -254,12 +262,14 @@ FORMS: dict[str, Any] = {
     "/v1/contextualizedembeddings": CONTEXTUALIZED,
     "/v1/embed": COHERE,
     "/v2/embed": COHERE,
-    "/api/embed": body({"input": (text, TEXTS)}, truncate=True, dimensions=8),
-    "/api/embeddings": body({"prompt": (text, "")}, model="small"),
+    "/api/embed": body(({"input": (text, TEXTS)}, {"prompt": text}), truncate=True, dimensions=8),
+    "/api/embeddings": body(({"prompt": (text, "")}, {"input": text}), model="small"),
     "/api/show": some(model="small", verbose=True),
     "/api/pull": some(model="small", verbose=True),
     "/rerank": RERANK,
     "/v1/rerank": RANK_DOCUMENTS,
+    "/v1/reranking": RANK_DOCUMENTS,
+    "/reranking": RANK_DOCUMENTS,
     "/v2/rerank": RANK_DOCUMENTS,
     "/score": SCORE,
     "/v1/score": SCORE,

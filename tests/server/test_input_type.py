@@ -100,3 +100,24 @@ def test_a_start_tells_of_a_default_prompt_that_routes_of_tei_leave_out(
         )
         == lines
     )
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/embed"])
+@pytest.mark.parametrize(
+    ("value", "side"),
+    [
+        ("query", "query"),
+        ("search_query", "query"),
+        ("passage", "document"),
+        ("search_document", "document"),
+        ("document", "document"),
+        ("classification", None),
+    ],
+)
+def test_a_side_under_the_name_of_another_api(tmp_path, path, value, side):
+    body, rows_of = {**OF_TEI, **OF_OTHERS}[path]
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.write_modules(folder, prompts={"query": "lolo mo ", "document": "bulo "})
+    found = rows_of(answers(folder, path, {**body, "input_type": value}))
+    expected = Encoder.load(str(folder)).encode(TEXTS, input_type=side).dense
+    near(found, expected, tolerances.UNIT["float32"])

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.inference.tasks.embed import Embed, InputType
+from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.answers import as_base64
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
+    SIDES,
     Dimensions,
     FullText,
     FullTexts,
@@ -83,9 +84,6 @@ class CohereEmbedResponse(Struct, frozen=True):
     meta: dict[str, Any]
 
 
-SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "document"}
-
-
 @post(
     "/v1/embed",
     CohereEmbedRequest,
@@ -124,7 +122,7 @@ async def _embed(context: Context, request: CohereEmbedRequest, version: str) ->
         truncate=request.truncate != "NONE",
         direction="left" if request.truncate == "START" else "right",
         dimensions=request.output_dimension,
-        input_type=SIDES.get(request.input_type or "") or context.side,
+        input_type=SIDES.get(request.input_type) or context.side,
     )
     full_width = context.service.model.spec.dense_width
     width = min(request.output_dimension or full_width, full_width)

@@ -30,6 +30,7 @@ class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
         str | list[FullText],
         Meta(description="A text, or a list of texts. Without any, the model is loaded."),
     ] = ""
+    prompt: Annotated[str, Meta(description="`input` under the older route's name.")] = ""
     model: ServedModel = None
     truncate: Annotated[
         bool | None, Meta(description="Cut texts that are too long [default, as in Ollama: true].")
@@ -56,10 +57,11 @@ class OllamaEmbedResponse(Struct, frozen=True):
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless
     `truncate` is false."""
-    if not request.input:
+    text = request.input or request.prompt
+    if not text:
         # Clients send an empty text to load a model
         return Reply(OllamaEmbedResponse(context.served_name, [], 0, 0, 0))
-    texts, heads = texts_of(request.input, "input"), frozenset({Head.DENSE})
+    texts, heads = texts_of(text, "input"), frozenset({Head.DENSE})
     task = Embed(
         texts,
         heads,
@@ -85,7 +87,7 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
             "prompt_eval_count": usage.tokens,
         }
 
-    is_batch = not isinstance(request.input, str)
+    is_batch = not isinstance(text, str)
     return await context.embed(task, write, is_batch=is_batch, check=check, field="input")
 
 
@@ -95,6 +97,7 @@ class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
     prompt: Annotated[
         str, Meta(description="A text. Clients send an empty one to check that the model exists.")
     ] = ""
+    input: Annotated[str, Meta(description="`prompt` under the newer route's name.")] = ""
     model: ServedModel = None
 
 
@@ -106,10 +109,11 @@ class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
 )
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
     """Ollama embeddings of one text: its vector is not scaled to length 1. A long text is cut."""
-    if not request.prompt:
+    text = request.prompt or request.input
+    if not text:
         return Reply({"embedding": []})
     task = Embed(
-        [request.prompt],
+        [text],
         frozenset({Head.DENSE}),
         truncate=True,
         normalize=False,

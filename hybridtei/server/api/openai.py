@@ -16,11 +16,14 @@ from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.inference.tasks.pooling import Precision
 from hybridtei.inference.tasks.spans import MAX_CHUNKS, EmbedSpans, joined
 from hybridtei.models.text.reader import Input
+from hybridtei.models.text.tokenizer import Direction
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server import answers
 from hybridtei.server.answers import Pieces
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
+    SIDES,
+    CutSide,
     Dimensions,
     FullText,
     Id,
@@ -32,6 +35,7 @@ from hybridtei.server.api.tei import (
     Size,
     Truncate,
     check_inputs,
+    direction,
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, usage_of
@@ -52,8 +56,6 @@ from hybridtei.server.vectors import (
 
 log = logging.getLogger(__name__)
 
-SIDES: dict[str, InputType] = {"query": "query", "document": "document"}
-TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
 Side = Annotated[
     str | None, Meta(description="query or document, for models that treat them differently.")
@@ -74,7 +76,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         Meta(description="A text, a list of ids, or a list of texts and id lists."),
     ]
     model: ServedModel = None
-    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+    user: Annotated[Any, Meta(description="Accepted and ignored.")] = None
     encoding_format: Annotated[
         Literal["float", "base64"],
         Meta(description="base64: little-endian, float32 unless `output_dtype` says otherwise."),
@@ -107,8 +109,12 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     normalized: Annotated[
         bool | None, Meta(description="From Jina's clients; false: do not scale to length 1.")
     ] = None
-    truncate: Annotated[bool | None, Meta(description="`truncation` under Jina's name.")] = None
+    truncate: Annotated[
+        bool | Literal["NONE", "START", "END"] | None,
+        Meta(description="`truncation` under Jina's name, or the side that is cut off, NVIDIA's."),
+    ] = None
     truncate_prompt_tokens: PromptTokens = None
+    truncation_side: CutSide = None
     late_chunking: Annotated[
         bool | None,
         Meta(
@@ -141,9 +147,20 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def side(self) -> InputType | None:
         """query or document; None for any other task."""
-        if self.input_type is None:
-            return TASK_SIDES.get(self.task or "")
-        return SIDES.get(self.input_type)
+        return SIDES.get(self.input_type or self.task)
+
+    @property
+    def cuts(self) -> bool | None:
+        """True: cut long inputs; None: the server's default."""
+        if self.truncation is not None or self.truncate is None:
+            return self.truncation
+        return self.truncate not in (False, "NONE")
+
+    @property
+    def cut_side(self) -> Direction:
+        if self.truncate == "START":
+            return "left"
+        return direction(self.truncation_side or "Right")
 
     @property
     def items(self) -> Any:
@@ -216,13 +233,11 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     # Clients expect `embedding` in each answer
     heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)
     width, max_tokens = request.width, request.truncate_prompt_tokens
-    truncate = request.truncation
-    if truncate is None:
-        truncate = request.truncate
     task = Embed(
         inputs,
         heads,
-        context.truncate(truncate, max_tokens),
+        context.truncate(request.cuts, max_tokens),
+        request.cut_side,
         prompt_name=None if context.service.model.spec.adapters is None else request.task,
         normalize=request.normalized is not False,
         dimensions=width,

@@ -25,6 +25,7 @@ from hybridtei.outputs import Floats, Usage
 from hybridtei.retrieval.search.options import Budget
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
+    CutSide,
     Enveloped,
     Instruction,
     PromptTokens,
@@ -32,6 +33,7 @@ from hybridtei.server.api.tei import (
     Size,
     Truncate,
     TruncationSide,
+    UseActivation,
     direction,
 )
 from hybridtei.server.context import (
@@ -136,6 +138,8 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     truncate: Truncate = None
     truncation: Annotated[bool | None, Meta(description="`truncate` under Voyage's name.")] = None
     truncation_direction: TruncationSide = "Right"
+    truncation_side: CutSide = None
+    use_activation: UseActivation = None
     truncate_prompt_tokens: PromptTokens = None
     instruction: Instruction = None
     weights: GivenWeights = None
@@ -151,6 +155,10 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     by_property: Annotated[
         Any, Meta(description="Weaviate's; adds `scores` in the order of `documents`.")
     ] = field(default=UNSET, name="property")
+
+    @property
+    def is_raw(self) -> bool:
+        return self.raw_scores is True or self.use_activation is False
 
     @property
     def most(self) -> int | None:
@@ -251,6 +259,15 @@ async def rerank_as_cohere(context: Context, request: DocumentsRequest) -> Reply
     return await rerank_documents(context, request, repeats=False)
 
 
+@post(
+    ["/v1/reranking", "/reranking"],
+    DocumentsRequest,
+    DocumentsResponse,
+    span="rerank",
+    in_schema=False,
+    capability=RANK,
+    **LISTED,
+)
 @post("/v1/rerank", DocumentsRequest, DocumentsResponse, span="rerank", capability=RANK, **LISTED)
 async def rerank_documents(
     context: Context, request: DocumentsRequest, *, plain: bool = False, repeats: bool = True
@@ -297,7 +314,7 @@ async def rerank_documents(
         scored, usage, budget = await rank_within(context, task, deadline_ns, "documents")
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
-        if isinstance(task, RerankByVectors) and request.raw_scores is not True:
+        if isinstance(task, RerankByVectors) and not request.is_raw:
             scores = as_relevance(task, scored)
         items: list[dict[str, Any]] = [
             {"index": i, "relevance_score": scores[i]} for i in scored.order[: request.most]
@@ -417,8 +434,10 @@ def _task(
     truncate: bool | None,
     max_document_tokens: int | None = None,
 ) -> Ranking:
-    spans, max_tokens, chunks = None, None, None
+    spans, max_tokens, chunks, side = None, None, None, None
+    is_raw = request.raw_scores is True
     if isinstance(request, DocumentsRequest):
+        side, is_raw = request.truncation_side, request.is_raw
         max_tokens = request.truncate_prompt_tokens
         chunks = request.max_chunks_per_doc
         if request.relevant_spans is not None:
@@ -434,8 +453,8 @@ def _task(
         query,
         documents,
         truncate=context.truncate(truncate, max_tokens),
-        direction=direction(request.truncation_direction),
-        raw_scores=request.raw_scores is True,
+        direction=direction(side or request.truncation_direction),
+        raw_scores=is_raw,
         instruction=request.instruction,
         weights=request.weights,
         max_document_tokens=max_document_tokens,

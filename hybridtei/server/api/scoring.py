@@ -18,7 +18,15 @@ from hybridtei.inference.tasks.rerank import (
     rerank_task,
 )
 from hybridtei.outputs import Floats, Load, Usage, unit
-from hybridtei.server.api.tei import Enveloped, Instruction, PromptTokens, ServedModel
+from hybridtei.server.api.tei import (
+    CutSide,
+    Enveloped,
+    Instruction,
+    PromptTokens,
+    ServedModel,
+    UseActivation,
+    direction,
+)
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import RANK
@@ -39,6 +47,8 @@ class ScoreRequest(Struct, frozen=True, kw_only=True):
     documents: Annotated[Side, Meta(description="`text_2` under its newer name.")] = None
     model: ServedModel = None
     truncate_prompt_tokens: PromptTokens = None
+    truncation_side: CutSide = None
+    use_activation: UseActivation = None
     instruction: Instruction = None
 
     @property
@@ -91,13 +101,15 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     with context.counting_failures():
         context.check_batch(len(pairs))
         check_instruction(request.instruction, len(pairs))
-    max_tokens = request.truncate_prompt_tokens
+    max_tokens, side = request.truncate_prompt_tokens, direction(request.truncation_side or "Right")
     questions = [
         rerank_task(
             context.service.model.spec,
             query,
             [document for _, document in group],
             truncate=context.truncate(None, max_tokens),
+            direction=side,
+            raw_scores=request.use_activation is False,
             instruction=request.instruction,
             max_tokens=max_tokens,
         )
@@ -130,6 +142,7 @@ async def _cosines(context: Context, request: ScoreRequest, pairs: Pairs) -> Rep
         distinct,
         frozenset({pooled_head(context)}),
         context.truncate(None, max_tokens),
+        direction(request.truncation_side or "Right"),
         normalize=False,
         input_type=context.side,
         max_tokens=max_tokens,

@@ -7,7 +7,7 @@ here check it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from typing import Annotated, Any, Literal, TypeVar
@@ -48,6 +48,12 @@ Long = Annotated[
     ),
 ]
 TruncationSide = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
+CutSide = Annotated[
+    TruncationDirection | None, Meta(description="`truncation_direction` under vLLM's name.")
+]
+UseActivation = Annotated[
+    bool | None, Meta(description="vLLM's; false: give logits instead of probabilities.")
+]
 PromptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,
     Meta(
@@ -263,6 +269,18 @@ class Enveloped(Struct, frozen=True):
     created: int
     model: str
     usage: OpenAICompatUsage
+
+
+# The values of `input_type` and `task` in every API
+SIDES: Mapping[str | None, Literal["query", "document"]] = {
+    "query": "query",
+    "search_query": "query",
+    "retrieval.query": "query",
+    "document": "document",
+    "passage": "document",
+    "search_document": "document",
+    "retrieval.passage": "document",
+}
 
 
 def direction(name: TruncationDirection) -> Direction:

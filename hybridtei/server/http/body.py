@@ -19,6 +19,7 @@ import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
+from json import detect_encoding
 from typing import Any, TypeVar
 
 import msgspec
@@ -299,8 +300,8 @@ MAX_COMMAS = 300_000
 def decode_peers(body: bytes, kind: type[T]) -> T:
     """As `decode`, for APIs of other servers than TEI.
 
-    Half a surrogate pair, which JavaScript's text splitters leave, is U+FFFD, as Go's decoder reads
-    it. A null in place of a field that may be missing is as if it were missing.
+    Half a surrogate pair, as JavaScript splits texts, is U+FFFD. A null is an absent field, if the
+    field may be absent. "256" and 256.0 are 256. UTF-16 and byte-order marks are read.
     """
     # A list has a comma a value, and decoding many values delays other requests
     commas = body.count(b",")
@@ -312,15 +313,14 @@ def decode_peers(body: bytes, kind: type[T]) -> T:
     try:
         return decode(body, kind)
     except (SyntaxRefused, SchemaError):
-        if b"null" not in body and b"\\u" not in body:
-            raise
-        repaired = _without_nulls(_without_halves(body), kind)
-        if repaired == body:
-            raise
-    return decode(repaired, kind)
+        repaired = _without_nulls(_as_utf8(body), kind)
+    return decode(repaired, kind, strict=False)
 
 
-def _without_halves(body: bytes) -> bytes:
+def _as_utf8(body: bytes) -> bytes:
+    encoding = detect_encoding(body)
+    if encoding != "utf-8":
+        body = body.decode(encoding, "replace").encode()
     return HALF.sub(rb"\\ufffd", body, MAX_HALVES)
 
 
@@ -339,22 +339,22 @@ def _without_nulls(body: bytes, kind: Any) -> bytes:
 
 def kind_of(body: bytes, kinds: Mapping[str, type[T]]) -> type[T]:
     """The struct of the first field in the body, else the first struct."""
-    fields = keys_of(body, dict[str, Raw]) or keys_of(_without_halves(body), dict[str, Raw])
+    fields = keys_of(body, dict[str, Raw]) or keys_of(_as_utf8(body), dict[str, Raw])
     default = next(iter(kinds.values()))
     return next((kind for name, kind in kinds.items() if name in fields), default)
 
 
-def decode(body: bytes, kind: type[T]) -> T:
-    """JSON -> `kind`. Raises SyntaxRefused or SchemaError."""
+def decode(body: bytes, kind: type[T], *, strict: bool = True) -> T:
+    """JSON -> `kind`. `strict`: no text is a number. Raises SyntaxRefused, SchemaError."""
     _refuse_twice(body, kind)
     try:
-        return _read(body, kind)
+        return _read(body, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise _shape(str(error), body, kind) from None
     except UNREADABLE as error:
         if (end := _end_before_trailing(error)) is None:
             raise SyntaxRefused(_syntax(error, body)) from None
-        return decode(body[:end], kind)
+        return decode(body[:end], kind, strict=strict)
 
 
 def keys_of(body: bytes, kind: type[T]) -> T:
@@ -379,14 +379,14 @@ def model_name(body: bytes, request: Any) -> str | None:
 
 
 @cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+def _decoder(kind: Any, *, strict: bool = True) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=strict)
 
 
-def _read(body: bytes, kind: type[T]) -> T:
+def _read(body: bytes, kind: type[T], *, strict: bool = True) -> T:
     """Decode a long body without garbage collection: its many lists would start it repeatedly, and
     it frees nothing."""
-    decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
+    decoder: msgspec.json.Decoder[T] = _decoder(kind, strict=strict)  # type: ignore[arg-type]
     if len(body) < LONG_BYTES:
         return decoder.decode(body)
     gc.disable()
