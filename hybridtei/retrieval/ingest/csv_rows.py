@@ -8,6 +8,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -126,8 +127,8 @@ class _Rows:
     def _cells(self, text: str) -> list[str]:
         if not self._quotes:
             return text.split(self._separator)
-        lines = text.splitlines(keepends=True)
-        rows = list(csv.reader(lines, delimiter=self._separator, strict=True))
+        # Not `splitlines`, which also splits a cell at U+2028 and others
+        rows = list(csv.reader(StringIO(text, "\n"), delimiter=self._separator, strict=True))
         return rows[0] if rows else []
 
     def _sniffed(self) -> str:

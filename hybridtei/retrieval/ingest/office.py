@@ -165,6 +165,9 @@ def _words(text: str, options: ReadOptions) -> str:
     rows = text.count("<row ")
     if rows > MAX_ROWS:
         raise Unfit(f"a sheet has {rows} rows, allowed are {MAX_ROWS}")
+    # The same words again, for older programs
+    first, *others = text.split("<mc:Fallback>")
+    text = first + "".join(other.partition("</mc:Fallback>")[2] for other in others)
     page = TAG.sub(_Renamer(), UNREAD.sub("", text))
     return read_html(f"\ufeff<body>{page}".encode(), options).pages[0]
 
@@ -172,7 +175,9 @@ def _words(text: str, options: ReadOptions) -> str:
 def read_docx(data: bytes, options: ReadOptions) -> Content:
     """The document, and the notes below its pages."""
     archive = _Archive(data, options)
-    names = ["word/document.xml", *archive.numbered(r"word/(?:foot|end)notes\.xml")]
+    # Some programs write document2.xml
+    names = archive.numbered(r"word/document\d*\.xml") or ["word/document.xml"]
+    names += archive.numbered(r"word/(?:foot|end)notes\.xml")
     return archive.content([_words(archive.text(name), options) for name in names])
 
 

@@ -175,10 +175,10 @@ def _guess(data: bytes) -> str:
 
 
 class _AsUtf8(io.RawIOBase):
-    """A file's text as UTF-8, block by block."""
+    """A file's text as UTF-8, block by block, with lines that end in LF."""
 
-    def __init__(self, file: BinaryIO, encoding: str) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, encoding: str, line_end: str) -> None:
+        self._file, self._line_end = file, line_end
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")
         self._rest = b""
 
@@ -192,7 +192,8 @@ class _AsUtf8(io.RawIOBase):
         while not self._rest and not is_end:
             data = self._file.read(SAMPLE_BYTES)
             is_end = not data
-            self._rest = self._decoder.decode(data, final=is_end).encode()
+            text = self._decoder.decode(data, final=is_end)
+            self._rest = text.replace(self._line_end, "\n").encode()
         size = min(len(view), len(self._rest))
         view[:size] = self._rest[:size]
         self._rest = self._rest[size:]
@@ -205,9 +206,13 @@ def as_utf8(file: BinaryIO) -> tuple[BinaryIO, list[str]]:
     sample = file.read(16 * SAMPLE_BYTES)
     encoding, mark, notes = encoding_of(sample, is_cut=len(sample) == 16 * SAMPLE_BYTES)
     file.seek(mark)
-    if encoding == "utf-8":
+    # Excel's "CSV (Macintosh)"
+    line_end = "\n"
+    if b"\r" in sample and b"\n" not in sample:
+        line_end = "\r"
+    elif encoding == "utf-8":
         return file, notes
-    return io.BufferedReader(_AsUtf8(file, encoding)), notes
+    return io.BufferedReader(_AsUtf8(file, encoding, line_end)), notes
 
 
 LINE_ENDS = re.compile("\r\n?|[\f\v\x1c-\x1e\x85\u2028\u2029]")

@@ -202,7 +202,7 @@ PARSERS = {
     ".pdf": read_pdf,
     ".epub": read_epub,
     ".ipynb": read_notebook,
-    ".eml": read_mail,
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), read_mail),
 }
 # Endings of files that are never text, although their bytes may look like it.
 OTHERS = frozenset(

@@ -24,6 +24,8 @@ def texts(path, data, **options):
         ("1,the boundary layer\n2,a plate\n", ["the boundary layer", "a plate"]),
         ("text,\na,\nb,\n", ["a", "b"]),
         ('id,text\n1,"a\nb"\n2,"say ""c"""\n', ["a\nb", 'say "c"']),
+        ("id,text\n1,a\u2028b\n2,a\x0bb\n3,a\x85b\n", ["a\nb"] * 3),
+        ("id,text\r1,a\r2,b\r", ["a", "b"]),
     ],
 )
 def test_separator_and_header_are_found(tmp_path, data, expected):
@@ -56,6 +58,24 @@ def test_numbers_are_numbers_and_names_are_kept_apart(tmp_path):
         "when": "1e5",
     }
     assert row.earlier[2]["year"] == "1958"
+
+
+def test_a_row_with_a_bare_cr_is_told(tmp_path):
+    row, refused = all_of(tmp_path / "a.csv", 'id,text\n1,"a\rb"\n2,a\rb\n')
+    assert row.text == "a\nb"
+    assert "new-line character" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.tsv", "id\ttext\r1\ta\r2\tb\r"),
+        ("a.jsonl", '{"id":1,"text":"a"}\r{"id":2,"text":"b"}'),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_lines_of_old_macs_end_by_cr(tmp_path, name, data, encoding):
+    assert texts(tmp_path / name, data.encode(encoding)) == ["a", "b"]
 
 
 def test_tabs_have_no_quotes(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from hybridtei.retrieval.ingest.chunking import Rejection
 from hybridtei.retrieval.ingest.files import source_files
 from tests.retrieval.ingest.sources.archives import (
+    DOCUMENT,
     DOCX,
     EPUB,
     ODT,
@@ -42,6 +43,29 @@ NOTEBOOK = json.dumps(
         ]
     }
 )
+BOX = "<w:txbxContent><w:p><w:r><w:t>boxed</w:t></w:r></w:p></w:txbxContent>"
+BOXES = (
+    '<w:document xmlns:w="w" xmlns:mc="m"><w:body><w:p><w:r><mc:AlternateContent>'
+    f"<mc:Choice>{BOX}</mc:Choice><mc:Fallback>{BOX}</mc:Fallback></mc:AlternateContent>"
+    "<w:t>plain</w:t><mc:Fallback/></w:r></w:p><w:p><w:t>after</w:t></w:p></w:body></w:document>"
+)
+# As a browser saves a page
+PAGE = b"""From: Blink
+Subject: A page
+MIME-Version: 1.0
+Content-Type: multipart/related; type="text/html"; boundary=x
+
+--x
+Content-Type: text/html
+Content-Transfer-Encoding: quoted-printable
+
+<html><body><h1>Head</h1><p>caf=C3=A9</p></body></html>
+--x
+Content-Type: image/png
+
+x
+--x--
+"""
 MAIL = b"""From: Ada <ada@example.org>
 To: grace@example.org
 Subject: =?utf-8?q?Pl=C3=A4ne?=
@@ -113,6 +137,9 @@ SUBTITLES = "WEBVTT\n\n1\n00:00:01.000 --> 00:00:02.000\n<v Ada>Hello\n\n2\n00:0
             "The Word title",
             "Install\nTurn the bolt & nut\nslowly\nSize | Torque\nM8 | 25",
         ),
+        ("a.docx", zipped(word__document2_xml=DOCUMENT), None, None),
+        ("a.docx", zipped(word__document_xml=BOXES), None, "boxed\nplain\nafter"),
+        ("a.mhtml", PAGE, "A page", "From: Blink\nAttachments: unnamed\n\nHead\ncafé"),
         ("a.odt", ODT, "The ODF title", "Install\nTurn it\nslowly\nSize | Torque\nM8 |"),
         ("a.xlsx", XLSX, None, "Part | Stock | Count\nP-1077 |  | 12"),
         ("a.pptx", PPTX, None, "two\nsaid\n\nten"),
