@@ -25,7 +25,8 @@ HEAD = """# Every flag
 
 Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag
 overrides its variable, and the variable overrides the default. A boolean flag needs no value.
-`--hf-api-token` is the older name of `--hf-token`. A setting without a default is off.
+In a flag's name `_` is `-`. `--hf-api-token` is the older name of `--hf-token`.
+A setting without a default is off.
 """
 DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 

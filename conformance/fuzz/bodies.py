@@ -154,6 +154,7 @@ COHERE = body(
     input_type=("search_query", "search_document"),
     embedding_types=sample((*PRECISIONS, "base64"), 5),
     output_dimension=(1, 8, 32),
+    max_tokens=(-1, 0, 1, 5, None),
     truncate=("NONE", "START", "END"),
 )
 RERANK = body(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -21,6 +22,7 @@ from hybridtei.system.terminal import safe_streams, without_passwords
 
 # command -> the function that adds it and its flags, in the order of the help. Its module is
 # imported when needed.
+FLAG = re.compile("^--[^=]+")
 COMMANDS = {
     "serve": "serve.add",
     "embed": "embed.add",
@@ -121,8 +123,9 @@ def _help_on(error: HybridTeiError) -> str:
 
 def explicit_booleans(argv: Sequence[str]) -> list[str]:
     """Replace `--flag` by `--flag=true` unless true or false follows: argparse would take the next
-    word as its value."""
+    word as its value. `--a_flag` is `--a-flag`, as for vLLM."""
     flags = boolean_flags(*SETTINGS)
+    argv = [FLAG.sub(lambda name: name[0].replace("_", "-"), word) for word in argv]
     following = [*argv[1:], ""]
     return [
         f"{word}=true" if word in flags and after not in ("true", "false") else word

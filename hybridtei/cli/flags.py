@@ -237,6 +237,9 @@ def _value(text: str | list[str], plain: Any, meta: Meta, source: str) -> Any:
     try:
         if plain is bool and text not in BOOLEANS:
             raise ValueError("should be true or false")
+        choices = get_args(plain)
+        if get_origin(plain) is typing.Literal and text not in choices:
+            raise ValueError(f"should be one of {', '.join(choices)}")
         value: Any = text
         if plain is bool:
             value = BOOLEANS[text]

@@ -180,6 +180,9 @@ def admit(request: HttpRequest, route: Route) -> None:
         return
     if not shared.keyring.is_open:
         authorization = first_fields(scope).get(b"authorization", b"")
+        # TEI alone takes no `bearer`
+        if not route.is_tei and authorization[:7].lower() == b"bearer ":
+            authorization = b"Bearer " + authorization[7:]
         if route.key_in_body and shared.keyring.find_in_header(authorization) is None:
             request.is_keyless = True
             shared.limits.unsent.check()

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from hybridtei import __version__, errors
-from hybridtei.cli import main, router, without_values
+from hybridtei.cli import explicit_booleans, main, router, without_values
 from tests.ran import ran
 from tests.sampled import sampled
 from tests.server.live import HANG, ROOT, process
@@ -320,6 +320,17 @@ def test_the_router_takes_teis_flags_without_a_command(capsys):
     assert "unrecognized arguments: --prot" in capsys.readouterr().err
     assert router(["--model-id", "./none", "--offline"]) == 1
     assert message(capsys) == "Error: ./none: no such folder"
+
+
+def test_flags_are_spelt_with_either_dash():
+    given = ["--model_id=a_b", "--auto_truncate", "--served_model_name", "c_d", "--api-key=--e_f"]
+    assert explicit_booleans(given) == [
+        "--model-id=a_b",
+        "--auto-truncate=true",
+        "--served-model-name",
+        "c_d",
+        "--api-key=--e_f",
+    ]
 
 
 def test_a_misspelt_flag_does_not_show_what_it_was_to_hold(capsys):

@@ -170,7 +170,12 @@ def test_origins_repeat_as_flags_and_are_one_in_the_environment():
         (EngineConfig, ["--tokenization-workers", "65"], {}, "--tokenization-workers: .*<= 64"),
         (ServerConfig, ["--port", "65536"], {}, "--port: .*<= 65535"),
         (ServerConfig, ["--drain-seconds=-1"], {}, "--drain-seconds: "),
-        (ModelConfig, ["--dtype", "int4"], {}, "--dtype: "),
+        (
+            ModelConfig,
+            ["--dtype", "int4"],
+            {},
+            "--dtype: .*one of float16, float32, bfloat16, int8",
+        ),
         (ModelConfig, ["--pooling", "max"], {}, "--pooling: "),
         (ModelConfig, [], {"DTYPE": ""}, "DTYPE: "),
     ],

@@ -17,6 +17,7 @@ from hybridtei.server.api.tei import (
     Dimensions,
     FullText,
     FullTexts,
+    PromptTokens,
     ServedModel,
     texts_of,
 )
@@ -58,6 +59,7 @@ class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
         list[EmbeddingType] | None, Meta(description="Forms of the vectors [default: float].")
     ] = None
     output_dimension: Dimensions = None
+    max_tokens: PromptTokens = None
     truncate: Annotated[
         Literal["NONE", "START", "END"] | None,
         Meta(description="The side that is cut off; NONE: refuse."),
@@ -123,6 +125,7 @@ async def _embed(context: Context, request: CohereEmbedRequest, version: str) ->
         direction="left" if request.truncate == "START" else "right",
         dimensions=request.output_dimension,
         input_type=SIDES.get(request.input_type) or context.side,
+        max_tokens=request.max_tokens,
     )
     full_width = context.service.model.spec.dense_width
     width = min(request.output_dimension or full_width, full_width)

@@ -58,8 +58,8 @@ PromptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,
     Meta(
         description=(
-            "vLLM's: cut each input to this many tokens, special tokens included; -1: to the "
-            "model's length."
+            "vLLM's and Cohere's: cut each input to this many tokens, special tokens included; -1: "
+            "to the model's length."
         )
     ),
 ]

@@ -1,5 +1,5 @@
-"""Keys, `Authorization: Bearer KEY` byte for byte, and the certificate of `--certfile` and
-`--keyfile`.
+"""Keys, `Authorization: Bearer KEY` byte for byte (`serve` spells `bearer` so), and the certificate
+of `--certfile` and `--keyfile`.
 
 The server reads their files before it loads a model, and again on SIGHUP. HTTP and gRPC use both.
 The port of `--prometheus-port` has no TLS, since scrapers inside a cluster rarely know the server's

@@ -91,6 +91,16 @@ def test_vllms_side_that_is_cut(server, reranker):
     assert rows(reranker.post("/score", pair))[0]["score"] == left[0]["score"]
 
 
+@pytest.mark.parametrize("side", ["START", "END"])
+def test_coheres_length_of_inputs(server, side):
+    body = {"embedding_types": ["float"], "truncate": side}
+    found = server.post("/v2/embed", {**body, "texts": [TEXT], "max_tokens": 5}).json()
+    words = TEXT.split()
+    shorter = {"START": words[-3:], "END": words[:3]}[side]
+    expected = server.post("/v2/embed", {**body, "texts": [" ".join(shorter)]}).json()
+    assert found["embeddings"] == expected["embeddings"]
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 def test_vllms_logits(reranker, server, path):
     for ranking in (reranker, server):

@@ -54,6 +54,16 @@ def test_anything_but_the_key_is_401_and_on_teis_routes_without_a_body(locked, g
     assert NO_KEY in caplog.text
 
 
+@pytest.mark.parametrize("scheme", [b"bearer", b"BEARER", b"Bearer"])
+def test_the_schemes_case_counts_on_teis_routes_alone(locked, scheme):
+    headers = {b"authorization": scheme + b" " + KEY.encode(), b"content-type": b"application/json"}
+    asked = locked.client.post("/v1/embeddings", content=b'{"input":"one"}', headers=headers)
+    assert asked.status_code == 200
+    assert locked.client.get("/v1/models", headers=headers).status_code == 200
+    asked = locked.client.post("/embed", content=b'{"inputs":"one"}', headers=headers)
+    assert asked.status_code == (200 if scheme == b"Bearer" else 401)
+
+
 def test_a_missing_key_is_told_in_each_dialects_form(locked):
     cause = {"message": NO_KEY, "type": "Unauthorized", "code": "401", "param": None}
     said = {"message": NO_KEY, "code": 401, "type": "Unauthorized", "error": cause}
