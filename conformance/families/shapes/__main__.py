@@ -13,6 +13,7 @@ room for three times the largest folder.
 
 import argparse
 import math
+import random
 import sys
 import tempfile
 import time
@@ -132,11 +133,10 @@ def tokens_a_second(server: Server, checkpoint: Checkpoint) -> float:
     included; 0 for a checkpoint that gives no dense vectors."""
     if checkpoint.route == "rerank":
         return 0.0
-    tokens, sent, begin = 0, 0, time.perf_counter()
+    draw, words, tokens, begin = random.Random(0), LONG.split(), 0, time.perf_counter()
     while time.perf_counter() - begin < RATE_SECONDS:
-        passages = [f"{place} {LONG[:400]}" for place in range(sent, sent + len(MANY))]
+        passages = [" ".join(draw.sample(words, 70)) for _ in MANY]
         tokens += server.post("/v1/embeddings", {"input": passages})["usage"]["prompt_tokens"]
-        sent += len(passages)
     return tokens / (time.perf_counter() - begin)
 
 
