@@ -64,7 +64,7 @@ def main() -> int:
 def texts_of(folder: Path) -> dict[str, str]:
     """The collection's texts by their ids."""
     lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
-    return {record["id"]: record["text"] for record in map(json.loads, lines)}
+    return {record["id"]: record["text"] or "-" for record in map(json.loads, lines)}
 
 
 def sampled(judged: Judgements, count: int) -> Judgements:
