@@ -20,7 +20,6 @@ from hybridtei.server.context import NOTHING, Context, Reply
 from hybridtei.server.models import Models
 from hybridtei.server.routing import LISTED, get, post
 from hybridtei.server.serve import HttpRequest
-from hybridtei.system.metrics import LOADED_MODELS
 
 
 class ModelItem(Struct, frozen=True):
@@ -140,7 +139,6 @@ def facts(context: Context) -> dict[str, Any]:
             "backend": service.backend.name,
             "budget_tokens": service.budget_tokens,
             "lanes": list(service.backend.lanes),
-            "loaded": f"\n{LOADED_MODELS} 0\n" not in context.registry.text(),
             "long_inputs": context.server.long_inputs,
             "max_split_texts": context.server.max_split_texts,
         },

@@ -65,7 +65,6 @@ def test_memory_falls_and_every_request_is_answered(wide, tmp_path, backend):
         url, server = running.wait_ready(), psutil.Process(running.process.pid)
         expected = WEB.post(f"{url}/embed", json=BODY)
         assert expected.status_code == 200
-        assert WEB.get(f"{url}/info").json()["hybridtei"]["loaded"] is True
         in_use = [memory_of(running, kind) for kind in ("Pss", "Anonymous")]
         for _ in range(2):
             until(lambda: loaded(url) == 0 and not server.children())
@@ -73,7 +72,7 @@ def test_memory_falls_and_every_request_is_answered(wide, tmp_path, backend):
             assert sum(at_rest[0]) < sum(in_use[0]) - WEIGHTS_BYTES / 2
             assert sum(at_rest[1]) < 0.8 * sum(in_use[1])
             assert WEB.get(f"{url}/health").status_code == 200
-            assert WEB.get(f"{url}/info").json()["hybridtei"]["loaded"] is False
+            assert WEB.get(f"{url}/info").status_code == 200
             # Neither a probe nor facts wake it
             assert loaded(url) == 0
             answers = asked_at_once(url, "/embed")
