@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 330_549, "modules": 194}
+SIZE = {"tokens": 330_673, "modules": 194}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
@@ -22,7 +22,7 @@ LAWS = {
     "literal_splats": 22,
     "no_nouns": 24,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_338,
+    "tokens_per_1000_code_lines": 8_337,
 }
 LONGEST_FILE_LINES = 564
 # What a change may leave between a count and its number, in thousandths of the number.

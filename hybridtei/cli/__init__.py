@@ -12,17 +12,18 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 from hybridtei import __version__
-from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
+from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags, flags_of
 from hybridtei.errors import HybridTeiError, UsageError, name_of
 from hybridtei.system import machine, memory
 from hybridtei.system.terminal import safe_streams, without_passwords
 
+FLAG = re.compile("^--[^=]+")
 # command -> the function that adds it and its flags, in the order of the help. Its module is
 # imported when needed.
-FLAG = re.compile("^--[^=]+")
 COMMANDS = {
     "serve": "serve.add",
     "embed": "embed.add",
@@ -103,7 +104,10 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
 def _status(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     arguments, unknown = parser.parse_known_args(explicit_booleans(argv))
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(without_values(unknown))}")
+        names = without_values(unknown)
+        nearest = get_close_matches(names[0], flags_of(*SETTINGS), 1)
+        hint = "".join(f"; did you mean {name}?" for name in nearest)
+        parser.error(f"unrecognized arguments: {' '.join(names)}{hint}")
     try:
         return int(arguments.run(arguments) or 0)
     except UsageError as error:

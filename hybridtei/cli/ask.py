@@ -70,11 +70,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def passage(folder: Path, payload: dict[str, Any], score: float) -> dict[str, Any]:
-    """A hit as path, heading, first and last line, score and text; what is unknown is left out."""
+    """A hit as path, heading, id of a table's row, first and last line, score and text; what is
+    unknown is left out."""
     text = str(payload.get("text") or "")
-    # An id begins with the folder's name
-    path = folder / str(payload.get("document_id") or "").partition("/")[2]
+    # A source begins with the folder's name
+    source = str(payload.get("source") or "")
+    path = folder / source.partition("/")[2]
     facts: dict[str, Any] = {"path": str(path), "heading": payload.get("title")}
+    # A row of a table has an id of its own
+    if payload.get("document_id") != source:
+        facts["document"] = payload.get("document_id")
     facts.update(place_of(path, text))
     facts.update(page=payload.get("page"), score=round(score, 4), text=text)
     return {name: value for name, value in facts.items() if value is not None}
@@ -114,5 +119,7 @@ def in_words(facts: dict[str, Any]) -> str:
         where += ":{}-{}".format(*facts["lines"])
     elif "page" in facts:
         where += f", page {facts['page']}"
+    if "document" in facts:
+        where += f" [{facts['document']}]"
     heading = f"  {facts['heading']}" if "heading" in facts else ""
     return f"{where}{heading}  ({facts['score']})\n{facts['text']}"

@@ -148,6 +148,11 @@ def group_of(kind: Kind, meta: Meta) -> str:
     return str((meta.extra or {}).get("group") or kind.__name__.removesuffix("Config").lower())
 
 
+def flags_of(*kinds: Kind) -> list[str]:
+    """Return the flags of these settings."""
+    return [_flag(field.name) for kind in kinds for field, _, _ in fields_of(kind)]
+
+
 def boolean_flags(*kinds: Kind) -> frozenset[str]:
     """Return the flags that may have no value."""
     return frozenset(

@@ -54,6 +54,14 @@ def test_passages_name_path_heading_and_lines(folder, capsys):
     assert "Boil the lentils." in answer
 
 
+def test_a_row_of_a_table_has_the_tables_path_and_its_own_id(folder, capsys):
+    (folder / "faults.csv").write_text("id,text\nE43,The motor is hot.\n", encoding="utf-8")
+    first = asked(capsys, folder, "why is the motor hot?")[0]
+    assert (first["path"], first["document"]) == (str(folder / "faults.csv"), "E43")
+    assert main(["ask", str(folder), "why is the motor hot?", "--limit", "1"]) == 0
+    assert f"{folder / 'faults.csv'}:2-2 [E43]" in capsys.readouterr().out
+
+
 def test_what_changed_is_stored_first(folder, capsys):
     asked(capsys, folder, "lentils")
     (folder / "soup.txt").unlink()

@@ -288,7 +288,10 @@ def test_a_taken_port_is_an_error_and_one_of_metrics_before_anything_is_loaded(s
     assert done.returncode == 1
     told = f"Error: cannot listen on 127.0.0.1:{port}"
     assert told in done.stderr
-    assert (of_metrics.returncode, of_metrics.stderr) == (1, f"{told}: Address already in use\n")
+    assert (of_metrics.returncode, of_metrics.stderr) == (
+        1,
+        f"{told}: Address already in use; choose another port\n",
+    )
 
 
 def test_a_bare_flag_leaves_the_next_word_alone(tmp_path, capsys):
@@ -317,7 +320,7 @@ def test_the_router_takes_teis_flags_without_a_command(capsys):
     with pytest.raises(SystemExit) as ended:
         router(["--model-id", "x", "--prot", "80"])
     assert ended.value.code == 2
-    assert "unrecognized arguments: --prot" in capsys.readouterr().err
+    assert "unrecognized arguments: --prot; did you mean --port?\n" in capsys.readouterr().err
     assert router(["--model-id", "./none", "--offline"]) == 1
     assert message(capsys) == "Error: ./none: no such folder"
 

@@ -89,6 +89,8 @@ def read_judgements(folder: Path, split: str = "test") -> Judgements:
 
 def judgements_file(folder: Path, split: str) -> Path:
     """`qrels/SPLIT.tsv`, or else `qrels.tsv`. Raises InvalidInput, listing the splits."""
+    if not folder.is_dir():
+        raise InvalidInput(f"{folder}: no such folder")
     path = folder / FOLDER / f"{split}.tsv"
     if path.is_file():
         return path

@@ -97,5 +97,7 @@ def bound(hostname: str, port: int, *, shared: bool = False) -> socket.socket:
         listening.bind((hostname, port))
     except OSError as error:
         listening.close()
-        raise OSError(f"cannot listen on {hostname}:{port}: {error.strerror}") from error
+        raise OSError(
+            f"cannot listen on {hostname}:{port}: {error.strerror}; choose another port"
+        ) from error
     return listening

@@ -97,5 +97,5 @@ def test_missing_and_broken_queries(tmp_path):
     (tmp_path / "queries.jsonl").unlink()
     with pytest.raises(InvalidInput, match="no such file"):
         read_judgements(tmp_path)
-    with pytest.raises(InvalidInput, match="neither"):
+    with pytest.raises(InvalidInput, match="no such folder"):
         read_judgements(tmp_path / "nowhere")

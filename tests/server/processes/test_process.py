@@ -81,7 +81,8 @@ def test_a_port_is_shared_by_servers_that_agree_to_it(hybrid):
         with process(alone) as third:
             assert third.wait() == 1
             assert third.errors == [
-                f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+                f"Error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another "
+                "port\n"
             ]
         one.terminate()
         assert one.wait() == 0
