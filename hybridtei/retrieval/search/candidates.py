@@ -245,9 +245,9 @@ class Candidates:
         mode, weights = self.options.mode, self.legs.weights
         if self.options.rescore:
             await self._score(MULTIVECTOR, candidates)
-            return _scores(candidates, MULTIVECTOR)
+            return _column(candidates, MULTIVECTOR, "score")
         if mode in NAMES:
-            return _scores(candidates, mode)
+            return _column(candidates, mode, "score")
         if mode == "rrf":
             return reciprocal_ranks(
                 {leg: _column(candidates, leg, "rank") for leg in lists}, weights, self.options.k
@@ -261,7 +261,7 @@ class Candidates:
         if MULTIVECTOR in shares:
             # MaxSim is a sum over the query's rows: divide it to their mean
             shares[MULTIVECTOR] /= len(self.legs.vectors[MULTIVECTOR])
-        return weighted_sum({leg: _scores(candidates, leg) for leg in weights}, shares)
+        return weighted_sum({leg: _column(candidates, leg, "score") for leg in weights}, shares)
 
     async def _complete(
         self, candidates: Sequence[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
@@ -284,21 +284,20 @@ class Candidates:
         weights = self.legs.weights
         # A multi-vector that scores what the other legs found
         has_maxsim = MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders
-        total = np.zeros(len(candidates))
-        for leg in self.legs.finders:
-            total += self._part(leg, candidates)
+        legs = [*self.legs.finders]
         if has_maxsim:
-            best = np.argsort(-total, kind="stable")[: max(depth // MAXSIM_SHARE, 1)]
-            await self._score(MULTIVECTOR, [candidates[place] for place in best])
-            total += self._part(MULTIVECTOR, candidates)
+            legs.append(MULTIVECTOR)
+        total = np.zeros(len(candidates))
+        for leg in legs:
+            if leg not in self.legs.finders:
+                best = np.argsort(-total, kind="stable")[: max(depth // MAXSIM_SHARE, 1)]
+                await self._score(leg, [candidates[place] for place in best])
+            column = complete(_column(candidates, leg, "score"))
+            # The first tier sets the leg's scale
+            if leg not in self._scale:
+                self._scale[leg] = scale_of(column)
+            total += normalised(column, *self._scale[leg], weights[leg])
         return total
-
-    def _part(self, leg: str, candidates: Sequence[Candidate]) -> Column:
-        """A leg's normalised scores. The first tier sets the leg's scale."""
-        column = complete(_scores(candidates, leg))
-        if leg not in self._scale:
-            self._scale[leg] = scale_of(column)
-        return normalised(column, *self._scale[leg], self.legs.weights[leg])
 
     async def _score(self, leg: str, candidates: Sequence[Candidate]) -> None:
         """Give candidates a leg's exact score. Without its vector a candidate gets none; without a
@@ -380,10 +379,6 @@ def _column(candidates: Sequence[Candidate], leg: str, part: Literal["score", "r
     """Each candidate's score or place in a leg; NaN without one."""
     values = [getattr(each.legs.get(leg, NOT_FOUND), part) for each in candidates]
     return np.array(values, np.float64)
-
-
-def _scores(candidates: Sequence[Candidate], leg: str) -> Column:
-    return _column(candidates, leg, "score")
 
 
 def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:

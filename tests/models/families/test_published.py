@@ -11,5 +11,5 @@ def test_rows_differ_by_what_is_served():
     served = {model.name: published.is_served(model) for model in published.MODELS}
     assert served["google/embeddinggemma-2"]
     assert served["LiquidAI/LFM2.5-ColBERT-350M"]
-    assert not served["lightonai/SlideOn"]
+    assert served["lightonai/SlideOn"]
     assert not served["nvidia/Nemotron-3-Embed-1B-NVFP4"]

@@ -85,7 +85,7 @@ def test_an_error_names_its_document_in_whichever_pass(server):
     assert (refused.status_code, "documents[50]" in refused.text) == (400, True), refused.text
 
 
-@pytest.mark.parametrize("budget_ms", [0, -1, 600_001, 1.5, "1"])
+@pytest.mark.parametrize("budget_ms", [0, -1, 600_001, 1.5, "soon"])
 def test_a_budget_is_milliseconds(reranker, budget_ms):
     answer = reranker.post(
         "/v1/rerank", {"query": "two", "documents": ["x"], "budget_ms": budget_ms}
