@@ -364,7 +364,7 @@ def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key
             "`max-batch-tokens` (5)",
         ),
     ):
-        done = failing("serve", "--model-id", str(bert), "--api-key", KEY, *flags)
+        done = failing("serve", "--model-id", str(bert), "--port", "0", "--api-key", KEY, *flags)
         assert (done.returncode, done.stderr.count("\n")) == (1, 2), done.stderr
         assert done.stderr.startswith("Error: ")
         assert message in done.stderr
