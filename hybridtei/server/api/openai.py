@@ -76,7 +76,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         Meta(description="A text, a list of ids, or a list of texts and id lists."),
     ]
     model: ServedModel = None
-    user: Annotated[Any, Meta(description="Accepted and ignored.")] = None
+    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
     encoding_format: Annotated[
         Literal["float", "base64"],
         Meta(description="base64: little-endian, float32 unless `output_dtype` says otherwise."),

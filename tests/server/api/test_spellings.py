@@ -22,7 +22,6 @@ def rows(answer):
         ("/v1/embeddings", EMBED, "dimensions", 8.0, 8),
         ("/v1/embeddings", EMBED, "normalized", "false", False),
         ("/v1/embeddings", EMBED, "normalized", 0, False),
-        ("/v1/embeddings", EMBED, "user", 42, "42"),
         ("/v1/rerank", RANK, "top_n", "1", 1),
         ("/v1/rerank", RANK, "raw_scores", "True", True),
     ],
