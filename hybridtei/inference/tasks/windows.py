@@ -1,4 +1,4 @@
-"""Texts longer than a model, read in windows: parts of a text, each of which is an encoding. A
+"""Reads texts that are longer than the model's input in windows. Each window becomes an encoding. A
 reranker takes a document's best window; an embedding is made from all windows of its text."""
 
 from __future__ import annotations

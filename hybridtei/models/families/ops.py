@@ -172,8 +172,8 @@ class Ops(Protocol):
 def linears(
     o: Ops, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True
 ) -> list[Rows]:
-    """Apply several `linear` maps to the same rows: as one, by `linears` of operations whose
-    `joins` is true."""
+    """Apply several `linear` maps to the same rows. If `o.joins` is true, `o.linears` computes them
+    by one product."""
     if getattr(o, "joins", False) and len(names) > 1:
         joining: Any = o
         rows: list[Rows] = joining.linears(x, names, widths, bias=bias)

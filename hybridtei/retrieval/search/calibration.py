@@ -28,7 +28,7 @@ DIGITS = 4
 
 def way_of(options: CheckedOptions, weights: Mapping[str, float], ranker: str | None = None) -> str:
     """The name of a way of searching: all that changes what a score means. `ranker`: a path or hub
-    id, of which the last part counts."""
+    id; the name has its last part."""
     parts = [
         options.mode,
         ", ".join(f"{leg}={weight:g}" for leg, weight in weights.items()),

@@ -208,7 +208,7 @@ class MemoryStore:
 
 
 def _named(condition: Filter) -> list[int | str] | None:
-    """The ids of which a point must have one to meet the filter; None: any."""
+    """The only ids of points that can meet the filter; None if the filter names no ids."""
     if isinstance(condition.must, list):
         for part in condition.must:
             if part.has_id is not None:

@@ -388,7 +388,7 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
         Datatype | None,
         Meta(
             description=(
-                "type of numbers in Qdrant's vectors, of which sparse vectors take only float16 "
+                "type of numbers in Qdrant's vectors; sparse vectors take float16 or float32 "
                 "[default: float32]"
             )
         ),
