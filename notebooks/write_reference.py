@@ -1,7 +1,7 @@
 """Writes reference.md, of all that `hybridtei` exports, from its docstrings, and the server's page
 on errors from errors.md.
 
-python notebooks/write_reference.py [--check]
+python -m notebooks.write_reference [--check]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 ERRORS = FOLDER / "errors.md"
 HEAD = """# The Python interface
 
-Use this page to look up a name that `hybridtei` exports; `python notebooks/write_reference.py`
+Use this page to look up a name that `hybridtei` exports; `python -m notebooks.write_reference`
 writes it from docstrings. Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d`
 width of a vector, `h` hidden width. Next: [errors, causes and cures](errors.md), or
 [search from the command line and over HTTP](search.md).

@@ -160,7 +160,7 @@ def test_code_that_holds_backticks_is_one_piece_of_code():
 @pytest.mark.parametrize("path", write_reference.pages(), ids=lambda path: path.name)
 def test_the_reference_is_up_to_date(path):
     assert path.read_text(encoding="utf-8") == write_reference.pages()[path], (
-        "run: python notebooks/write_reference.py"
+        "run: python -m notebooks.write_reference"
     )
 
 
