@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from hybridtei.encoder import Encoder as Encoder
     from hybridtei.inference.tasks.label import Prediction as Prediction
     from hybridtei.inference.tasks.label import Span as Span
-    from hybridtei.inference.tasks.pooling import MultivectorBudget as MultivectorBudget
     from hybridtei.inference.tasks.rerank import Ranked as Ranked
+    from hybridtei.options import EmbedOptions as EmbedOptions
+    from hybridtei.options import MultivectorBudget as MultivectorBudget
+    from hybridtei.options import RankOptions as RankOptions
     from hybridtei.outputs import Embeddings as Embeddings
     from hybridtei.outputs import SparseVectors as SparseVectors
     from hybridtei.retrieval.ingest.run import ingest as ingest
@@ -50,8 +52,8 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.search.options import SearchHit as SearchHit
     from hybridtei.retrieval.search.options import SearchOptions as SearchOptions
     from hybridtei.retrieval.search.options import SearchResult as SearchResult
-    from hybridtei.retrieval.search.searcher import QueryModel as QueryModel
     from hybridtei.retrieval.search.searcher import Searcher as Searcher
+    from hybridtei.retrieval.search.searcher import TextModel as TextModel
     from hybridtei.retrieval.store import open_store as open_store
     from hybridtei.retrieval.store.collection import check_fits as check_fits
     from hybridtei.retrieval.store.plan import schema_for as schema_for
@@ -80,7 +82,7 @@ _NAMES_OF = {
     "hybridtei.retrieval.search.index": "Index",
     "hybridtei.retrieval.search.local": "LocalSearch query_model rank_by",
     "hybridtei.retrieval.search.options": "SearchHit SearchOptions SearchResult",
-    "hybridtei.retrieval.search.searcher": "QueryModel Searcher",
+    "hybridtei.retrieval.search.searcher": "Searcher TextModel",
     "hybridtei.retrieval.store.collection": "check_fits",
     "hybridtei.retrieval.store.plan": "schema_for",
     "hybridtei.retrieval.store": "open_store",
@@ -88,7 +90,7 @@ _NAMES_OF = {
     "hybridtei.retrieval.store.query": "filter_from",
     "hybridtei.retrieval.store.server": "as_lists create_arguments",
     "hybridtei.inference.tasks.label": "Prediction Span",
-    "hybridtei.inference.tasks.pooling": "MultivectorBudget",
+    "hybridtei.options": "EmbedOptions MultivectorBudget RankOptions",
     "hybridtei.inference.tasks.rerank": "Ranked",
 }
 # Packages of the extra `qdrant`

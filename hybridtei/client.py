@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx
@@ -21,19 +21,25 @@ from msgspec import Struct
 
 from hybridtei.asking import embeddings_of, float32, portions, read, shown
 from hybridtei.errors import InvalidInput, NoAnswer
+from hybridtei.options import (
+    Aggregation,
+    EmbedKeywords,
+    EmbedOptions,
+    LabelKeywords,
+    LabelOptions,
+    RankKeywords,
+    RankOptions,
+)
 from hybridtei.system.own_loop import OwnLoop
 from hybridtei.system.retries import Retries, retry_after_s
 from hybridtei.system.terminal import without_passwords
 
 if TYPE_CHECKING:
-    from hybridtei.config import LongInputs
-    from hybridtei.inference.tasks.embed import InputType
-    from hybridtei.inference.tasks.label import Aggregation, Prediction, Span
-    from hybridtei.inference.tasks.pooling import MultivectorBudget
-    from hybridtei.inference.tasks.rerank import Ranked, RankWeights
+    from hybridtei.inference.tasks.label import Prediction, Span
+    from hybridtei.inference.tasks.rerank import Ranked
     from hybridtei.inference.tasks.spans import Spans
     from hybridtei.models.text.reader import Input
-    from hybridtei.models.text.tokenizer import Direction, Text
+    from hybridtei.models.text.tokenizer import Text
     from hybridtei.outputs import Embeddings
     from hybridtei.retrieval.search.options import SearchResult
 
@@ -97,21 +103,12 @@ class AsyncClient:
         texts: str | Sequence[Input],
         outputs: Iterable[str] = ("dense",),
         *,
-        normalize: bool = True,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-        input_type: InputType | None = None,
-        multivector: MultivectorBudget | Mapping[str, Any] | None = None,
-        truncate: bool = True,
-        truncation_direction: Direction | None = None,
-        long_inputs: LongInputs | None = None,
         spans: Sequence[Spans] | Spans | None = None,
+        **options: Unpack[EmbedKeywords],
     ) -> Embeddings:
         """Embed texts, or spans of them, like `Encoder.encode`: "dense", "sparse" and "multivector"
-        from one pass.
-
-        `multivector`, `long_inputs`: default: the server's. `truncation_direction`: default:
-        "right"."""
+        from one pass. `options`: fields of `EmbedOptions`; those left out are the server's, but
+        long texts are cut."""
         inputs, counts = _listed(texts), None
         if spans is not None:
             lists: list[Any] = [spans] if isinstance(texts, str) else list(spans)
@@ -121,19 +118,8 @@ class AsyncClient:
                 for text, text_spans in zip(inputs, lists, strict=True)
             ]
         names = _listed(outputs)
-        body = {
-            "outputs": names,
-            "sparse_format": "qdrant",
-            "normalize": normalize,
-            "dimensions": dimensions,
-            "prompt_name": prompt_name,
-            "input_type": input_type,
-            "multivector": msgspec.to_builtins(multivector),
-            **_cut(truncate, truncation_direction),
-        }
-        if long_inputs is not None:
-            # Servers before 0.3 refuse the field
-            body["long_inputs"] = long_inputs
+        fields = EmbedOptions.given(options, truncate=True).as_fields()
+        body = {"outputs": names, "sparse_format": "qdrant", **fields}
         rows = await self._in_portions("/embed_hybrid", "inputs", inputs, body)
         widths = (await self.info())["hybridtei"].get("dimensions") or {}
         return embeddings_of(rows, names, counts, widths, self.url)
@@ -144,20 +130,10 @@ class AsyncClient:
         documents: Sequence[str],
         *,
         top_n: int | None = None,
-        raw_scores: bool = False,
-        instruction: str | None = None,
-        weights: RankWeights | str | None = None,
-        truncate: bool = True,
-        truncation_direction: Direction | None = None,
+        **options: Unpack[RankKeywords],
     ) -> list[Ranked]:
         """Return the documents, the best for the query first, like `Encoder.rerank`."""
-        body = {
-            "query": query,
-            "instruction": instruction,
-            "weights": msgspec.to_builtins(weights),
-            "raw_scores": raw_scores,
-            **_cut(truncate, truncation_direction),
-        }
+        body = {"query": query, **RankOptions.given(options, truncate=True).as_fields()}
         scores: list[float] = []
         for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
             scores += [
@@ -174,14 +150,17 @@ class AsyncClient:
         texts: Text | Sequence[Text],
         *,
         raw_scores: bool = False,
-        truncate: bool = True,
-        truncation_direction: Direction | None = None,
+        **options: Unpack[LabelKeywords],
     ) -> list[list[Prediction]]:
         """Return every label's score for each text, or pair of texts (a tuple), like
         `Encoder.classify`."""
         items = [texts] if isinstance(texts, str | tuple) else texts
         inputs = [[item] if isinstance(item, str) else [*item] for item in items]
-        body = {"raw_scores": raw_scores, **_cut(truncate, truncation_direction)}
+        body = LabelOptions.given(
+            options,
+            truncate=True,
+            raw_scores=raw_scores,
+        ).as_fields()
         rows = await self._in_portions("/predict", "inputs", inputs, body)
         from hybridtei.inference.tasks.label import Prediction
 
@@ -194,14 +173,13 @@ class AsyncClient:
         texts: str | Sequence[str],
         *,
         aggregation_strategy: Aggregation = "simple",
-        truncate: bool = True,
-        truncation_direction: Direction | None = None,
+        **options: Unpack[LabelKeywords],
     ) -> list[list[Span]]:
         """Return labelled spans of each text, in code points, like `Encoder.tag`."""
-        body = {
-            "aggregation_strategy": aggregation_strategy,
-            **_cut(truncate, truncation_direction),
-        }
+        body = LabelOptions.given(
+            {**options, "aggregation_strategy": aggregation_strategy},
+            truncate=True,
+        ).as_fields()
         rows = await self._in_portions("/predict_tokens", "inputs", _listed(texts), body)
         from hybridtei.inference.tasks.label import Span
 
@@ -419,7 +397,3 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _cut(truncate: bool, direction: Direction | None) -> dict[str, Any]:
-    return {"truncate": truncate, "truncation_direction": direction or "right"}

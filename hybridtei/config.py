@@ -490,11 +490,11 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
 
 def check_value(
     name: str, value: Any, hint: Any, error: type[HybridTeiError] = InvalidInput
-) -> None:
-    """Raises `error`, naming field, value and type, if a Python caller's value does not have the
-    annotated type. NumPy's numbers count as Python's."""
+) -> Any:
+    """Return a Python caller's value as the annotated type: NumPy's numbers as Python's, a mapping
+    as its struct. Raises `error`, naming field, value and type, if it does not have the type."""
     try:
-        msgspec.convert(value.item() if hasattr(value, "item") else value, hint)
+        return msgspec.convert(value.item() if hasattr(value, "item") else value, hint)
     except msgspec.ValidationError as wrong:
         choices = [
             part for part in (unwrapped(hint)[0], *get_args(hint)) if get_origin(part) is Literal

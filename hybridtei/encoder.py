@@ -6,38 +6,45 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
+from msgspec import structs
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, LongInputs, ModelConfig, check_value
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_value
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.core import EngineCore, shared_tokens
 from hybridtei.inference.engine.device import run_all
 from hybridtei.inference.load import configured, load_model
 from hybridtei.inference.tasks.base import Model, Task
-from hybridtei.inference.tasks.embed import (
-    Embed,
-    InputType,
-    QueryEncoder,
-    check_spelled,
-    heads_named,
-    no_rows,
-)
-from hybridtei.inference.tasks.label import Aggregation, Classified, Classify, Prediction, Span, Tag
-from hybridtei.inference.tasks.pooling import MultivectorBudget, as_budget, budget_of
-from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, RankWeights, rerank_task
+from hybridtei.inference.tasks.embed import Embed, check_spelled, heads_named, no_rows
+from hybridtei.inference.tasks.label import Classified, Classify, Prediction, Span, Tag
+from hybridtei.inference.tasks.pooling import budget_of
+from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, Scored, rerank_task
 from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_texts
 from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.fingerprint import begin, model_hash
 from hybridtei.models.text.reader import Input
-from hybridtei.models.text.tokenizer import Direction, Text
+from hybridtei.models.text.tokenizer import Text, Token
+from hybridtei.options import (
+    Aggregation,
+    EmbedKeywords,
+    EmbedOptions,
+    LabelKeywords,
+    LabelOptions,
+    MultivectorBudget,
+    QueryEncoder,
+    RankKeywords,
+    RankOptions,
+)
 from hybridtei.outputs import WHOLE, Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 
@@ -141,53 +148,27 @@ class Encoder:
         texts: str | Sequence[Input],
         outputs: Iterable[str] = ("dense",),
         *,
-        normalize: bool = True,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-        input_type: InputType | None = None,
-        multivector: MultivectorBudget | Mapping[str, Any] | None = None,
-        truncate: bool = True,
-        truncation_direction: Direction | None = None,
         query_encoder: QueryEncoder = "model",
-        long_inputs: LongInputs | None = None,
         spans: Sequence[Spans] | Spans | None = None,
         show_progress: bool = False,
+        **options: Unpack[EmbedKeywords],
     ) -> Embeddings:
         """Embed texts (or id lists): all `outputs` from one forward pass a batch, rows in the order
         of `texts`.
 
-        `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or
-        "document", for models and prompts that treat them differently. `multivector`: the budget of
-        documents' multi-vectors, a `MultivectorBudget` or its fields; queries' stay whole.
-        `query_encoder` "table": look up queries' sparse vectors by token, without a pass; other
-        outputs still need one. `long_inputs` "mean": read a text that is longer than the model in
-        windows, and average their vectors by tokens, instead of cutting it. `spans`: for each text
-        a list of (first code point, code point after the last). Each span gets a row, text by text,
-        from one pass over whole texts. Raises RequestError or BackendError.
+        `outputs`: any of "dense", "sparse", "multivector", "tokens". `options`: fields of
+        `EmbedOptions`, such as `input_type="query"` or `dimensions=256`; long texts are cut unless
+        `truncate` is False. `query_encoder` "table": look up queries' sparse vectors by token,
+        without a pass; other outputs still need one. `spans`: for each text a list of (first code
+        point, code point after the last). Each span gets a row, text by text, from one pass over
+        whole texts. Raises TypeError for an unknown option, RequestError or BackendError.
         """
         inputs = _listed("texts", texts)
         _check_kinds(inputs)
         heads = heads_named(_listed("outputs", outputs))
-        _check_given(
-            dimensions=(dimensions, int),
-            input_type=(input_type, InputType),
-            query_encoder=(query_encoder, QueryEncoder),
-            long_inputs=(long_inputs, LongInputs),
-            truncation_direction=(truncation_direction, Direction),
-        )
-        budget = self._multivector if multivector is None else as_budget(multivector)
-        task = Embed(
-            inputs,
-            heads,
-            truncate,
-            truncation_direction,
-            prompt_name,
-            normalize,
-            dimensions,
-            input_type,
-            budget,
-            long_inputs=long_inputs,
-        )
+        check_value("query_encoder", query_encoder, QueryEncoder)
+        chosen = EmbedOptions.given(options, multivector=self._multivector)
+        task = Embed(inputs, heads, chosen)
         task.check(self.spec)
         if spans is not None and inputs:
             if query_encoder != "model":
@@ -203,7 +184,8 @@ class Encoder:
         if query_encoder == "model" or Head.SPARSE not in heads:
             return self._run(task, show_progress)
         # The sparse vectors come from the table, all other outputs from a pass
-        table = replace(task, heads=frozenset({Head.SPARSE}), query_encoder=query_encoder)
+        by_table = structs.replace(chosen, query_encoder=query_encoder)
+        table = Embed(inputs, frozenset({Head.SPARSE}), by_table)
         table.check(self.spec)
         answer = self._run(table, show_progress)
         others = heads - table.heads
@@ -217,12 +199,56 @@ class Encoder:
     ) -> Embeddings:
         """`encode` in a thread, with the same parameters: the event loop stays free. Calls run
         one after the other."""
+        return await self._in_turn(
+            partial(
+                self.encode,
+                texts,
+                outputs,
+                **options,
+            )
+        )
 
-        def encode() -> Embeddings:
+    async def embed(
+        self, texts: Sequence[Input], heads: frozenset[Head], options: EmbedOptions
+    ) -> Embeddings:
+        """Embed texts for a search (`TextModel`)."""
+        task = Embed(texts, heads, options)
+        task.check(self.spec)
+        return await self._in_turn(
+            partial(
+                self._run,
+                task,
+                show_progress=False,
+            )
+        )
+
+    async def rank(self, query: str, documents: Sequence[str], options: RankOptions) -> Scored:
+        """Score the hits of a search (`Ranker`)."""
+        task = rerank_task(self.spec, query, documents, options)
+        task.check(self.spec)
+        return await self._in_turn(
+            partial(
+                self._answer,
+                task,
+                MAX_CHUNK_DOCUMENTS,
+                field="documents",
+            )
+        )
+
+    async def _in_turn(self, work: Callable[[], T]) -> T:
+        def run() -> T:
             with self._turn:
-                return self.encode(texts, outputs, **options)
+                return work()
 
-        return await asyncio.to_thread(encode)
+        return await asyncio.to_thread(run)
+
+    def tokens_of(self, text: str) -> Iterable[Token]:
+        """The tokens of a text without special ones, with their places."""
+        return self._model.reader.tokenizer.tokens(text, add_special_tokens=False)
+
+    async def fingerprint(self) -> str | None:
+        """The hash of the model's files, read once."""
+        return await model_hash(begin(self, self.spec))
 
     def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
         """Spell sparse vectors: for each a list of (piece of the vocabulary, weight), the heaviest
@@ -245,32 +271,26 @@ class Encoder:
         documents: Sequence[str],
         *,
         top_n: int | None = None,
-        raw_scores: bool = False,
-        instruction: str | None = None,
-        weights: RankWeights | str | None = None,
-        truncate: bool = True,
-        truncation_direction: Direction | None = None,
+        **options: Unpack[RankKeywords],
     ) -> list[Ranked]:
         """Return the documents, the best for the query first. Ties have TEI's order: the last
         document first.
 
-        `instruction`: the criterion for a language model that ranks. `weights`: of dense, sparse
-        and multi-vectors, for a model that ranks by these; or a name: "m3", "m3-long", "m3-two".
-        Raises UnsupportedHead if the model cannot rank, RequestError or BackendError.
+        `options`: fields of `RankOptions`. `instruction`: the criterion for a language model that
+        ranks. `weights`: of dense, sparse and multi-vectors, for a model that ranks by these; or a
+        name: "m3", "m3-long", "m3-two". Raises UnsupportedHead if the model cannot rank,
+        RequestError or BackendError.
         """
         documents = _listed("documents", documents)
         _check_texts("query", [query])
-        _check_given(top_n=(top_n, int))
+        if top_n is not None:
+            check_value("top_n", top_n, int)
         _check_texts("documents", documents)
         task = rerank_task(
             self.spec,
             query,
             documents,
-            truncate=truncate,
-            direction=truncation_direction,
-            raw_scores=raw_scores,
-            instruction=instruction,
-            weights=weights,
+            RankOptions.given(options),
         )
         task.check(self.spec)
         if not documents:
@@ -283,8 +303,7 @@ class Encoder:
         texts: Text | Sequence[Text],
         *,
         raw_scores: bool = False,
-        truncate: bool = True,
-        truncation_direction: Direction | None = None,
+        **options: Unpack[LabelKeywords],
     ) -> list[list[Prediction]]:
         """Return every label's score for each text, or pair of texts (a tuple), the best first.
 
@@ -293,7 +312,7 @@ class Encoder:
         inputs: list[Text] = [texts] if isinstance(texts, tuple) else _listed("texts", texts)
         for place, item in enumerate(inputs):
             _check_texts(f"texts[{place}]", item if isinstance(item, tuple) else [item])
-        task = Classify(inputs, truncate, truncation_direction, raw_scores)
+        task = Classify(inputs, LabelOptions.given(options, raw_scores=raw_scores))
         task.check(self.spec)
         if not inputs:
             return []
@@ -305,8 +324,7 @@ class Encoder:
         texts: str | Sequence[str],
         *,
         aggregation_strategy: Aggregation = "simple",
-        truncate: bool = True,
-        truncation_direction: Direction | None = None,
+        **options: Unpack[LabelKeywords],
     ) -> list[list[Span]]:
         """Return labelled spans of each text, in code points. "none": one span a token, including
         tokens without a label (`O`).
@@ -315,8 +333,10 @@ class Encoder:
         """
         inputs = _listed("texts", texts)
         _check_texts("texts", inputs)
-        _check_given(aggregation_strategy=(aggregation_strategy, Aggregation))
-        task = Tag(inputs, aggregation_strategy, truncate, truncation_direction)
+        task = Tag(
+            inputs,
+            LabelOptions.given({**options, "aggregation_strategy": aggregation_strategy}),
+        )
         task.check(self.spec)
         return [list(tagged.spans) for tagged in self._answer(task)] if inputs else []
 
@@ -329,7 +349,7 @@ class Encoder:
     def _run(self, task: Embed | EmbedSpans, show_progress: bool) -> Embeddings:
         if not task.inputs:
             return no_rows(task.heads, self.spec)
-        is_long = isinstance(task, EmbedSpans) or task.long_inputs == "mean"
+        is_long = isinstance(task, EmbedSpans) or task.options.long_inputs == "mean"
         chunk = CHUNK_SPANNED if is_long else CHUNK
         ready: Task[Embeddings] = task.for_model(self.spec)
         # Even a disabled progress bar takes a measurable part of a query's time
@@ -417,14 +437,6 @@ def _listed(name: str, values: Any) -> list[Any]:
             "list"
         )
     return [values] if isinstance(values, str) else list(values)
-
-
-def _check_given(**values: tuple[Any, Any]) -> None:
-    """Raises InvalidInput for the first (value, type) whose value is neither None nor of the
-    type."""
-    for name, (value, kind) in values.items():
-        if value is not None:
-            check_value(name, value, kind)
 
 
 def _check_kinds(inputs: Sequence[object]) -> None:

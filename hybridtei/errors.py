@@ -1,7 +1,7 @@
 """The tree of all errors that this package raises deliberately.
 
-A message names the field, the value found, and the allowed values. The classes are independent of
-HTTP: one tested table in `server/routing.py` maps them to statuses and wire names. Refusals of a
+A message names the field, the value found, and the allowed values. A class says what the server
+answers: status, wire name, and TEI's prefix of the message. Refusals of a
 body before it is read (`BodyError` in `server/http/body.py`) are not in the tree: they have a
 status and TEI's message, and only the server raises and catches them.
 """
@@ -9,12 +9,27 @@ status and TEI's message, and only the server raises and catches them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     import grpc
 
     from hybridtei.outputs import HeadOutputs
+
+
+ErrorType = Literal[
+    "Unhealthy",
+    "Backend",
+    "Overloaded",
+    "Validation",
+    "Tokenizer",
+    "Empty",
+    "NotFound",
+    "Unauthorized",
+    "Forbidden",
+    "Store",
+]
+INPUT, BACKEND = "Input validation error: ", "Backend error: "
 
 
 def anchor_of(error: BaseException) -> str:
@@ -35,13 +50,21 @@ class HybridTeiError(Exception):
     """The root of the tree: `except HybridTeiError` catches every error that this package raises
     deliberately.
 
-    `limit`: the setting whose bound was exceeded, or None.
+    `limit`: the setting whose bound was exceeded, or None. `label`: TEI's, in `te_request_failure`.
     """
 
     limit: ClassVar[str | None] = None
+    http_status: ClassVar[int] = 500
+    error_type: ClassVar[ErrorType] = "Backend"
+    prefix: ClassVar[str] = ""
+    label: ClassVar[str] = "inference"
+
+    def __init_subclass__(cls, **wire: Any) -> None:
+        for name, value in wire.items():
+            setattr(cls, name, value)
 
 
-class RequestError(HybridTeiError):
+class RequestError(HybridTeiError, http_status=422, error_type="Validation", label="tokenization"):
     """The request is wrong. It will fail again if sent unchanged. `place`: the index of the wrong
     input in a list, if known; TEI's messages do not name it."""
 
@@ -58,19 +81,19 @@ class RequestError(HybridTeiError):
         return type(self)(f"`{name}`{message.removeprefix(of)}")
 
 
-class EmptyInput(RequestError):
+class EmptyInput(RequestError, http_status=400, error_type="Empty", prefix=INPUT):
     """An input has no characters or no ids."""
 
 
-class NoInputs(EmptyInput):
+class NoInputs(EmptyInput, prefix="", label="validation"):
     """A list of inputs is empty."""
 
 
-class InvalidInput(RequestError):
+class InvalidInput(RequestError, prefix=INPUT):
     """A value is outside its limits."""
 
 
-class InvalidDimensions(InvalidInput):
+class InvalidDimensions(InvalidInput, label="validation"):
     """The vectors cannot be cut to the requested width. `width`: theirs, which TEI's message does
     not name."""
 
@@ -85,7 +108,7 @@ class InvalidDimensions(InvalidInput):
         return InvalidDimensions(f"`dimensions` should be at most {self.width}, the model's width")
 
 
-class RequestRefused(InvalidInput):
+class RequestRefused(InvalidInput, prefix="", label="batch_size"):
     """The server refused a whole request before reading its inputs, or because its answer grew too
     large."""
 
@@ -114,19 +137,21 @@ class TooManyCandidates(InvalidInput):
     limit = "max_search_points"
 
 
-class TokenizerError(RequestError):
+class TokenizerError(RequestError, error_type="Tokenizer"):
     """The tokenizer could not process the text."""
 
 
-class UnsupportedHead(RequestError):
+class UnsupportedHead(
+    RequestError, http_status=424, error_type="Backend", prefix=BACKEND, label="model_type"
+):
     """The loaded model does not produce the requested output."""
 
 
-class WrongModel(UnsupportedHead):
+class WrongModel(UnsupportedHead, prefix=""):
     """UnsupportedHead over gRPC, without HTTP's prefix of the message."""
 
 
-class AnswerTooLarge(RequestError):
+class AnswerTooLarge(RequestError, label="answer_size"):
     """An answer with a vector for each token would have too many numbers. Nothing was computed."""
 
     limit = "max_answer_bytes"
@@ -138,15 +163,15 @@ class PayloadsTooLarge(AnswerTooLarge):
     limit = "max_search_bytes"
 
 
-class UnknownModel(RequestError):
+class UnknownModel(RequestError, http_status=404, error_type="NotFound"):
     """No model of that name is ready."""
 
 
-class UnknownCollection(RequestError):
+class UnknownCollection(RequestError, http_status=404, error_type="NotFound"):
     """The vector store has no collection of that name."""
 
 
-class KeyNeeded(RequestError):
+class KeyNeeded(RequestError, http_status=403, error_type="Forbidden"):
     """Only a server with an API key offers this route."""
 
     def __init__(self, path: str) -> None:
@@ -156,7 +181,7 @@ class KeyNeeded(RequestError):
         )
 
 
-class RoleNeeded(RequestError):
+class RoleNeeded(RequestError, http_status=403, error_type="Forbidden"):
     """The key lacks the role for this route."""
 
     def __init__(self, role: str, name: str, roles: Sequence[str]) -> None:
@@ -165,7 +190,7 @@ class RoleNeeded(RequestError):
         )
 
 
-class OtherOrigin(RequestError):
+class OtherOrigin(RequestError, http_status=403, error_type="Forbidden"):
     """A web page of another origin asked for `/mcp`, or for a collection of a server without an API
     key."""
 
@@ -176,7 +201,7 @@ class OtherOrigin(RequestError):
         )
 
 
-class OtherHost(RequestError):
+class OtherHost(RequestError, http_status=403, error_type="Forbidden"):
     """A request for a collection names the server by a name that a stranger may own, and the server
     has no API key."""
 
@@ -187,7 +212,7 @@ class OtherHost(RequestError):
         )
 
 
-class NoStore(RequestError):
+class NoStore(RequestError, http_status=404, error_type="NotFound"):
     """Only a server with a vector store offers this."""
 
     def __init__(
@@ -199,7 +224,7 @@ class NoStore(RequestError):
         super().__init__(message)
 
 
-class NoKey(RequestError):
+class NoKey(RequestError, http_status=401, error_type="Unauthorized"):
     """The request has no key, or an unknown one."""
 
 
@@ -211,7 +236,7 @@ class Ended(RequestError):
         self.code = code
 
 
-class Overloaded(HybridTeiError):
+class Overloaded(HybridTeiError, http_status=429, error_type="Overloaded", label="overloaded"):
     """All permits are taken. The server did no work for the request."""
 
     limit = "max_concurrent_requests"
@@ -235,7 +260,7 @@ class TokensUsed(Overloaded):
         self.retry_after_s = retry_after_s
 
 
-class TimedOut(HybridTeiError):
+class TimedOut(HybridTeiError, http_status=503, error_type="Overloaded", label="timeout"):
     """A request took longer from permit to answer than allowed. Its permit is free again."""
 
     limit = "request_timeout"
@@ -248,7 +273,7 @@ class AnswersUnsent(TimedOut):
     limit = "max_unsent_bytes"
 
 
-class BackendError(HybridTeiError):
+class BackendError(HybridTeiError, http_status=424, prefix=BACKEND):
     """The forward pass of this request failed."""
 
 
@@ -258,7 +283,7 @@ class PassOverdue(BackendError):
     limit = "pass_timeout"
 
 
-class NotANumber(BackendError):
+class NotANumber(BackendError, prefix=""):
     """A score is NaN, or a vector is infinite or NaN: half precision overflowed, or the weights are
     broken."""
 
@@ -282,18 +307,18 @@ class DeviceLost(BackendError):
     """The device does not respond any more: every later pass of this process would fail."""
 
 
-class Unhealthy(HybridTeiError):
+class Unhealthy(HybridTeiError, http_status=503, error_type="Unhealthy"):
     """The engine cannot serve."""
 
     def __init__(self, message: str = "unhealthy") -> None:
         super().__init__(message)
 
 
-class StoreError(HybridTeiError):
+class StoreError(HybridTeiError, http_status=502, error_type="Store"):
     """A vector store refused a call or failed. The same call will fail again."""
 
 
-class StoreUnavailable(StoreError):
+class StoreUnavailable(StoreError, http_status=503):
     """The store is down, slow, full or asks to wait. `retry_after_s`: the requested wait, or None.
     `is_counted`: the message has the number of tries, and no caller tries again."""
 
@@ -324,11 +349,11 @@ class UnsafeFile(StoreError, OSError):
     user. It was not opened."""
 
 
-class CollectionMismatch(StoreError):
+class CollectionMismatch(StoreError, http_status=409):
     """The collection has another schema. The message shows the difference."""
 
 
-class InvalidPoint(StoreError):
+class InvalidPoint(StoreError, http_status=422, error_type="Validation"):
     """A point breaks a rule that not all stores check. The message names the point, the field and
     the limit."""
 

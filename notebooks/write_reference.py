@@ -37,11 +37,12 @@ width of a vector, `h` hidden width. Next: [errors, causes and cures](errors.md)
 """
 GROUPS = {
     "Embed": (
-        "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head"
+        "Encoder EmbedOptions RankOptions Embeddings SparseVectors Ragged MultivectorBudget Ranked "
+        "Prediction Span Head"
     ),
     "A server": "Client AsyncClient Upserted",
     "Search": (
-        "Index LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model "
+        "Index LocalSearch Searcher SearchOptions SearchResult SearchHit TextModel query_model "
         "rank_by filter_from"
     ),
     "Ingest": "ingest",

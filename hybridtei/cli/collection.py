@@ -212,15 +212,18 @@ def search_here(
         if rerank is not None:
             ranking = replace(model, model_id=rerank, revision=None)
             reranker = Encoder.load(config=ranking, engine=engine, measures=False)
-        from hybridtei.retrieval.search.local import LocalSearch
+        from hybridtei.retrieval.search.searcher import Searcher
 
-        search = LocalSearch(encoder, model.model_id, opened, reranker=reranker, loop=loop)
-    except BaseException:
+        searching = Searcher(opened, encoder).search(
+            collection,
+            query,
+            options,
+            ranker=reranker,
+        )
+        return loop.run(searching)
+    finally:
         loop.run(opened.close())
         loop.close()
-        raise
-    with search:
-        return search(collection, query, options)
 
 
 def options_of(arguments: argparse.Namespace) -> SearchOptions:

@@ -7,20 +7,32 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Unpack
 
 import numpy as np
 import orjson
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Head, offsets_of
-from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
+from hybridtei.cli.flags import (
+    Commands,
+    add_flags,
+    add_options,
+    new_parser,
+    options_from,
+    read_engine,
+    read_settings,
+)
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import CHUNK, Encoder
 from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.inference.tasks.embed import heads_named
+from hybridtei.options import EmbedKeywords, EmbedOptions
 from hybridtei.outputs import Embeddings
 from hybridtei.system.machine import require_extra, written_whole
+
+# Settings of the model, or options of a request alone
+NO_FLAGS = ("truncate", "max_tokens", "multivector", "query_encoder", "uses_default_prompt")
 
 
 def add(commands: Commands) -> None:
@@ -43,6 +55,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--field", default="text", help="key of the text in .jsonl objects [default: text]"
     )
+    add_options(parser, EmbedOptions, without=NO_FLAGS)
     add_flags(parser, (ModelConfig, EngineConfig))
 
 
@@ -53,7 +66,15 @@ def run(arguments: argparse.Namespace) -> None:
     writer_for(arguments.output)
     encoder = Encoder.load(config=model, engine=engine)
     outputs = (arguments.outputs or "").split(",")
-    count = embed_file(encoder, arguments.file, arguments.output, outputs, field=arguments.field)
+    options = options_from(EmbedOptions, arguments)
+    count = embed_file(
+        encoder,
+        arguments.file,
+        arguments.output,
+        outputs,
+        field=arguments.field,
+        options=options,
+    )
     print(f"{count} texts -> {arguments.output}", file=sys.stderr)
 
 
@@ -67,6 +88,7 @@ def embed_file(
     outputs: Sequence[str] = (),
     *,
     field: str = "text",
+    options: EmbedOptions | None = None,
 ) -> int:
     """Embed every text of `source` into `target`. Return their number. Raises InvalidInput, naming
     file and line."""
@@ -80,14 +102,21 @@ def embed_file(
     if Head.TOKENS in heads:
         raise InvalidInput("`outputs`: token states are not written to files")
     with written_whole(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
-        write(file, _embedded(encoder, texts, heads, bar))
+        keywords = {} if options is None else options.as_fields()
+        write(file, _embedded(encoder, texts, heads, bar, **keywords))
     return len(texts)
 
 
-def _embedded(encoder: Encoder, texts: Sequence[str], heads: frozenset[Head], bar: Any) -> Chunks:
+def _embedded(
+    encoder: Encoder,
+    texts: Sequence[str],
+    heads: frozenset[Head],
+    bar: Any,
+    **options: Unpack[EmbedKeywords],
+) -> Chunks:
     for start in range(0, len(texts), CHUNK):
         chunk = texts[start : start + CHUNK]
-        yield chunk, encoder.encode(chunk, outputs=heads)
+        yield chunk, encoder.encode(chunk, outputs=heads, **options)
         bar.update(len(chunk))
 
 

@@ -22,7 +22,7 @@ from hybridtei.errors import LoadError
 
 if TYPE_CHECKING:
     from hybridtei.encoder import Encoder
-    from hybridtei.inference.tasks.embed import InputType
+    from hybridtei.options import InputType
 
 
 class HybridSparseEmbeddings:

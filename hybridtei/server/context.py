@@ -13,15 +13,13 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any, Literal, Self, TypeVar, get_args
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from hybridtei import errors
 from hybridtei.batch import UNKNOWN, Characters, Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import (
     HybridTeiError,
     InvalidInput,
-    NoInputs,
     RequestError,
     TooManyInputs,
     TooManyTexts,
@@ -29,10 +27,18 @@ from hybridtei.errors import (
 from hybridtei.inference.engine.admission import Answered, Bounds, too_many_numbers
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Task
-from hybridtei.inference.tasks.embed import SIDES, Embed, InputType, prompt_of
-from hybridtei.inference.tasks.rerank import Ranking, Scored
+from hybridtei.inference.tasks.embed import Embed, prompt_of
+from hybridtei.inference.tasks.pooling import budget_of
+from hybridtei.inference.tasks.rerank import Ranking, rerank_task
 from hybridtei.models.fingerprint import Fingerprint, begin
-from hybridtei.models.text.reader import Input
+from hybridtei.options import (
+    SIDES,
+    EmbedOptions,
+    InputType,
+    MultivectorBudget,
+    Options,
+    RankOptions,
+)
 from hybridtei.outputs import Cut, Embeddings, Load, Usage
 from hybridtei.system.metrics import (
     Histogram,
@@ -54,6 +60,7 @@ OFFLOAD_NUMBERS = 200_000
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Chosen = TypeVar("Chosen", bound=Options)
 Write = Callable[[T, Usage], Any]
 Check = Callable[[], object]
 # The name of the input at a place
@@ -94,11 +101,14 @@ class Context:
     side: InputType | None = None
     # True if the model has prompts that differ for queries and documents
     has_sides: bool = field(init=False)
+    # The default of documents' multi-vectors
+    budget: MultivectorBudget | None = field(init=False)
     _fingerprint_header: tuple[bytes, bytes] | None = field(default=None, init=False)
     _peers: Context | None = field(default=None, init=False)
     _sides: dict[InputType, Context] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        self.budget = budget_of(self.model)
         table = self.service.reader.prompts.table or {}
         prompts = [table.get(prompt_of(side, table) or "", "") for side in SIDES]
         self.has_sides = prompts[0] != prompts[1]
@@ -153,11 +163,42 @@ class Context:
                 self._fingerprint_header = (b"x-hybridtei-fingerprint", facts["id"].encode())
         return self._fingerprint_header
 
-    def truncate(self, option: bool | None, max_tokens: int | None = None) -> bool:
-        """The request's option, or the server's default; true if the request has its own length."""
-        if max_tokens is not None:
-            return True
-        return self.service.config.auto_truncate if option is None else option
+    def settled(self, options: Chosen) -> Chosen:
+        """The options, with the server's defaults for what a request leaves open."""
+        changes: dict[str, Any] = {}
+        if options.truncate is None and not self.service.config.auto_truncate:
+            changes["truncate"] = options.max_tokens is not None
+        if isinstance(options, EmbedOptions):
+            if options.input_type is None and self.side is not None:
+                changes["input_type"] = self.side
+            if options.multivector is None and self.budget is not None:
+                changes["multivector"] = self.budget
+        return structs.replace(options, **changes) if changes else options
+
+    def ranking(self, query: str, documents: Sequence[str], options: RankOptions) -> Ranking:
+        """The task of ranking. All documents of a request have at most --max-rerank-documents
+        windows in all. Raises InvalidInput, UnsupportedHead."""
+        options, count = self.settled(options), len(documents)
+        if options.relevant_spans is not None and Head.MULTIVECTOR not in self.heads:
+            raise InvalidInput("`relevant_spans` needs a model that ranks by multi-vectors")
+        windows = options.max_chunks_per_doc or self.server.rerank_windows
+        if windows > 1:
+            windows = min(windows, max(self.server.max_rerank_documents // max(count, 1), 1))
+            # Sentences are listed of documents that are read whole
+            if options.relevant_spans is None:
+                options = structs.replace(options, max_chunks_per_doc=windows)
+            else:
+                options = structs.replace(options, max_chunks_per_doc=None)
+        if options.instruction is not None:
+            check_instruction(options.instruction, count * windows)
+        task = rerank_task(
+            self.service.model.spec,
+            query,
+            documents,
+            options,
+        )
+        task.check(self.service.model.spec)
+        return task
 
     def check_batch(self, inputs: int) -> None:
         """Raises TooManyInputs if a request is above TEI's limit and the server does not split
@@ -211,9 +252,9 @@ class Context:
         `check`, `field`: as for `run`. `numbers`: the count of numbers to write, if larger than the
         answer's.
         """
-        is_mean = self.server.long_inputs == "mean" and task.long_inputs is None
+        is_mean = self.server.long_inputs == "mean" and task.options.long_inputs is None
         if is_mean and task.reads_windows(self.service.model.spec):
-            task = replace(task, long_inputs="mean")
+            task = replace(task, options=structs.replace(task.options, long_inputs="mean"))
         # A text counts its characters, a list of ids its ids
         load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
         answer, usage = await self.run(task, load, check=check, numbers=numbers, field=field)
@@ -264,28 +305,6 @@ class Context:
             self.metrics.lacked_side(self.served_name)
         return result.answer, counted.succeeded(result)
 
-    async def look_up(
-        self, queries: Sequence[Input], *, is_batch: bool
-    ) -> tuple[Embeddings, Usage]:
-        """Look up sparse vectors of queries in the table, without a permit. Raises Overloaded if
-        too many lookups run."""
-        task = Embed(queries, frozenset({Head.SPARSE}), query_encoder="table")
-        load = Load(len(queries), sum(map(len, queries)), is_batch=is_batch)
-        with self.service.beside.inside(1), self.service.admission.carrying(load.inputs):
-            return await self.run(task, load)
-
-    async def rank(
-        self,
-        task: Ranking,
-        load: Load,
-        check: Check | None = None,
-        *,
-        field: str | NameOf | None = None,
-    ) -> tuple[Scored, Usage]:
-        """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`. `field`: as for `run`."""
-        bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
-        return await self.run(task, load, bounds, scope="predict", check=check, field=field)
-
     async def embed_in_chunks(
         self, task: Embed, load: Load, field: NameOf | None = None
     ) -> tuple[Embeddings, Usage]:
@@ -299,13 +318,6 @@ class Context:
         if numbers > OFFLOAD_NUMBERS:
             return Reply(await asyncio.to_thread(write, answer, usage), usage, numbers)
         return Reply(write(answer, usage), usage, numbers)
-
-
-def windows_of(context: Context, documents: int, requested: int | None = None) -> int:
-    """The number of windows of a document, by the request or the server: all documents of a
-    request have at most --max-rerank-documents in all."""
-    windows = requested or context.server.rerank_windows
-    return min(windows, max(context.server.max_rerank_documents // max(documents, 1), 1))
 
 
 def checked() -> None:
@@ -490,10 +502,9 @@ class RequestMetrics:
         self._begun[False]()
         self._overloaded()
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: HybridTeiError) -> None:
         """Count a request that was refused or failed."""
-        label = next((name for kind, name in FAILURES if isinstance(error, kind)), "inference")
-        self._failure.add(err=label)
+        self._failure.add(err=error.label)
 
 
 class _ScopeMetrics:
@@ -512,13 +523,3 @@ def _stages(registry: Registry, scope: str) -> list[Histogram]:
 
 
 STAGES = ("", "tokenization_", "queue_", "inference_")
-FAILURES: tuple[tuple[type[Exception], str], ...] = (
-    (errors.RequestRefused, "batch_size"),
-    (NoInputs, "validation"),
-    (errors.InvalidDimensions, "validation"),
-    (errors.UnsupportedHead, "model_type"),
-    (errors.Overloaded, "overloaded"),
-    (errors.TimedOut, "timeout"),
-    (errors.AnswerTooLarge, "answer_size"),
-    (errors.RequestError, "tokenization"),
-)

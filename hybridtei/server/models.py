@@ -36,7 +36,7 @@ from hybridtei.errors import (
 )
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.device import STOP_SECONDS
-from hybridtei.inference.tasks.embed import SIDES, InputType
+from hybridtei.options import SIDES, InputType
 from hybridtei.server.context import Context
 from hybridtei.system import memory
 from hybridtei.system.metrics import Counter, Registry, text_of

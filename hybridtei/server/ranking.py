@@ -10,12 +10,11 @@ from time import perf_counter_ns
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from hybridtei.inference.tasks.rerank import Ranking, RerankByVectors, Scored
 from hybridtei.outputs import Cut, Floats, Usage
-from hybridtei.retrieval.search.options import Budget
-from hybridtei.server.context import CHUNK_DOCUMENTS, Context, load_of_pairs
+from hybridtei.server.context import CHUNK_DOCUMENTS, Context, NameOf, checked, load_of_pairs
 
 BudgetMs = Annotated[
     Annotated[int, Meta(ge=1, le=600_000)] | None,
@@ -39,12 +38,34 @@ def deadline_of(budget_ms: int) -> int:
     return perf_counter_ns() + budget_ms * NS_PER_MS
 
 
-async def rank_within(
-    context: Context, task: Ranking, deadline_ns: int, field: str | None = None
-) -> tuple[Scored, Usage, Budget]:
+async def rank(
+    context: Context,
+    task: Ranking,
+    field: str | NameOf | None = None,
+) -> tuple[Scored, Usage]:
+    """Score documents in chunks, or until the task's deadline. `field`: as for `Context.run`.
+    Raises HybridTeiError."""
+    if task.options.deadline_ns is not None:
+        return await _rank_within(context, task, task.options.deadline_ns, field)
+    load = load_of_pairs(task.query, task.inputs)
+    bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
+    return await context.run(
+        task,
+        load,
+        bounds,
+        scope="predict",
+        check=checked,
+        field=field,
+    )
+
+
+async def _rank_within(
+    context: Context, task: Ranking, deadline_ns: int, field: str | NameOf | None
+) -> tuple[Scored, Usage]:
     """Score documents in their order until the deadline, but at least one. The others get the
-    lowest score. `field`: as for `Context.run`. Raises HybridTeiError."""
+    lowest score."""
     documents, service = task.inputs, context.service
+    timeless = structs.replace(task.options, deadline_ns=None)
     costs = _costs(context, task)
     bounds = context.bounds(len(documents), CHUNK_DOCUMENTS)
     parts: list[Scored] = []
@@ -66,14 +87,13 @@ async def rank_within(
             if count == 0 and parts:
                 break
             end = done + max(count, 1)
-            part = replace(task, inputs=documents[done:end])
+            part = replace(task, inputs=documents[done:end], options=timeless)
             if parts and isinstance(part, RerankByVectors):
                 part = part.knowing(parts[0])
-            load = load_of_pairs(task.query, part.inputs)
             began_ns = perf_counter_ns()
             try:
                 async with asyncio.timeout(left_ns / NS_PER_S if parts else None):
-                    scored, usage = await context.rank(part, load, field=field and name_of)
+                    scored, usage = await rank(context, part, field and name_of)
             except TimeoutError:
                 break
             # The mean pace of a character, in which this pass is a third
@@ -83,9 +103,7 @@ async def rank_within(
             usages.append(replace(usage, cuts=cuts))
             parts.append(scored)
             done = end
-    scored = _with_rest(Scored.concat(parts), len(documents) - done)
-    budget = Budget(done, len(documents), done < len(documents))
-    return scored, Usage.total(usages), budget
+    return _with_rest(Scored.concat(parts), len(documents) - done), Usage.total(usages)
 
 
 def fitting(costs: Sequence[int], left_ns: int, pace_ns: float | None) -> int:
@@ -102,7 +120,11 @@ def fitting(costs: Sequence[int], left_ns: int, pace_ns: float | None) -> int:
 
 def _costs(context: Context, task: Ranking) -> list[int]:
     """The characters of each document that the model reads, with the query's."""
-    longest = context.service.reader.max_input_length * CHARACTERS_PER_TOKEN * task.windows
+    longest = (
+        context.service.reader.max_input_length
+        * CHARACTERS_PER_TOKEN
+        * (task.options.max_chunks_per_doc or 1)
+    )
     of_query = LEAST_CHARACTERS + len(task.query)
     return [min(of_query + len(text), longest) for text in task.inputs]
 

@@ -5,8 +5,7 @@
         \"\"\"Dense vectors, one an input.\"\"\"
 
 `post` and `get` put a `Route` into `ROUTES`. `serve` reads the route, and calls its function with
-two arguments: what answers (`Route.source`) and what is asked (`Route.request`). One table maps
-exceptions to status, wire name, and TEI's prefix of the message.
+two arguments: what answers (`Route.source`) and what is asked (`Route.request`).
 """
 
 from __future__ import annotations
@@ -24,18 +23,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException
 from msgspec import Struct
 
 from hybridtei import errors
-from hybridtei.errors import (
-    HybridTeiError,
-    KeyNeeded,
-    NoInputs,
-    NoKey,
-    NoStore,
-    OtherHost,
-    OtherOrigin,
-    Overloaded,
-    RoleNeeded,
-    anchor_of,
-)
+from hybridtei.errors import ErrorType, HybridTeiError, NoKey, Overloaded, anchor_of
 from hybridtei.server.answers import Answer, Headers, is_path
 from hybridtei.server.http.body import BodyError, ClientDisconnected, first_fields
 
@@ -48,63 +36,6 @@ if TYPE_CHECKING:
 AnyRequest = Request[Any, Any, Any]
 
 log = logging.getLogger(__name__)
-
-ErrorType = Literal[
-    "Unhealthy",
-    "Backend",
-    "Overloaded",
-    "Validation",
-    "Tokenizer",
-    "Empty",
-    "NotFound",
-    "Unauthorized",
-    "Forbidden",
-    "Store",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Status, type and message prefix of an exception."""
-
-    status: int
-    error_type: ErrorType
-    prefix: str = ""
-
-
-TABLE: Mapping[type[Exception], Row] = {
-    errors.EmptyInput: Row(400, "Empty", "Input validation error: "),
-    NoInputs: Row(400, "Empty"),
-    errors.InvalidInput: Row(422, "Validation", "Input validation error: "),
-    errors.RequestRefused: Row(422, "Validation"),
-    errors.TokenizerError: Row(422, "Tokenizer"),
-    errors.UnsupportedHead: Row(424, "Backend", "Backend error: "),
-    errors.UnknownModel: Row(404, "NotFound"),
-    errors.UnknownCollection: Row(404, "NotFound"),
-    NoStore: Row(404, "NotFound"),
-    KeyNeeded: Row(403, "Forbidden"),
-    NoKey: Row(401, "Unauthorized"),
-    RoleNeeded: Row(403, "Forbidden"),
-    OtherOrigin: Row(403, "Forbidden"),
-    OtherHost: Row(403, "Forbidden"),
-    errors.RequestError: Row(422, "Validation"),
-    errors.Overloaded: Row(429, "Overloaded"),
-    errors.TimedOut: Row(503, "Overloaded"),
-    errors.BackendError: Row(424, "Backend", "Backend error: "),
-    errors.NotANumber: Row(424, "Backend"),
-    errors.Unhealthy: Row(503, "Unhealthy"),
-    errors.StoreUnavailable: Row(503, "Store"),
-    errors.CollectionMismatch: Row(409, "Store"),
-    errors.InvalidPoint: Row(422, "Validation"),
-    errors.StoreError: Row(502, "Store"),
-    errors.LoadError: Row(500, "Backend"),
-    errors.HybridTeiError: Row(500, "Backend"),
-}
-
-
-def row_of(error: Exception) -> Row:
-    """The row of an error's class, or of the nearest base class that has one."""
-    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), Row(500, "Backend"))
 
 
 class ErrorResponse(Struct, frozen=True):
@@ -120,8 +51,8 @@ class ErrorResponse(Struct, frozen=True):
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
-        row = row_of(error)
-        return row.status, cls(row.prefix + str(error), row.error_type)
+        status, message, error_type = facts_of(error)
+        return status, cls(message, error_type)
 
 
 class OpenAICompatErrorResponse(Struct, frozen=True):
@@ -136,8 +67,8 @@ class OpenAICompatErrorResponse(Struct, frozen=True):
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
-        row = row_of(error)
-        return row.status, cls(row.prefix + str(error), row.status, row.error_type)
+        status, message, error_type = facts_of(error)
+        return status, cls(message, status, error_type)
 
 
 class OpenAIError(Struct, frozen=True):
@@ -202,8 +133,8 @@ def facts_of(error: Exception) -> tuple[int, str, ErrorType]:
         return error.status, str(error), "Overloaded" if error.status == 503 else "Validation"
     if isinstance(error, HTTPException):
         return error.status_code, error.detail, "NotFound"
-    row = row_of(error)
-    return row.status, row.prefix + str(error), row.error_type
+    kind = error if isinstance(error, HybridTeiError) else HybridTeiError
+    return kind.http_status, kind.prefix + str(error), kind.error_type
 
 
 JSON, JSON_LINES = b"application/json", b"application/jsonl"

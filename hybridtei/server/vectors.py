@@ -36,27 +36,27 @@ def quantiser(context: Context, precision: Precision | None, head: Head, width: 
 
 
 def smaller_vectors(
-    context: Context,
-    heads: frozenset[Head],
-    precision: Precision | None,
-    dimensions: int | None,
-    *,
-    is_small: bool = False,
+    context: Context, task: Embed, precision: Precision | None
 ) -> Callable[[Embeddings], Embeddings]:
-    """A function that converts an answer's dense and multi-vectors to `precision`. `is_small`:
-    multi-vectors are left alone, since their own `dtype` converted them. Raises InvalidInput before
-    anything is computed."""
+    """A function that converts a task's dense and multi-vectors to `precision`, but not
+    multi-vectors that their own `dtype` has converted. Raises InvalidInput before anything is
+    computed."""
     if precision is None or precision == "float":
         return lambda answer: answer
     spec = context.service.model.spec
     widths = {Head.DENSE: spec.dense_width}
-    if not is_small:
+    if not task.is_small:
         widths[Head.MULTIVECTOR] = spec.multivector_width
     with context.counting_failures():
         makers = {
-            head: quantiser(context, precision, head, min(dimensions or width, width))
+            head: quantiser(
+                context,
+                precision,
+                head,
+                min(task.options.dimensions or width, width),
+            )
             for head, width in widths.items()
-            if head in heads & context.heads
+            if head in task.heads & context.heads
         }
 
     def smaller(answer: Embeddings) -> Embeddings:

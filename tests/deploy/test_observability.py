@@ -37,9 +37,10 @@ EXPRESSIONS = [
 
 
 def test_failures_have_the_words_that_alerts_look_for():
-    from hybridtei.server.context import FAILURES
+    from hybridtei import errors
 
-    words = {name for _, name in FAILURES} | {"inference", "dropped"}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    words = {getattr(kind, "label", "inference") for kind in kinds} | {"dropped"}
     looked_for = {
         word for expression in EXPRESSIONS for word in re.findall(r'err="(\w+)"', expression)
     }

@@ -115,7 +115,7 @@ def test_an_input_of_another_kind_is_named_by_its_place(encoder, wrong):
             {"truncation_direction": "middle"},
             "`truncation_direction` is 'middle': .*; known: left, right",
         ),
-        ({"dimensions": "3"}, "`dimensions` is '3': expected `int`, got `str`"),
+        ({"dimensions": "3"}, "`dimensions` is '3': expected `int | null`, got `str`"),
         ({"outputs": None}, "`outputs` is None, of type NoneType"),
         ({"texts": None}, "`texts` is None, of type NoneType; it should be a string or a list"),
     ],

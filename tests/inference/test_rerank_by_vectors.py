@@ -9,10 +9,10 @@ from hybridtei.inference.tasks.rerank import (
     PRESETS,
     RankWeights,
     RerankByVectors,
-    preset,
     rerank_task,
 )
 from hybridtei.models.text.reader import TextReader
+from hybridtei.options import RankOptions
 from tests import tiny, vocabulary
 from tests.near import near
 from tests.sampled import sampled
@@ -58,7 +58,7 @@ def test_scores_are_the_weighted_mean_of_three_similarities(encoder, weights):
         if isinstance(weights, RankWeights)
         else RankWeights()
         if weights is None
-        else preset(weights)
+        else PRESETS[weights]
     )
     ranked = encoder.rerank(QUERY, DOCUMENTS, weights=weights)
     wanted = np.array([expected(encoder, QUERY, document, shares) for document in DOCUMENTS])
@@ -112,7 +112,7 @@ def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_
 
 
 def test_only_what_counts_is_computed(encoder):
-    task = rerank_task(encoder.spec, QUERY, DOCUMENTS, weights=RankWeights(0, 1, 0))
+    task = rerank_task(encoder.spec, QUERY, DOCUMENTS, RankOptions(weights=RankWeights(0, 1, 0)))
     assert isinstance(task, RerankByVectors)
     assert task.heads == {"sparse"}
 

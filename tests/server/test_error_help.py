@@ -5,7 +5,6 @@ import re
 import pytest
 
 from hybridtei import cli, errors
-from hybridtei.server.routing import row_of
 from notebooks.write_reference import ERRORS
 from tests.server.live import serving
 
@@ -29,7 +28,7 @@ def test_every_error_has_a_section_with_its_status(name):
     """Those that HTTP never answers with say where they come from."""
     section = SECTIONS[name]
     error = KINDS[name].__new__(KINDS[name])
-    assert section.startswith((f"HTTP {row_of(error).status}.", "gRPC only.", "At start"))
+    assert section.startswith((f"HTTP {error.http_status}.", "gRPC only.", "At start"))
     assert errors.anchor_of(error) == name.lower()
 
 

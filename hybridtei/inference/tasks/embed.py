@@ -6,8 +6,8 @@ Options that need no separate pass, such as cutting and normalisation, are appli
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,9 @@ from hybridtei.batch import (
     offsets_of,
     with_shared_prefix,
 )
-from hybridtei.config import LongInputs
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.pooling import (
-    MultivectorBudget,
     budgeted,
     heaviest,
     pooled,
@@ -41,12 +39,10 @@ from hybridtei.inference.tasks.windows import in_windows, joined
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input, TextReader, of_side
-from hybridtei.models.text.tokenizer import Direction, Prompts
+from hybridtei.models.text.tokenizer import Prompts
+from hybridtei.options import EmbedOptions, InputType, MultivectorBudget
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, max_weights, unit
 
-InputType = Literal["query", "document"]
-SIDES: tuple[InputType, ...] = ("query", "document")
-QueryEncoder = Literal["model", "table"]
 PROMPTS = {
     "query": ("query", "retrieval.query"),
     "document": (
@@ -71,45 +67,29 @@ WITHOUT_PROMPT = (
 # Not frozen: each request makes one, and a frozen class sets its fields three times slower.
 @dataclass(slots=True, unsafe_hash=True)
 class Embed(Task[Embeddings]):
-    """Embed `inputs`. `dimensions` cuts dense vectors, and wider multi-vectors. `max_tokens`: as
-    for `Model.limited`.
-
-    `multivector`: the budget of documents' multi-vectors. `query_encoder` "table": sparse vectors
-    of queries from the tokenizer and a table of weights, without a pass. `input_type`: for models
-    that treat queries differently; None means "document" for these. For other models None means the
-    checkpoint's default prompt, if `uses_default_prompt` (False on TEI's routes).
-    """
+    """Embed `inputs`. `dimensions` cuts dense vectors, and wider multi-vectors. `input_type`: for
+    models that treat queries differently; None means "document" for these."""
 
     embeds: ClassVar[bool] = True
     inputs: Sequence[Input]
     heads: frozenset[Head]
-    truncate: bool = True
-    direction: Direction | None = None
-    prompt_name: str | None = None
-    normalize: bool = True
-    dimensions: int | None = None
-    input_type: InputType | None = None
-    multivector: MultivectorBudget | None = None
-    query_encoder: QueryEncoder = "model"
-    uses_default_prompt: bool = True
-    max_tokens: int | None = None
-    # "mean": read a text that would be cut in windows, and join their vectors; None: the server's
-    # default
-    long_inputs: LongInputs | None = None
+    options: EmbedOptions = field(default_factory=EmbedOptions)
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
         """`LookUp` if the request asks for the table, or for a query of a model that looks queries
         up."""
-        is_query = self.input_type == "query"
-        if self.query_encoder == "table" or (is_query and spec.sparse and spec.sparse.queries):
+        options = self.options
+        is_query = options.input_type == "query" and spec.sparse and spec.sparse.queries
+        if is_query or options.query_encoder == "table":
             return LookUp(self)
         return self
 
     def lacks_side(self, prompts: Prompts) -> bool:
-        return self.input_type is None and not prompts.named(self.prompt(prompts))
+        return self.options.input_type is None and not prompts.named(self.prompt(prompts))
 
     def check(self, spec: ModelSpec) -> None:
-        if self.dimensions is not None and self.dimensions < 1:
+        options = self.options
+        if options.dimensions is not None and options.dimensions < 1:
             # TEI checks this before it checks the model
             raise InvalidDimensions("`dimensions` should be positive")
         if spec.kind != "embedding":
@@ -124,17 +104,17 @@ class Embed(Task[Embeddings]):
                 "`input_type` is missing: the model has a router with a query and a document "
                 "route, and no `default_route`"
             )
-        if self.query_encoder == "table" and (
-            self.heads != {Head.SPARSE} or self.input_type == "document"
+        if options.query_encoder == "table" and (
+            self.heads != {Head.SPARSE} or options.input_type == "document"
         ):
             raise InvalidInput(
                 '`query_encoder` "table" makes sparse vectors of queries and nothing else'
             )
-        if self.query_encoder == "table" and not (spec.sparse and spec.sparse.can_look_up):
+        if options.query_encoder == "table" and not (spec.sparse and spec.sparse.can_look_up):
             raise UnsupportedHead(
                 '`query_encoder` "table": the model has no table of what tokens weigh in queries'
             )
-        if self.long_inputs == "mean" and not self.reads_windows(spec):
+        if options.long_inputs == "mean" and not self.reads_windows(spec):
             raise InvalidInput(
                 '`long_inputs` "mean" is not for `tokens`, nor for queries that the model expands '
                 "or looks up: leave it out"
@@ -148,18 +128,19 @@ class Embed(Task[Embeddings]):
         return side is None or side.expansion is None
 
     def prepare(self, model: Model) -> list[Encoding]:
-        if self.max_tokens is not None:
-            model = model.limited(self.max_tokens)
+        if self.options.max_tokens is not None:
+            model = model.limited(self.options.max_tokens)
         encodings = self.read(model, allow_empty=False)
-        if self.long_inputs == "mean":
+        if self.options.long_inputs == "mean":
             encodings = self._not_cut(model, encodings)
-        if self.dimensions is not None:
+        if self.options.dimensions is not None:
             self.check_width(model.spec)
         return with_shared_prefix(encodings) if model.spec.pooling == ("lasttoken",) else encodings
 
     def check_width(self, spec: ModelSpec) -> None:
         """Raises InvalidDimensions if the model's vectors are shorter than requested."""
-        if self.dimensions is not None and self.dimensions > self._width(spec):
+        dimensions = self.options.dimensions
+        if dimensions is not None and dimensions > self._width(spec):
             raise InvalidDimensions(
                 "`dimensions` should be smaller than the maximum embedding dimension.",
                 self._width(spec),
@@ -179,8 +160,8 @@ class Embed(Task[Embeddings]):
             )
         return reader.read(
             self.inputs,
-            truncate=self.truncate,
-            direction=self.direction,
+            truncate=self.options.truncate is not False,
+            direction=self.options.truncation_direction,
             prompt_name=name,
             allow_empty=allow_empty,
         )
@@ -200,7 +181,7 @@ class Embed(Task[Embeddings]):
             self.longest(of_route),
             lambda parts: replace(self, inputs=parts).read(model),
             limit=limit,
-            truncate=self.truncate,
+            truncate=self.options.truncate is not False,
             first=first,
         )
 
@@ -224,8 +205,8 @@ class Embed(Task[Embeddings]):
         reader, name = self._reader(model)
         return reader.locate(
             [str(item) for item in self.inputs],
-            truncate=self.truncate,
-            direction=self.direction,
+            truncate=self.options.truncate is not False,
+            direction=self.options.truncation_direction,
             prompt_name=name,
             allow_empty=allow_empty,
             times=times,
@@ -243,20 +224,21 @@ class Embed(Task[Embeddings]):
         side = self.side(model.spec)
         if side is not None:
             reader = of_side(model.reader, side)
-            if self.prompt_name in PROMPTS:
-                reader.prompts.named(self.prompt_name)
+            if self.options.prompt_name in PROMPTS:
+                reader.prompts.named(self.options.prompt_name)
                 return reader, None
-            return reader, self.prompt_name
+            return reader, self.options.prompt_name
         return model.reader, self.prompt(model.reader.prompts)
 
     def prompt(self, prompts: Prompts) -> str | None:
         """Return the name of the inputs' prompt: the request's, else their type's, else the
         checkpoint's default, unless that is the prompt of the other type. None: the server's
         default."""
-        name = self.prompt_name or prompt_of(self.input_type, prompts.table or ())
-        if name is not None or not self.uses_default_prompt:
+        options = self.options
+        name = options.prompt_name or prompt_of(options.input_type, prompts.table or ())
+        if name is not None or not options.uses_default_prompt:
             return name
-        if self.input_type is not None and prompts.own in TYPED_PROMPTS:
+        if options.input_type is not None and prompts.own in TYPED_PROMPTS:
             return None
         return prompts.own
 
@@ -268,9 +250,9 @@ class Embed(Task[Embeddings]):
     def kind(self) -> str | None:
         """The inputs' type: the request's, or that of a prompt with a type's name."""
         of_prompt = next(
-            (kind for kind, names in PROMPTS.items() if self.prompt_name in names), None
+            (kind for kind, names in PROMPTS.items() if self.options.prompt_name in names), None
         )
-        return self.input_type or of_prompt
+        return self.options.input_type or of_prompt
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
         states = spec.hidden_size if Head.TOKENS in self.heads else 0
@@ -279,7 +261,7 @@ class Embed(Task[Embeddings]):
         width, rows = spec.multivector_width, tokens
         if self._budget is not None:
             rows = min(tokens, len(self.inputs) * (self._budget.max_tokens or tokens))
-        return tokens * states + rows * min(self.dimensions or width, width)
+        return tokens * states + rows * min(self.options.dimensions or width, width)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
         side = self.side(spec)
@@ -292,7 +274,7 @@ class Embed(Task[Embeddings]):
     ) -> Embeddings:
         """Cut, normalise and merge the pass's outputs."""
         outputs = outputs.only(self.heads)
-        if self.long_inputs == "mean":
+        if self.options.long_inputs == "mean":
             outputs = joined(encodings, outputs)
         spec, dense, rows, sparse = model.spec, outputs.dense, outputs.multivector, None
         if dense is not None:
@@ -316,13 +298,13 @@ class Embed(Task[Embeddings]):
 
     def scaled(self, spec: ModelSpec, dense: Floats) -> Floats:
         """Cut and normalise."""
-        dense = cut(dense, self.dimensions or spec.dense_width)
-        return unit(dense) if self.normalize else np.ascontiguousarray(dense)
+        dense = cut(dense, self.options.dimensions or spec.dense_width)
+        return unit(dense) if self.options.normalize else np.ascontiguousarray(dense)
 
     def _multivector(self, model: Model, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
         spec, side, budget = model.spec, self.side(model.spec), self._budget
         if side is None and budget is None:
-            return Ragged(unit(cut(rows.values, self.dimensions)), rows.offsets)
+            return Ragged(unit(cut(rows.values, self.options.dimensions)), rows.offsets)
         merges = budget is not None and budget.max_tokens is not None
         if not (merges or (side is not None and side.skipped)):
             return self.merged(model, side, rows)
@@ -339,7 +321,7 @@ class Embed(Task[Embeddings]):
     ) -> Ragged:
         """Cut, merge and normalise multi-vectors as the checkpoint and the request specify.
         `input_ids`: each row's token, if the request's budget merges."""
-        rows = Ragged(cut(rows.values, self.dimensions), rows.offsets)
+        rows = Ragged(cut(rows.values, self.options.dimensions), rows.offsets)
         is_unit = model.spec.late is None or model.spec.late.is_unit
         budget = self._budget
         pooling = None if side is None else side.pooling
@@ -354,8 +336,8 @@ class Embed(Task[Embeddings]):
 
     @property
     def _budget(self) -> MultivectorBudget | None:
-        budget = self.multivector
-        if budget is None or budget.is_full or self.input_type == "query":
+        budget = self.options.multivector
+        if budget is None or budget.is_full or self.options.input_type == "query":
             return None
         return budget
 
@@ -363,7 +345,7 @@ class Embed(Task[Embeddings]):
         """Return the width of the multi-vectors if they are bits, else None."""
         if self._budget is None or self._budget.dtype != "binary" or spec.multivector is None:
             return None
-        return min(self.dimensions or spec.multivector_width, spec.multivector_width)
+        return min(self.options.dimensions or spec.multivector_width, spec.multivector_width)
 
     @property
     def is_small(self) -> bool:
@@ -448,12 +430,12 @@ class LookUp(Task[Embeddings]):
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise, without special tokens. Raises RequestError."""
-        task = self.task
+        options = self.task.options
         return model.reader.read(
-            task.inputs,
-            truncate=task.truncate,
-            direction=task.direction,
-            prompt_name=task.prompt_name,
+            self.task.inputs,
+            truncate=options.truncate is not False,
+            direction=options.truncation_direction,
+            prompt_name=options.prompt_name,
             special_tokens=False,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,11 @@ from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.inference.backends.numpy_functions import sigmoid
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.text.tokenizer import Direction, Prompts, Text
+from hybridtei.models.text.tokenizer import Prompts, Text
+from hybridtei.options import Aggregation, LabelOptions
 from hybridtei.outputs import Floats, HeadOutputs, best_first, refuse_nan
+
+DEFAULT = LabelOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +50,10 @@ class Classified:
 @dataclass(frozen=True, slots=True)
 class Classify(Task[Classified]):
     """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to
-    one input.
-
-    `max_tokens`: as for `Model.limited`. `as_tei`: a regression's numbers become probabilities too.
-    """
+    one input."""
 
     inputs: Sequence[Text]
-    truncate: bool = True
-    direction: Direction | None = None
-    raw_scores: bool = False
-    max_tokens: int | None = None
-    as_tei: bool = False
+    options: LabelOptions = DEFAULT
     checks_first: ClassVar[bool] = True
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
 
@@ -66,12 +62,13 @@ class Classify(Task[Classified]):
             raise UnsupportedHead("Model is not a classifier model")
 
     def prepare(self, model: Model) -> list[Encoding]:
-        if self.max_tokens is not None:
-            model = model.limited(self.max_tokens)
-        template = model.spec.template
+        options = self.options
+        if options.max_tokens is not None:
+            model = model.limited(options.max_tokens)
+        template, side = model.spec.template, options.truncation_direction
         if template is None:
             return model.reader.read_pairs(
-                self.inputs, truncate=self.truncate, direction=self.direction
+                self.inputs, truncate=options.truncate is not False, direction=side
             )
         pairs = [item for item in self.inputs if not isinstance(item, str)]
         if len(pairs) < len(self.inputs):
@@ -79,7 +76,12 @@ class Classify(Task[Classified]):
                 "`inputs` holds a text alone, but the model judges pairs: send [query, document]"
             )
         return with_shared_prefix(
-            model.reader.ask(template, pairs, truncate=self.truncate, direction=self.direction)
+            model.reader.ask(
+                template,
+                pairs,
+                truncate=options.truncate is not False,
+                direction=side,
+            )
         )
 
     def finish(
@@ -89,7 +91,7 @@ class Classify(Task[Classified]):
         assert model.spec.classifier is not None
         head = model.spec.classifier
         logits = refuse_nan(outputs.scores)
-        if self.raw_scores or (head.is_regression and not self.as_tei):
+        if self.options.raw_scores or (head.is_regression and not self.options.as_tei):
             return Classified(logits, model.spec.labels)
         return Classified(probabilities(logits, multi_label=head.multi_label), model.spec.labels)
 
@@ -142,11 +144,7 @@ class Tag(Task[list[Tagged]]):
     """Tag the tokens of `inputs`. `include_special_tokens`: only if tokens are not merged."""
 
     inputs: Sequence[str]
-    aggregation: Aggregation = "none"
-    truncate: bool = True
-    direction: Direction | None = None
-    raw_scores: bool = False
-    include_special_tokens: bool = False
+    options: LabelOptions = DEFAULT
     checks_first: ClassVar[bool] = True
     heads: ClassVar[frozenset[Head]] = frozenset({Head.TAGS})
 
@@ -157,7 +155,14 @@ class Tag(Task[list[Tagged]]):
     def prepare(self, model: Model) -> list[Encoding]:
         # No prompt goes before a text
         reader = replace(model.reader, prompts=Prompts())
-        return [*reader.locate(self.inputs, truncate=self.truncate, direction=self.direction)]
+        options = self.options
+        return [
+            *reader.locate(
+                self.inputs,
+                truncate=options.truncate is not False,
+                direction=options.truncation_direction,
+            )
+        ]
 
     def finish(
         self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs
@@ -174,18 +179,18 @@ class Tag(Task[list[Tagged]]):
 
     def _tagged(self, model: Model, encoding: Encoding, logits: Floats) -> Tagged:
         assert isinstance(encoding, LocatedEncoding)
-        of_text = ~encoding.special
+        options, of_text = self.options, ~encoding.special
         entities = spans(
             _tokens(model, encoding, of_text),
             softmax(logits[of_text]),
             model.spec.labels,
-            self.aggregation,
+            options.aggregation_strategy,
         )
-        if self.aggregation != "none":
+        if options.aggregation_strategy != "none":
             return Tagged(encoding.text, entities)
-        scores = logits if self.raw_scores else softmax(logits)
+        scores = logits if options.raw_scores else softmax(logits)
         places = np.flatnonzero(of_text)
-        if self.include_special_tokens:
+        if options.include_special_tokens:
             places = np.arange(len(encoding))
         tokens = [_token(model, encoding, int(place), scores[place]) for place in places]
         return Tagged(encoding.text, entities, tokens)
@@ -210,9 +215,6 @@ def _token(model: Model, encoding: LocatedEncoding, place: int, scores: Floats) 
         return TaggedToken(word, token_id, 0, 0, scores, special=True)
     start, end = encoding.offsets[place].tolist()
     return TaggedToken(encoding.text[start:end], token_id, start, end, scores)
-
-
-Aggregation = Literal["none", "simple", "first", "average", "max"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,52 +10,25 @@ best vector for each vector of the query.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from msgspec import Meta, Struct, ValidationError, convert
 from numpy.typing import NDArray
 
 from hybridtei.batch import Ragged, offsets_of
 from hybridtei.config import ModelConfig, MultivectorDtype
-from hybridtei.errors import InvalidInput, LoadError
+from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.late import TokenPooling
 from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.options import MultivectorBudget
 from hybridtei.outputs import Floats, SparseVectors, unit
 
 # Rows; the clustering's time and memory grow with their square
 MAX_MERGED_AT_ONCE = 512
 INT8_MOST = 127
-
-
-class MultivectorBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The bound of a document's multi-vector."""
-
-    max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description=(
-                "Merge similar vectors until a document has at most this number [default: all]."
-            )
-        ),
-    ] = None
-    dtype: Annotated[
-        MultivectorDtype,
-        Meta(
-            description=(
-                "int8: each vector scaled to whole numbers up to 127; binary: the sign of each "
-                "number, one bit."
-            )
-        ),
-    ] = "float"
-
-    @property
-    def is_full(self) -> bool:
-        """True if the budget changes no vector."""
-        return self.max_tokens is None and self.dtype == "float"
 
 
 def budget_of(config: ModelConfig) -> MultivectorBudget | None:
@@ -64,14 +37,6 @@ def budget_of(config: ModelConfig) -> MultivectorBudget | None:
         max_tokens=config.multivector_tokens or None, dtype=config.multivector_dtype or "float"
     )
     return None if budget.is_full else budget
-
-
-def as_budget(value: MultivectorBudget | Mapping[str, Any]) -> MultivectorBudget:
-    """Make a budget from its fields. Raises InvalidInput, naming the field."""
-    try:
-        return convert(value, MultivectorBudget)
-    except ValidationError as error:
-        raise InvalidInput(f"`multivector`: {error}") from None
 
 
 def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Ids, LocatedEncoding, offsets_of
 from hybridtei.inference.tasks.embed import have_vectors
 from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.options import MAX_SPANS, RelevantSpans
 from hybridtei.outputs import Embeddings, Floats
 
 SENTENCE = re.compile(r"[^.!?。！？\n]*(?:[.!?。！？]+|\n|$)")
-# Spans of a document, since each is written
-MAX_SPANS = 32
 DEFAULT_THRESHOLD = 0.1
 
 
@@ -28,25 +26,6 @@ class RelevantSpan(Struct, frozen=True):
     start: int
     end: int
     score: float
-
-
-class RelevantSpans(Struct, frozen=True):
-    """Options of listing spans: Cohere's field."""
-
-    mode: Literal["enabled", "disabled"]
-    threshold: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
-        Meta(description="Least score of one [default: 0.1]."),
-    ] = None
-    max_spans: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_SPANS)] | None,
-        Meta(description="Most spans of a document [default: 32]."),
-    ] = None
-
-    @property
-    def if_enabled(self) -> RelevantSpans | None:
-        """These options, or None if the mode is "disabled"."""
-        return None if self.mode == "disabled" else self
 
 
 def relevant_spans(

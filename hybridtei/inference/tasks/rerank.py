@@ -6,7 +6,7 @@ query only once. Ten thousand documents run in chunks, which bounds the memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from msgspec import structs
 
 from hybridtei.batch import (
     VECTORS,
@@ -30,10 +31,16 @@ from hybridtei.errors import EmptyInput, InvalidInput, RequestError, Unsupported
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.label import probabilities
-from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans, relevant_spans
+from hybridtei.inference.tasks.relevant import RelevantSpan, relevant_spans
 from hybridtei.inference.tasks.windows import in_windows
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.text.tokenizer import Direction
+from hybridtei.options import (
+    PRESETS,
+    SIDES,
+    EmbedOptions,
+    RankOptions,
+    RankWeights,
+)
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, best_first, refuse_nan
 
 MAX_CHUNK_DOCUMENTS = 256
@@ -41,6 +48,8 @@ MAX_CHUNK_DOCUMENTS = 256
 MAX_CHUNK_CHARACTERS = 65_536
 # Of `instruction`, since it is tokenised again for each document
 INSTRUCTION_CHARACTERS_MAX = 4_096
+NO_WEIGHTS = "`weights` should be numbers of at least 0, not all of them 0"
+DEFAULT = RankOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +121,12 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class _Question(Task[Scored]):
-    """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this
-    number before any other cut. `max_tokens`: as for `Model.limited`. `windows`: read a document
-    that is longer than the model in at most this many windows; the best one counts."""
+    """Score the documents `inputs` for `query`."""
 
     splits_itself: ClassVar[bool] = True
     query: str
     inputs: Sequence[str]
-    truncate: bool = True
-    direction: Direction | None = None
-    raw_scores: bool = False
-    max_document_tokens: int | None = field(default=None, kw_only=True)
-    max_tokens: int | None = field(default=None, kw_only=True)
-    windows: int = field(default=1, kw_only=True)
+    options: RankOptions = DEFAULT
     # False if no later chunk needs the query's vectors
     keeps_query: bool = field(default=True, kw_only=True)
 
@@ -140,31 +142,30 @@ class _Question(Task[Scored]):
         return [self._of(begin, end) for begin, end in parts]
 
     def cut_documents(self, model: Model) -> Sequence[str]:
-        """Cut each document to `max_document_tokens`."""
-        limit = self.max_document_tokens
-        if limit is None:
+        """Cut each document to `max_tokens_per_doc`, before any other cut."""
+        limit = self.options.max_tokens_per_doc
+        if not limit:
             return self.inputs
         return model.reader.cut_to(self.inputs, limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Rerank(_Question):
-    """Score by a reranker, which reads query and document together. `instruction`: the criterion
-    for a language model."""
+    """Score by a reranker, which reads query and document together."""
 
-    instruction: str | None = None
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
 
     def check(self, spec: ModelSpec) -> None:
         if spec.kind != "reranker":
             raise UnsupportedHead("model is not a re-ranker model")
-        if self.instruction is not None and (
+        instruction = self.options.instruction
+        if instruction is not None and (
             spec.template is None or "{instruction}" not in "".join(spec.template.parts)
         ):
             raise InvalidInput(
                 "`instruction` is for rerankers that are language models; this one takes none"
             )
-        length = len(self.instruction or "")
+        length = len(instruction or "")
         if length > INSTRUCTION_CHARACTERS_MAX:
             raise InvalidInput(
                 f"`instruction` holds {length} characters > maximum allowed "
@@ -172,13 +173,21 @@ class Rerank(_Question):
             )
 
     def prepare(self, model: Model) -> list[Encoding]:
-        if self.max_tokens is not None:
-            model = model.limited(self.max_tokens)
+        options = self.options
+        if options.max_tokens is not None:
+            model = model.limited(options.max_tokens)
         documents = self.cut_documents(model)
-        if self.windows < 2:
+        windows = options.max_chunks_per_doc or 1
+        if windows < 2:
             encodings = self._read(model, documents)
         else:
-            empty = len(replace(self, query=self.query or ".", truncate=True)._read(model, [""])[0])
+            cut = structs.replace(options, truncate=True)
+            probe = replace(
+                self,
+                query=self.query or ".",
+                options=cut,
+            )
+            empty = len(probe._read(model, [""])[0])
             read = partial(self._read, model)
             longest = model.reader.max_input_length
             encodings = in_windows(
@@ -187,70 +196,39 @@ class Rerank(_Question):
                 empty,
                 longest,
                 read,
-                limit=self.windows,
-                truncate=self.truncate,
+                limit=windows,
+                truncate=options.truncate is not False,
             )
         return encodings if model.spec.template is None else with_shared_prefix(encodings)
 
     def _read(self, model: Model, documents: Sequence[str]) -> list[Encoding]:
         pairs = [(self.query, document) for document in documents]
+        side, cuts = self.options.truncation_direction, self.options.truncate is not False
         if model.spec.template is None:
-            return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
+            return model.reader.read_pairs(
+                pairs,
+                truncate=cuts,
+                direction=side,
+            )
         return model.reader.ask(
             model.spec.template,
             pairs,
-            instruction=self.instruction,
-            truncate=self.truncate,
-            direction=self.direction,
+            instruction=self.options.instruction,
+            truncate=cuts,
+            direction=side,
         )
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
         assert outputs.scores is not None
         logits = refuse_nan(outputs.scores)
-        scores = logits if self.raw_scores else probabilities(logits)
+        scores = logits if self.options.raw_scores else probabilities(logits)
         scored = Scored(scores[:, 0], logits=logits[:, 0])
-        return scored if self.windows < 2 else scored.of_best_windows(encodings)
+        if not self.options.max_chunks_per_doc:
+            return scored
+        return scored.of_best_windows(encodings)
 
 
-@dataclass(frozen=True, slots=True)
-class RankWeights:
-    """The weight of each kind of vector in a score. The sum need not be 1."""
-
-    dense: float = 1.0
-    sparse: float = 1.0
-    multivector: float = 1.0
-
-    @property
-    def by_name(self) -> dict[str, float]:
-        """The weights by the names of heads, which are also the names of stored vectors."""
-        return {"dense": self.dense, "sparse": self.sparse, "multivector": self.multivector}
-
-    def check(self, kinds: Collection[str]) -> None:
-        """Raises InvalidInput for weights that are no shares, or of heads other than `kinds`."""
-        for head, share in self.by_name.items():
-            if not 0 <= share < np.inf:
-                raise InvalidInput(NO_WEIGHTS)
-            if share > 0 and head not in kinds and self != RankWeights():
-                raise InvalidInput(
-                    f"`weights` gives `{head}` a share, which this model does not have"
-                )
-
-
-NO_WEIGHTS = "`weights` should be numbers of at least 0, not all of them 0"
-
-
-# Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the
-# query's vectors. `m3`: passages. `m3-long`: long documents. `m3-two`: two kinds of vectors.
-PRESETS = {
-    "m3": RankWeights(1.0, 0.3, 1.0),
-    "m3-long": RankWeights(0.15, 0.5, 0.35),
-    "m3-two": RankWeights(1.0, 0.3, 0.0),
-}
-
-
-def preset(name: str) -> RankWeights | None:
-    """Return the weights of this name, or None."""
-    return PRESETS.get(name)
+OF_QUERY, OF_DOCUMENTS = (EmbedOptions(input_type=side) for side in SIDES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +251,6 @@ class RerankByVectors(_Question):
     is_mean: bool = False
     # The query's vectors, once the first chunk has them
     query_vectors: Embeddings | None = None
-    spans: RelevantSpans | None = None
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
@@ -281,29 +258,42 @@ class RerankByVectors(_Question):
 
     def check(self, spec: ModelSpec) -> None:
         weights = self.weights
-        if isinstance(weights, str) and preset(weights) is None:
+        if isinstance(weights, str) and weights not in PRESETS:
             raise InvalidInput(
                 f"`weights` is {weights!r}; known: {', '.join(PRESETS)}, or a number for each kind"
             )
         if not self.shares:
             raise InvalidInput(NO_WEIGHTS)
-        if isinstance(weights, RankWeights):
-            weights.check(self.shares)
+        for head in VECTORS if isinstance(weights, RankWeights) else ():
+            share = getattr(weights, head)
+            if not 0 <= share < np.inf:
+                raise InvalidInput(NO_WEIGHTS)
+            if share > 0 and head not in self.shares and weights != RankWeights():
+                raise InvalidInput(
+                    f"`weights` gives `{head}` a share, which this model does not have"
+                )
 
     def prepare(self, model: Model) -> list[Encoding]:
-        if self.max_tokens is not None:
-            model = model.limited(self.max_tokens)
+        options = self.options
+        if options.max_tokens is not None:
+            model = model.limited(options.max_tokens)
         texts = self.cut_documents(model)
         if not self.query and not all(texts):
             raise EmptyInput(
                 "`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text)
             )
-        task = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
+        reading = EmbedOptions(
+            truncate=options.truncate,
+            truncation_direction=options.truncation_direction,
+            input_type="document",
+        )
+        task = Embed(texts, self.heads, reading)
         documents: list[Encoding]
-        if self.spans is not None:
+        windows = options.max_chunks_per_doc or 1
+        if options.relevant_spans is not None:
             documents = [*task.locate(model, allow_empty=True)]
-        elif self.windows > 1:
-            documents = task.in_windows(model, self.windows)
+        elif windows > 1:
+            documents = task.in_windows(model, windows)
         else:
             if self.query_vectors is None and _are_read_alike(model):
                 with _past_query():
@@ -311,12 +301,16 @@ class RerankByVectors(_Question):
             documents = task.read(model)
         if self.query_vectors is not None:
             return documents
-        query = replace(task, inputs=[self.query], input_type="query")
+        query = Embed(
+            [self.query],
+            self.heads,
+            structs.replace(reading, input_type="query"),
+        )
         with _past_query():
             return [*query.read(model), *documents]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
-        task = Embed((), self.heads, input_type="document")
+        task = Embed((), self.heads, OF_DOCUMENTS)
         if self.query_vectors is not None:
             query = self.query_vectors
             documents = task.finish(model, encodings, outputs)
@@ -325,20 +319,29 @@ class RerankByVectors(_Question):
             query, documents = texts.part(0, 1), texts.part(1, len(encodings))
             encodings = encodings[1:]
         else:
-            query_task = replace(task, input_type="query")
+            query_task = Embed((), self.heads, OF_QUERY)
             query = query_task.finish(model, encodings[:1], outputs.part(0, 1))
             documents = task.finish(model, encodings[1:], outputs.part(1, len(encodings)))
             encodings = encodings[1:]
         scores = self._scores(query, documents)
         spans: Sequence[Sequence[RelevantSpan]] = ()
-        if self.spans is not None:
-            spans = relevant_spans(model.spec, query, encodings, documents, self.spans)
+        listing = self.options.relevant_spans
+        if listing is not None:
+            spans = relevant_spans(
+                model.spec,
+                query,
+                encodings,
+                documents,
+                listing,
+            )
         # A view would keep the vectors of this chunk's documents until the last chunk is done
         scored = Scored(scores, deepcopy(query) if self.keeps_query else None, spans)
-        return scored if self.windows < 2 else scored.of_best_windows(encodings)
+        if not self.options.max_chunks_per_doc:
+            return scored
+        return scored.of_best_windows(encodings)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
-        if self.spans is not None:
+        if self.options.relevant_spans is not None:
             return True
         return Embed((), self.heads).finishes_aside(spec)
 
@@ -391,54 +394,27 @@ def declared_weights(spec: ModelSpec) -> RankWeights | None:
 
 
 def rerank_task(
-    spec: ModelSpec,
-    query: str,
-    documents: Sequence[str],
-    *,
-    truncate: bool = True,
-    direction: Direction | None = None,
-    raw_scores: bool = False,
-    instruction: str | None = None,
-    weights: RankWeights | str | None = None,
-    max_document_tokens: int | None = None,
-    max_tokens: int | None = None,
-    spans: RelevantSpans | None = None,
-    windows: int = 1,
+    spec: ModelSpec, query: str, documents: Sequence[str], options: RankOptions = DEFAULT
 ) -> Ranking:
     """Return the task for the model. Its `check` raises if the model cannot rank."""
     kinds = spec.heads & VECTORS
-    if Head.MULTIVECTOR in kinds or len(kinds) > 1:
-        if weights is None:
-            weights = declared_weights(spec)
-        # `check` refuses an unknown name
-        named = preset(weights) if isinstance(weights, str) else weights
-        by_name = (named or RankWeights()).by_name
-        shares = {head: by_name[head] for head in sorted(kinds) if by_name[head] > 0}
-        return RerankByVectors(
-            query,
-            documents,
-            truncate,
-            direction,
-            raw_scores,
-            weights,
-            shares,
-            frozenset(shares),
-            is_mean=len(kinds) > 1,
-            spans=spans,
-            max_document_tokens=max_document_tokens,
-            max_tokens=max_tokens,
-            windows=windows if spans is None else 1,
-        )
-    return Rerank(
+    if Head.MULTIVECTOR not in kinds and len(kinds) < 2:
+        return Rerank(query, documents, options)
+    weights = options.weights
+    if weights is None:
+        weights = declared_weights(spec)
+    # `check` refuses an unknown name
+    named = PRESETS.get(weights) if isinstance(weights, str) else weights
+    named = named or RankWeights()
+    shares = {head: getattr(named, head) for head in sorted(kinds) if getattr(named, head) > 0}
+    return RerankByVectors(
         query,
         documents,
-        truncate,
-        direction,
-        raw_scores,
-        instruction,
-        max_document_tokens=max_document_tokens,
-        max_tokens=max_tokens,
-        windows=windows,
+        options,
+        weights,
+        shares,
+        frozenset(shares),
+        is_mean=len(kinds) > 1,
     )
 
 

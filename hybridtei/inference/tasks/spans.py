@@ -114,7 +114,7 @@ class EmbedSpans(Task[Embeddings]):
         longest = reader.max_input_length
         if side is not None and side.length:
             longest = min(longest, side.length)
-        times = MAX_WINDOWS if self.task.truncate else 1
+        times = MAX_WINDOWS if self.task.options.truncate is not False else 1
         for place, item in enumerate(self.inputs):
             self._check(place, item, MAX_COVERAGE * times * reader.max_input_length)
         encodings: list[Encoding] = []

@@ -22,7 +22,8 @@ from hybridtei.batch import UNKNOWN, Characters, Encoding, LocatedEncoding, runs
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.rankers import SLOT, PairTemplate
-from hybridtei.models.text.tokenizer import Direction, Prompts, Text, Token, Tokenizer
+from hybridtei.models.text.tokenizer import Prompts, Text, Token, Tokenizer
+from hybridtei.options import Direction
 
 Input = str | list[int]
 T = TypeVar("T", str, list[int], Input)

@@ -17,7 +17,6 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from secrets import token_hex
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +32,7 @@ from hybridtei.models.checkpoint.tokenizer.settings import (
     truncation_side,
 )
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
+from hybridtei.options import Direction
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ LONG_TOKEN = 32
 # Shorter texts keep the GIL: taking it back from another thread takes longer than tokenising
 SHORT_CHARACTERS = 256
 
-Direction = Literal["left", "right"]
 # The checkpoint's template joins a pair to one input
 Text = str | tuple[str, str]
 

@@ -26,6 +26,7 @@ from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
+from hybridtei.options import EmbedOptions
 from hybridtei.system.machine import available_cores
 
 TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START, CONTEXT = (
@@ -213,10 +214,15 @@ def tokens_around(model: Model) -> int:
     """The number of tokens besides a document's own: special tokens, and the prompt for
     documents."""
     word = "a"
-    read = Embed([word], frozenset({Head.TOKENS}), input_type="document").read(model)[0]
+    read = Embed(
+        [word],
+        frozenset({Head.TOKENS}),
+        OF_DOCUMENT,
+    ).read(model)[0]
     return len(read) - len(model.reader.tokenizer.encode([word], add_special_tokens=False)[0])
 
 
+OF_DOCUMENT = EmbedOptions(input_type="document")
 # {context of a place: (what of it fits, its tokens)}
 Contexts = dict[str, tuple[str, int]]
 

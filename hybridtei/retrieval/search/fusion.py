@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.errors import InvalidInput
-from hybridtei.inference.tasks.rerank import PRESETS, preset
+from hybridtei.options import PRESETS
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search.options import CheckedOptions
 from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE
@@ -123,7 +123,7 @@ def _chosen(names: Collection[str], options: CheckedOptions) -> list[str]:
 
 def _weighs_multivector(weights: Weights) -> bool:
     if isinstance(weights, str):
-        return preset(weights) is not None
+        return weights in PRESETS
     if isinstance(weights, Mapping):
         return MULTIVECTOR in weights
     return weights is not None and len(weights) == len(NAMES)
@@ -140,7 +140,7 @@ def weights_of(names: Collection[str], options: CheckedOptions) -> dict[str, flo
     if weights is None:
         weights = ZSCORE_WEIGHTS_WITH_MAXSIM if MULTIVECTOR in legs else ZSCORE_WEIGHTS
     if isinstance(weights, str):
-        named = preset(weights)
+        named = PRESETS.get(weights)
         if named is None:
             raise InvalidInput(f"`weights` are {weights!r}, presets are {', '.join(PRESETS)}")
         weights = named.by_name

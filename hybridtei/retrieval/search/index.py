@@ -103,7 +103,7 @@ class Index:
         self._loop = OwnLoop()
         self._model_id = encoder.model_id or "encoder"
         self._searcher = Searcher(store, query_model(encoder, self._model_id))
-        self._rank = None if reranker is None else rank_by(reranker)
+        self._ranker = None if reranker is None else rank_by(reranker)
         self._places = count()
 
     def add(
@@ -147,7 +147,12 @@ class Index:
         as `mode="dense"` or `explain=True`. Raises InvalidInput.
         """
         chosen = SearchOptions(limit=k, query_filter=filter, **options)
-        searching = self._searcher.search(self._name, query, chosen, rank=self._rank)
+        searching = self._searcher.search(
+            self._name,
+            query,
+            chosen,
+            ranker=self._ranker,
+        )
         return self._loop.run(searching).hits
 
     def save(self, folder: str | Path, name: str = NAME) -> None:

@@ -3,72 +3,36 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
-from functools import cache
+from copy import copy
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
-from hybridtei.batch import Head
-from hybridtei.config import EngineConfig, StoreConfig
+from hybridtei.config import StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
-from hybridtei.inference.load import text_model
-from hybridtei.models.fingerprint import begin, model_hash
-from hybridtei.models.text.tokenizer import Token, Tokenizer
-from hybridtei.outputs import Embeddings, Floats
 from hybridtei.retrieval.search.options import SearchOptions, SearchResult
-from hybridtei.retrieval.search.searcher import NamedRank, QueryModel, Rank, Searcher
+from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import open_store, with_default
 from hybridtei.retrieval.store.base import Store
 from hybridtei.system.own_loop import OwnLoop
 
 
-def query_model(encoder: Encoder, model_id: str) -> QueryModel:
-    """Use an encoder as the model of a search. `model_id`: the same as when the documents were
+def query_model(encoder: Encoder, model_id: str) -> Encoder:
+    """Return an encoder as the model of a search. `model_id`: the same as when the documents were
     embedded."""
-
-    # A function, since the fingerprint is read when first needed
-    @cache
-    def tokenizer() -> Tokenizer:
-        return text_model(encoder.spec, EngineConfig()).reader.tokenizer
-
-    def tokens_of(text: str) -> Iterable[Token]:
-        return tokenizer().tokens(text, add_special_tokens=False)
-
-    async def look_up(queries: Sequence[str]) -> Embeddings:
-        return await encoder.aencode(
-            list(queries), ("sparse",), input_type="query", query_encoder="table"
-        )
-
-    async def files() -> str | None:
-        return await model_hash(begin(encoder, encoder.spec))
-
-    async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
-        return await encoder.aencode(list(queries), sorted(heads), input_type="query")
-
-    return QueryModel(model_id, encoder.spec, embed, tokens_of, look_up=look_up, fingerprint=files)
+    named = copy(encoder)
+    named.model_id = model_id
+    return named
 
 
-def rank_by(encoder: Encoder) -> Rank:
-    """Use a loaded reranker as the last stage of a search. Raises InvalidInput for another kind of
-    model."""
+def rank_by(encoder: Encoder) -> Encoder:
+    """Return a loaded reranker as the last stage of a search. Raises InvalidInput for another kind
+    of model."""
     if encoder.spec.kind != "reranker":
         raise InvalidInput(
             f"the model is a {encoder.spec.kind}, not a reranker; `rescore` ranks by multi-vectors"
         )
-    lock = asyncio.Lock()
-
-    async def rank(query: str, documents: Sequence[str]) -> Floats:
-        async with lock:
-            ranked = await asyncio.to_thread(encoder.rerank, query, documents)
-        scores = np.zeros(len(documents), np.float32)
-        scores[[document.index for document in ranked]] = [document.score for document in ranked]
-        return scores
-
-    return NamedRank(encoder.model_id, rank)
+    return encoder
 
 
 class LocalSearch:
@@ -100,14 +64,20 @@ class LocalSearch:
             store = opened
         self.store = store
         self._searcher = Searcher(store, query_model(encoder, model_id))
-        self._rank = None if reranker is None else rank_by(reranker)
+        self._ranker = None if reranker is None else rank_by(reranker)
         self._loop = loop or OwnLoop()
 
     def __call__(
         self, collection: str, query: str, options: SearchOptions | None = None
     ) -> SearchResult:
         """Search like `Searcher.search`."""
-        return self._loop.run(self._searcher.search(collection, query, options, rank=self._rank))
+        searching = self._searcher.search(
+            collection,
+            query,
+            options,
+            ranker=self._ranker,
+        )
+        return self._loop.run(searching)
 
     def close(self) -> None:
         """Close the store and end the thread. A second call does nothing."""

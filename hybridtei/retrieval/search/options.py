@@ -253,6 +253,10 @@ class Budget(Struct, frozen=True):
     of: int
     cut: bool
 
+    @classmethod
+    def spent(cls, documents: int, unscored: int) -> Budget:
+        return cls(documents - unscored, documents, unscored > 0)
+
 
 class SearchResult(Struct, frozen=True, omit_defaults=True):
     """The hits, the best first. `stages`: the steps in order; steps of an explanation only if

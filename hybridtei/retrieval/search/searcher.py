@@ -1,33 +1,36 @@
 """The steps of a search in a collection: embed, find, fuse, rescore, rerank, explain.
 
-`Searcher` calls a store and two functions, one that embeds and one that ranks. It does not depend
-on server or encoder: the command, the HTTP routes and the evaluation all use it. `offset` pages
+`Searcher` asks a store, a model that embeds, and one that ranks. It does not depend on server or
+encoder: the command, the HTTP routes and the evaluation all use it. `offset` pages
 through reranked points, so with a reranker each page ranks all of them again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
-from hybridtei.inference.tasks.rerank import declared_weights
+from hybridtei.inference.tasks.rerank import Scored, declared_weights
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.outputs import Embeddings, Floats
+from hybridtei.models.text.tokenizer import Token
+from hybridtei.options import EmbedOptions, RankOptions
+from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.text import normalised
 from hybridtei.retrieval.search.calibration import Curve, curve_of, probabilities, way_of
 from hybridtei.retrieval.search.candidates import Candidate, Candidates
-from hybridtei.retrieval.search.explain import TokensOf, highlights, shared_terms
+from hybridtei.retrieval.search.explain import highlights, shared_terms
 from hybridtei.retrieval.search.fusion import Legs, legs_of, weights_of
 from hybridtei.retrieval.search.options import (
+    Budget,
     CheckedOptions,
     Highlight,
     Mode,
@@ -50,9 +53,6 @@ from hybridtei.retrieval.store.collection import CollectionSchemas, Searchable
 from hybridtei.retrieval.store.plan import CALIBRATION
 from hybridtei.retrieval.store.query import MAX_LIMIT
 
-EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
-LookUpQueries = Callable[[Sequence[str]], Awaitable[Embeddings]]
-Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
 Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
 # Points retrieved with payloads and vectors in one call
 FILLED_AT_ONCE = 100
@@ -60,36 +60,35 @@ FILLED_AT_ONCE = 100
 HIGHLIGHTED_AT_ONCE = 8
 SINGLE: tuple[Mode, ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
-DEFAULTS = SearchOptions()
+DEFAULTS, CUT = SearchOptions(), RankOptions(truncate=True)
+QUERIES = EmbedOptions(input_type="query")
 NAMELESS = "one without a name, or that stops at `budget_ms`"
 
 
-@dataclass(frozen=True, slots=True)
-class QueryModel:
-    """The model that embeds queries. `tokens_of`: for highlights. `aside`: runs work that would
-    block the event loop.
-    `look_up`: makes sparse vectors of queries without a pass. `fingerprint`: the hash of its files,
-    to compare with a collection's."""
+class Ranker(Protocol):
+    """A model that ranks. `model_id`: its path or hub id, to which curves belong."""
 
-    model_id: str
-    spec: ModelSpec
-    embed: EmbedQueries
-    tokens_of: TokensOf | None = None
-    aside: Aside = asyncio.to_thread
-    look_up: LookUpQueries | None = None
-    fingerprint: Callable[[], Awaitable[str | None]] | None = None
+    @property
+    def model_id(self) -> str: ...
+
+    async def rank(self, query: str, documents: Sequence[str], options: RankOptions) -> Scored: ...
 
 
-@dataclass(frozen=True, slots=True)
-class NamedRank:
-    """A reranker whose scores mean the same in every search, so that curves belong to its name.
-    `name`: its model's path or hub id."""
+class TextModel(Ranker, Protocol):
+    """A model that embeds queries: an `Encoder`, or a server's as one request asks it.
+    `tokens_of`: for highlights. `fingerprint`: the hash of its files, to compare with a
+    collection's."""
 
-    name: str
-    rank: Rank
+    @property
+    def spec(self) -> ModelSpec: ...
 
-    def __call__(self, query: str, documents: Sequence[str]) -> Awaitable[Floats]:
-        return self.rank(query, documents)
+    async def embed(
+        self, texts: Sequence[str], heads: frozenset[Head], options: EmbedOptions
+    ) -> Embeddings: ...
+
+    def tokens_of(self, text: str) -> Iterable[Token]: ...
+
+    async def fingerprint(self) -> str | None: ...
 
 
 class Searcher:
@@ -97,18 +96,20 @@ class Searcher:
 
     `unlabelled`: also collections without a model's label in their metadata. `budget`: bytes of all
     payloads together.
-    `max_points`: the depth to which a search may look for further groups.
+    `max_points`: the depth to which a search may look for further groups. `aside`: runs work that
+    would block the event loop.
     """
 
     def __init__(
         self,
         store: Store,
-        model: QueryModel,
+        model: TextModel,
         *,
         schemas: CollectionSchemas | None = None,
         unlabelled: bool = False,
         budget: PayloadBudget | None = None,
         max_points: int = MAX_LIMIT,
+        aside: Aside | None = None,
     ) -> None:
         if not hasattr(store, "query"):
             raise InvalidInput(
@@ -118,6 +119,7 @@ class Searcher:
         self.store = store
         self.model = model
         self._budget, self._max_points = budget, max_points
+        self._aside = aside or asyncio.to_thread
         self._schemas = schemas or CollectionSchemas(store)
         self._unlabelled = unlabelled
 
@@ -150,17 +152,31 @@ class Searcher:
         # As documents are. A query that normalising would empty stays unchanged
         queries = [normalised(query) or query for query in queries]
         if options.query_encoder == "model":
-            return fit.fitted(await self.model.embed(queries, heads))
-        if Head.SPARSE not in heads or self.model.look_up is None:
+            return fit.fitted(
+                await self.model.embed(
+                    queries,
+                    heads,
+                    QUERIES,
+                )
+            )
+        if Head.SPARSE not in heads:
             raise InvalidInput(
                 f"`query_encoder` {options.query_encoder!r}: the collection or the model has no "
                 "sparse vectors"
             )
-        sparse = (await self.model.look_up(queries)).sparse
+        table = msgspec.structs.replace(QUERIES, query_encoder="table")
+        sparse = (
+            await self.model.embed(
+                queries,
+                frozenset({Head.SPARSE}),
+                table,
+            )
+        ).sparse
         others = heads - {Head.SPARSE}
         if not others or (options.mode == "sparse" and not options.rescore):
             return Embeddings(sparse=sparse)
-        return fit.fitted(replace(await self.model.embed(queries, others), sparse=sparse))
+        rest = await self.model.embed(queries, others, QUERIES)
+        return fit.fitted(replace(rest, sparse=sparse))
 
     async def search(
         self,
@@ -168,10 +184,9 @@ class Searcher:
         query: str,
         options: CheckedOptions | None = None,
         *,
-        rank: Rank | None = None,
+        ranker: Ranker | None = None,
     ) -> SearchResult:
-        """Embed a query and find points. `rank`, if given, orders them at the end; the hits have
-        probabilities only if it has a `name`, as that of `rank_by` does.
+        """Embed a query and find points. `ranker`, if given, orders them at the end.
 
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError,
         and the errors of embedding.
@@ -185,7 +200,7 @@ class Searcher:
             embedded = await self.embed(collection, [query], options, fit=fit)
             embedding = Stage("embed", since(began), 1)
             result = await self.find(
-                collection, query, embedded, row=0, options=options, rank=rank, fit=fit
+                collection, query, embedded, row=0, options=options, ranker=ranker, fit=fit
             )
             return msgspec.structs.replace(result, stages=[embedding, *result.stages])
 
@@ -199,10 +214,12 @@ class Searcher:
         row: int,
         options: CheckedOptions | None = None,
         *,
-        rank: Rank | None = None,
+        ranker: Ranker | None = None,
+        ranking: RankOptions = CUT,
         fit: Searchable | None = None,
     ) -> SearchResult:
-        """Find points for a query that is already embedded: row `row` of `embedded`.
+        """Find points for a query that is already embedded: row `row` of `embedded`. Hits that a
+        ranker orders until a deadline have no probabilities.
 
         Equal scores are in the order of ids, as far as `store.base.best_points` can ensure it.
         Raises the errors of `search`.
@@ -210,7 +227,7 @@ class Searcher:
         fit = fit or await self.fit(collection)
         options = self._settled(options or DEFAULTS, fit)
         assert options.mode is not None
-        if rank is not None:
+        if ranker is not None:
             options.check_reranked()
         elif options.rerank_threshold is not None:
             raise InvalidInput(
@@ -224,8 +241,18 @@ class Searcher:
         # A search of other collections makes no name and reads no curve
         has_curves = CALIBRATION in fit.schema.metadata
         if has_curves or options.explain or options.min_probability is not None:
-            way, curve = _calibrated(fit, options, legs, rank)
-        payload, vectors = _selectors(options, embedded, fit, ranked=rank is not None)
+            way, curve = _calibrated(
+                fit,
+                options,
+                legs,
+                _name(ranker, ranking),
+            )
+        payload, vectors = _selectors(
+            options,
+            embedded,
+            fit,
+            ranked=ranker is not None,
+        )
         candidates = Candidates(
             self.store,
             fit.name,
@@ -238,21 +265,29 @@ class Searcher:
         )
         last = options.offset + options.limit
         depth, skipped = last, options.offset
-        if rank is not None:
+        if ranker is not None:
             # The reranker may move any of these points to the page
             depth, skipped = max(options.rerank_limit, last), 0
         is_bounded = options.min_probability is not None or options.rerank_threshold is not None
         best = await candidates.best(depth)
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
         is_rated = is_bounded or curve is not None
-        if rank is None and is_rated:
+        if ranker is None and is_rated:
             best = _rated(best, curve, options)
         page = await self._filled(fit.name, best[skipped:], payload, vectors)
         stages = list(candidates.stages) if options.explain else []
         stages.append(Stage("search", since(began), len(page)))
-        if rank is not None:
+        budget: Budget | None = None
+        if ranker is not None:
             began = perf_counter_ns()
-            best, unranked = await _reranked(page, query, rank, options.text_field)
+            ask = partial(ranker.rank, query, options=ranking)
+            best, unranked, budget = await _reranked(
+                page,
+                ask,
+                options.text_field,
+            )
+            if ranking.deadline_ns is None:
+                budget = None
             stages.append(Stage("rerank", since(began), len(page)))
             if is_rated:
                 best = _rated(best, curve, options)
@@ -264,7 +299,14 @@ class Searcher:
         if is_bounded:
             answerable = bool(best)
         hits = await self._hits(page, embedded, row, options)
-        return SearchResult(options.mode, hits, stages, answerable=answerable, way=way)
+        return SearchResult(
+            options.mode,
+            hits,
+            stages,
+            budget=budget,
+            answerable=answerable,
+            way=way,
+        )
 
     async def _filled(
         self,
@@ -321,9 +363,7 @@ class Searcher:
             return hits_of(page)
         hits: list[SearchHit] = []
         for begin in range(0, len(page), HIGHLIGHTED_AT_ONCE):
-            hits += await self.model.aside(
-                partial(hits_of, page[begin : begin + HIGHLIGHTED_AT_ONCE])
-            )
+            hits += await self._aside(partial(hits_of, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
         return hits
 
     def _hit(
@@ -334,7 +374,7 @@ class Searcher:
         if options.highlights:
             marks = []
             sparse = candidate.vectors.get(SPARSE)
-            if embedded.sparse and sparse and self.model.tokens_of is not None:
+            if embedded.sparse and sparse:
                 document = sparse["indices"], sparse["values"]
                 terms = shared_terms(embedded.sparse.row(row), document)
                 text = str(payload.get(options.text_field) or "")
@@ -366,15 +406,19 @@ def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:
         candidate.legs[stage] = StageScore(candidate.score, place)
 
 
+def _name(ranker: Ranker | None, ranking: RankOptions) -> str | None:
+    """The name of a ranker whose scores mean the same in every search."""
+    if ranker is None:
+        return None
+    return (ranking.deadline_ns is None and ranker.model_id) or NAMELESS
+
+
 def _calibrated(
-    fit: Searchable, options: CheckedOptions, legs: Legs, rank: Rank | None
+    fit: Searchable, options: CheckedOptions, legs: Legs, ranker: str | None
 ) -> tuple[str | None, Curve | None]:
     """The way of a search and its curve; neither for a query that lacks a vector of the way. Raises
     InvalidInput if `min_probability` needs a curve that the collection does not have."""
     weights = weights_of([name for name in NAMES if name in fit.heads], options)
-    ranker: str | None = None
-    if rank is not None:
-        ranker = getattr(rank, "name", NAMELESS)
     way = way_of(options, weights, ranker)
     curve = curve_of(fit.schema, way)
     if curve is None and options.min_probability is not None:
@@ -427,17 +471,18 @@ def _selectors(
 
 
 async def _reranked(
-    page: list[Candidate], query: str, rank: Rank, text_field: str
-) -> tuple[list[Candidate], list[Candidate]]:
-    """(hits ranked by `rank`, hits without a text in their earlier order). Equal scores keep the
-    search's order."""
+    page: list[Candidate], rank: Callable[[Sequence[str]], Awaitable[Scored]], text_field: str
+) -> tuple[list[Candidate], list[Candidate], Budget | None]:
+    """(hits ranked by `rank`, hits without a text in their earlier order, how many were scored).
+    Equal scores keep the search's order."""
     texts = [str(hit.payload.get(text_field) or "") for hit in page]
     with_text = [hit for hit, text in zip(page, texts, strict=True) if text]
     without_text = [hit for hit, text in zip(page, texts, strict=True) if not text]
     if not with_text:
-        return [], page
-    scores = await rank(query, [text for text in texts if text])
-    for hit, score in zip(with_text, scores, strict=True):
+        return [], page, None
+    scored = await rank([text for text in texts if text])
+    for hit, score in zip(with_text, scored.scores, strict=True):
         hit.score = float(score)
-    best_first = np.argsort(-np.asarray(scores, np.float64), kind="stable")
-    return [with_text[place] for place in best_first], without_text
+    best_first = np.argsort(-np.asarray(scored.scores, np.float64), kind="stable")
+    budget = Budget.spent(len(with_text), scored.unscored)
+    return [with_text[place] for place in best_first], without_text, budget

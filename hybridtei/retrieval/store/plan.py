@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from hybridtei.batch import VECTORS, Head, Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
-from hybridtei.inference.tasks.pooling import MultivectorBudget, unpacked
+from hybridtei.inference.tasks.pooling import unpacked
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import fingerprint
+from hybridtei.options import MultivectorBudget
 from hybridtei.outputs import Embeddings, cut, unit
 from hybridtei.retrieval.store.base import (
     DENSE,

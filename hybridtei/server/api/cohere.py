@@ -9,12 +9,12 @@ from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
 from hybridtei.inference.tasks.embed import Embed
+from hybridtei.options import Dimensions, EmbedOptions
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.answers import as_base64
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     SIDES,
-    Dimensions,
     FullText,
     FullTexts,
     PromptTokens,
@@ -64,6 +64,16 @@ class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
         Literal["NONE", "START", "END"] | None,
         Meta(description="The side that is cut off; NONE: refuse."),
     ] = None
+
+    @property
+    def options(self) -> EmbedOptions:
+        return EmbedOptions(
+            truncate=self.truncate != "NONE",
+            truncation_direction="left" if self.truncate == "START" else "right",
+            max_tokens=self.max_tokens,
+            dimensions=self.output_dimension,
+            input_type=SIDES.get(self.input_type),
+        )
 
     @property
     def read(self) -> list[str]:
@@ -121,11 +131,7 @@ async def _embed(context: Context, request: CohereEmbedRequest, version: str) ->
     task = Embed(
         texts,
         frozenset({Head.DENSE}),
-        truncate=request.truncate != "NONE",
-        direction="left" if request.truncate == "START" else "right",
-        dimensions=request.output_dimension,
-        input_type=SIDES.get(request.input_type) or context.side,
-        max_tokens=request.max_tokens,
+        context.settled(request.options),
     )
     full_width = context.service.model.spec.dense_width
     width = min(request.output_dimension or full_width, full_width)

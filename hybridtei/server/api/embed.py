@@ -5,28 +5,24 @@ They refuse unknown fields, since a misspelled option would otherwise be ignored
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed, cosine
-from hybridtei.inference.tasks.pooling import MultivectorBudget, budget_of
 from hybridtei.models.text.reader import Input
+from hybridtei.options import Budget, Long, Side, Size
 from hybridtei.outputs import Embeddings, Floats, Usage, cut
 from hybridtei.server import answers
 from hybridtei.server.api.tei import (
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
-    Long,
     SimilarityParameters,
     SimilarityRequest,
-    Size,
     SparseValue,
-    direction,
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, Write
@@ -49,18 +45,6 @@ from hybridtei.server.vectors import (
 ModelName = Annotated[
     str | None, Meta(description="Which of several models embeds [default: the first that can].")
 ]
-Side = Annotated[
-    Literal["query", "document"] | None,
-    Meta(
-        description=(
-            "Kind of the inputs, for models that treat queries differently [default: document]."
-        )
-    ),
-]
-Budget = Annotated[
-    MultivectorBudget | None,
-    Meta(description="How to shrink documents' multi-vectors; queries' stay whole."),
-]
 
 
 class EmbedMultivectorRequest(
@@ -68,6 +52,7 @@ class EmbedMultivectorRequest(
 ):
     """Request of `/embed_multivector`."""
 
+    uses_default_prompt: ClassVar[bool] = True
     inputs: SpannedInputs  # type: ignore[assignment,unused-ignore]
     dimensions: Annotated[
         Size | None,
@@ -128,6 +113,7 @@ class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
 
 Vector = list[float]
 
+DENSE, SPARSE = frozenset({Head.DENSE}), frozenset({Head.SPARSE})
 BY_TABLE = ((b"x-query-encoder", b"table"),)
 NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 
@@ -136,29 +122,38 @@ NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 async def embed(context: Context, request: EmbedRequest) -> Reply:
     """Dense vectors. Those of a SPLADE model are over the vocabulary."""
     inputs, is_batch = parse_inputs(request.inputs)
-    task = _task(
-        context,
-        request,
-        inputs,
-        Head.DENSE,
-        normalize=request.normalize,
-        dimensions=request.dimensions,
-    )
+    options = context.settled(request.options)
     if context.is_splade:
-        return await _embed_splade(context, replace(task, heads=frozenset({Head.SPARSE})), is_batch)
-    return await context.embed(task, _dense, is_batch=is_batch)
+        return await _embed_splade(
+            context,
+            Embed(
+                inputs,
+                SPARSE,
+                options,
+            ),
+            is_batch,
+        )
+    return await context.embed(
+        Embed(
+            inputs,
+            DENSE,
+            options,
+        ),
+        _dense,
+        is_batch=is_batch,
+    )
 
 
 async def _embed_splade(context: Context, task: Embed, is_batch: bool) -> Reply:
     def check() -> None:
-        if task.normalize:
+        if task.options.normalize:
             raise UnsupportedHead(SPLADE_NORMALIZE)
         task.check(spec)
 
     spec = context.service.model.spec
     return await context.embed(
         task,
-        lambda answer, _: cut(splade_rows(answer), task.dimensions),
+        lambda answer, _: cut(splade_rows(answer), task.options.dimensions),
         is_batch=is_batch,
         check=check,
         numbers=len(task.inputs) * spec.dense_width,
@@ -169,7 +164,11 @@ async def _embed_splade(context: Context, task: Embed, is_batch: bool) -> Reply:
 async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     """A raw vector for each token."""
     inputs, is_batch = parse_inputs(request.inputs)
-    task = _task(context, request, inputs, Head.TOKENS)
+    task = Embed(
+        inputs,
+        frozenset({Head.TOKENS}),
+        context.settled(request.options),
+    )
 
     def check() -> None:
         if context.is_splade:
@@ -199,7 +198,7 @@ async def embed_sparse(
 ) -> Reply:
     """Sparse vectors by SPLADE pooling or by lexical weights, depending on the model."""
     inputs, is_batch = parse_inputs(request.inputs)
-    task = _task(context, request, inputs, Head.SPARSE, query_encoder=request.query_encoder)
+    task = Embed(inputs, SPARSE, context.settled(request.options))
 
     def check() -> None:
         if Head.SPARSE not in context.heads:
@@ -217,10 +216,9 @@ Vectors = list[list[float | Vector] | PackedVectors] | PackedVectors
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """A unit vector for each token of an input, or fewer; with spans, a list of such lists."""
     inputs, is_batch = parse_inputs(request.inputs)
-    task = _own_task(context, request, inputs, Head.MULTIVECTOR)
-    smaller = smaller_vectors(
-        context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small
-    )
+    options = context.settled(request.options)
+    task = Embed(inputs, frozenset({Head.MULTIVECTOR}), options)
+    smaller = smaller_vectors(context, task, request.output_dtype)
     bits = task.bits_of(context.service.model.spec)
     return await embed_spanned(
         context,
@@ -239,12 +237,10 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
 async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     """Every requested output, from one pass."""
     inputs, is_batch = parse_inputs(request.inputs)
-    heads = heads_of(context, request.outputs)
-    task = _own_task(context, request, inputs, *heads, normalize=request.normalize)
+    options = context.settled(request.options)
+    task = Embed(inputs, heads_of(context, request.outputs), options)
     pieces, bits = context.service.tokenizer.pieces, task.bits_of(context.service.model.spec)
-    smaller = smaller_vectors(
-        context, heads, request.output_dtype, request.dimensions, is_small=task.is_small
-    )
+    smaller = smaller_vectors(context, task, request.output_dtype)
 
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
         return answers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
@@ -259,53 +255,18 @@ async def similarity(context: Context, request: SimilarityRequest) -> Reply:
     if not sentences:
         raise NoInputs("`inputs.sentences` cannot be empty")
     inputs: list[Input] = [request.inputs.source_sentence, *sentences]
-    parameters = request.parameters or SimilarityParameters()
-    task = _task(context, parameters, inputs, pooled_head(context), normalize=False)
+    options = (request.parameters or SimilarityParameters()).options
+    task = Embed(
+        inputs,
+        frozenset({pooled_head(context)}),
+        context.settled(options),
+    )
 
     def write(answer: Embeddings, _: Usage) -> Floats:
         vectors = pooled(answer)
         return cosine(vectors[0], vectors[1:])
 
     return await context.embed(task, write)
-
-
-def _task(
-    context: Context,
-    request: EmbedAllRequest | SimilarityParameters,
-    inputs: list[Input],
-    *heads: Head,
-    **options: Any,
-) -> Embed:
-    """`options`: further fields of `Embed`."""
-    return Embed(
-        inputs,
-        frozenset(heads),
-        context.truncate(request.truncate),
-        direction(request.truncation_direction),
-        request.prompt_name,
-        **{"uses_default_prompt": False, "input_type": context.side, **options},
-    )
-
-
-def _own_task(
-    context: Context,
-    request: EmbedMultivectorRequest,
-    inputs: list[Input],
-    *heads: Head,
-    **options: Any,
-) -> Embed:
-    return _task(
-        context,
-        request,
-        inputs,
-        *heads,
-        dimensions=request.dimensions,
-        input_type=request.input_type or context.side,
-        multivector=request.multivector or budget_of(context.model),
-        long_inputs=request.long_inputs,
-        uses_default_prompt=True,
-        **options,
-    )
 
 
 def _ragged(rows: Ragged | None, bits: int | None = None) -> list[Any]:

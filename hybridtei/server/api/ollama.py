@@ -14,8 +14,9 @@ from hybridtei import __version__
 from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.errors import UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed
+from hybridtei.options import Dimensions, EmbedOptions
 from hybridtei.outputs import Embeddings, Usage
-from hybridtei.server.api.tei import Dimensions, FullText, ServedModel, texts_of
+from hybridtei.server.api.tei import FullText, ServedModel, texts_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.models import EMBED, Models
 from hybridtei.server.routing import get, post
@@ -62,13 +63,8 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
         # Clients send an empty text to load a model
         return Reply(OllamaEmbedResponse(context.served_name, [], 0, 0, 0))
     texts, heads = texts_of(text, "input"), frozenset({Head.DENSE})
-    task = Embed(
-        texts,
-        heads,
-        truncate=request.truncate is not False,
-        dimensions=request.dimensions,
-        input_type=context.side,
-    )
+    options = EmbedOptions(truncate=request.truncate is not False, dimensions=request.dimensions)
+    task = Embed(texts, heads, context.settled(options))
 
     def check() -> None:
         if context.is_splade:
@@ -112,13 +108,8 @@ async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> R
     text = request.prompt or request.input
     if not text:
         return Reply({"embedding": []})
-    task = Embed(
-        [text],
-        frozenset({Head.DENSE}),
-        truncate=True,
-        normalize=False,
-        input_type=context.side,
-    )
+    options = context.settled(EmbedOptions(truncate=True, normalize=False))
+    task = Embed([text], frozenset({Head.DENSE}), options)
 
     def write(answer: Embeddings, _: Usage) -> dict[str, Any]:
         assert answer.dense is not None

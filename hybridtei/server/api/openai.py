@@ -8,34 +8,38 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, UnsupportedHead
-from hybridtei.inference.tasks.embed import Embed, InputType
+from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.pooling import Precision
 from hybridtei.inference.tasks.spans import MAX_CHUNKS, EmbedSpans, joined
 from hybridtei.models.text.reader import Input
-from hybridtei.models.text.tokenizer import Direction
+from hybridtei.options import (
+    Dimensions,
+    Direction,
+    EmbedOptions,
+    Long,
+    MultivectorBudget,
+    Size,
+    Truncate,
+)
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server import answers
 from hybridtei.server.answers import Pieces
 from hybridtei.server.api.tei import (
+    DIRECTIONS,
     NOT_EMPTY,
     SIDES,
     CutSide,
-    Dimensions,
     FullText,
     Id,
     Ids,
-    Long,
     OpenAICompatUsage,
     PromptTokens,
     ServedModel,
-    Size,
-    Truncate,
     check_inputs,
-    direction,
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, usage_of
@@ -135,6 +139,23 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         check_inputs(self.input, "input")
 
     @property
+    def options(self) -> EmbedOptions:
+        """Clients of OpenAI expect vectors of length 1. TEI has this route too, and uses no default
+        prompt of the checkpoint."""
+        max_tokens = self.truncate_prompt_tokens
+        return EmbedOptions(
+            truncate=max_tokens is not None or self.cuts,
+            truncation_direction=self.cut_side,
+            max_tokens=max_tokens,
+            normalize=self.normalized is not False,
+            dimensions=self.width,
+            input_type=SIDES.get(self.input_type or self.task),
+            multivector=MultivectorBudget(),
+            long_inputs=self.long_inputs,
+            uses_default_prompt=False,
+        )
+
+    @property
     def width(self) -> int | None:
         """The number of dimensions; None: all."""
         width = self.output_dimension
@@ -143,11 +164,6 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         if width == 0 and self.modality is not None:
             return None
         return width
-
-    @property
-    def side(self) -> InputType | None:
-        """query or document; None for any other task."""
-        return SIDES.get(self.input_type or self.task)
 
     @property
     def cuts(self) -> bool | None:
@@ -160,7 +176,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     def cut_side(self) -> Direction:
         if self.truncate == "START":
             return "left"
-        return direction(self.truncation_side or "Right")
+        return DIRECTIONS[self.truncation_side or "Right"]
 
     @property
     def items(self) -> Any:
@@ -232,22 +248,11 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     inputs, is_batch = parse_inputs(request.items)
     # Clients expect `embedding` in each answer
     heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)
-    width, max_tokens = request.width, request.truncate_prompt_tokens
-    task = Embed(
-        inputs,
-        heads,
-        context.truncate(request.cuts, max_tokens),
-        request.cut_side,
-        prompt_name=None if context.service.model.spec.adapters is None else request.task,
-        normalize=request.normalized is not False,
-        dimensions=width,
-        input_type=request.side or context.side,
-        # TEI has this route too, and uses no default prompt of the checkpoint
-        uses_default_prompt=False,
-        max_tokens=max_tokens,
-        long_inputs=request.long_inputs,
-    )
-    smaller = smaller_vectors(context, heads, request.precision, width)
+    options = context.settled(request.options)
+    if context.service.model.spec.adapters is not None:
+        options = structs.replace(options, prompt_name=request.task)
+    task = Embed(inputs, heads, options)
+    smaller = smaller_vectors(context, task, request.precision)
     pieces = context.service.tokenizer.pieces
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
@@ -422,12 +427,16 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
             )
         check_chunks(sum(map(len, request.inputs)), "inputs")
     texts = [joined(chunks) for chunks in request.inputs]
-    side = context.side
+    side = None
     if request.input_type is not None:
         side = SIDES.get(request.input_type, "document")
-    heads, width = frozenset({Head.DENSE}), request.output_dimension
-    task = Embed((), heads, context.truncate(None), dimensions=width, input_type=side)
-    smaller = smaller_vectors(context, heads, request.output_dtype, width)
+    options = EmbedOptions(dimensions=request.output_dimension, input_type=side)
+    task = Embed(
+        (),
+        frozenset({Head.DENSE}),
+        context.settled(options),
+    )
+    smaller = smaller_vectors(context, task, request.output_dtype)
     written = answers.as_base64 if request.encoding_format == "base64" else as_given
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from msgspec import Meta, Struct
 from hybridtei.errors import InvalidPoint, RequestError, StoreUnavailable, UnknownCollection
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.fingerprint import model_hash
+from hybridtei.options import EmbedOptions, Truncate
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.retrieval.store.query import Imported
-from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.models import StoreContext
 from hybridtei.server.routing import JSON_LINES, get, post
@@ -140,18 +140,18 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
 
     context, fit, created = await _collection(stores, name, create=request.create)
     new, failed = _checked(request.points, is_packed=fit.packed is not None)
-    budget = budget_of_plan(plan_of(fit.schema))
+    options = context.settled(
+        EmbedOptions(
+            truncate=request.truncate,
+            input_type="document",
+            multivector=budget_of_plan(plan_of(fit.schema)),
+        )
+    )
     stored: list[PointId] = []
     usages: list[Usage] = []
     for begin in range(0, len(new), PORTION_POINTS):
         portion = new[begin : begin + PORTION_POINTS]
-        task = Embed(
-            [],
-            fit.heads,
-            context.truncate(request.truncate),
-            input_type="document",
-            multivector=budget,
-        )
+        task = Embed([], fit.heads, options)
         good, embedded, usage = await _embedded(context, portion, task, failed)
         ready: list[Stored] = []
         if embedded is not None and usage is not None:

@@ -13,9 +13,11 @@ from msgspec import Meta, Struct
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.inference.tasks import label
 from hybridtei.inference.tasks.label import Prediction
+from hybridtei.options import Aggregation, LabelOptions, Truncate
 from hybridtei.outputs import Load, Usage, best_first
 from hybridtei.server.answers import label_scores
 from hybridtei.server.api.tei import (
+    DIRECTIONS,
     NOT_EMPTY,
     Enveloped,
     FullText,
@@ -23,9 +25,8 @@ from hybridtei.server.api.tei import (
     PredictRequest,
     PromptTokens,
     ServedModel,
-    Truncate,
     TruncationSide,
-    direction,
+    options_of,
     parse_predict,
     texts_of,
 )
@@ -96,9 +97,14 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
     texts, is_batch = parse_predict(request.inputs)
     parameters = request.parameters if isinstance(request.parameters, dict) else None
     top_k, function = _parameters(parameters or {})
-    raw_scores = request.raw_scores or function is not None
-    side = direction(request.truncation_direction)
-    task = label.Classify(texts, context.truncate(request.truncate), side, raw_scores, as_tei=True)
+    options = options_of(
+        LabelOptions,
+        request,
+        truncation_direction=DIRECTIONS[request.truncation_direction],
+        raw_scores=request.raw_scores or function is not None,
+        as_tei=True,
+    )
+    task = label.Classify(texts, context.settled(options))
 
     def write(answer: label.Classified, _: Usage) -> list[Any]:
         apply = label.FUNCTIONS[function or "none"]
@@ -185,13 +191,8 @@ async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
 
 
 def _task_of(context: Context, request: ClassifyRequest) -> label.Classify:
-    max_tokens = request.truncate_prompt_tokens
-    return label.Classify(
-        texts_of(request.input, "input"),
-        context.truncate(None, max_tokens),
-        raw_scores=request.logits,
-        max_tokens=max_tokens,
-    )
+    options = LabelOptions(raw_scores=request.logits, max_tokens=request.truncate_prompt_tokens)
+    return label.Classify(texts_of(request.input, "input"), context.settled(options))
 
 
 async def _classify(
@@ -223,7 +224,7 @@ class PredictTokensRequest(Struct, frozen=True, kw_only=True):
         bool, Meta(description="Give the logit of every label; only if tokens are not merged.")
     ] = False
     aggregation_strategy: Annotated[
-        label.Aggregation, Meta(description="How to merge tokens to entities.")
+        Aggregation, Meta(description="How to merge tokens to entities.")
     ] = "none"
     include_special_tokens: Annotated[
         bool, Meta(description="Ours: include special tokens, which have no text.")
@@ -244,7 +245,7 @@ class TokenPrediction(Struct, frozen=True):
 class EntityParameters(Struct, frozen=True):
     """The `parameters` of Hugging Face's clients."""
 
-    aggregation_strategy: label.Aggregation | None = None
+    aggregation_strategy: Aggregation | None = None
     ignore_labels: frozenset[str] = frozenset({"O"})
 
 
@@ -269,14 +270,12 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
     inputs = [request.inputs] if isinstance(request.inputs, str) else [*request.inputs]
     groups = [[item] if isinstance(item, str) else item for item in inputs]
     texts = [text for group in groups for text in group]
-    task = label.Tag(
-        texts,
-        request.aggregation_strategy,
-        context.truncate(request.truncate),
-        direction(request.truncation_direction),
-        request.raw_scores,
-        request.include_special_tokens,
+    options = options_of(
+        LabelOptions,
+        request,
+        truncation_direction=DIRECTIONS[request.truncation_direction],
     )
+    task = label.Tag(texts, context.settled(options))
     labels = context.service.model.spec.labels
 
     def write(answers: list[label.Tagged], _: Usage) -> list[Items]:
@@ -345,7 +344,7 @@ async def entities(context: Context, request: EntitiesRequest) -> Reply:
         ]
         return results[0] if isinstance(request.inputs, str) else results
 
-    task = label.Tag(texts, aggregation, context.truncate(None))
+    task = label.Tag(texts, context.settled(LabelOptions(aggregation_strategy=aggregation)))
     return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
 
 

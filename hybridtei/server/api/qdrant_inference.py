@@ -26,15 +26,15 @@ from hybridtei.errors import (
     UnknownModel,
     UnsupportedHead,
 )
-from hybridtei.inference.tasks.embed import Embed, InputType
-from hybridtei.inference.tasks.pooling import MultivectorBudget
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.options import EmbedOptions, InputType, MultivectorBudget, Size
 from hybridtei.outputs import Embeddings, Load, cut, unit
 from hybridtei.server.answers import sparse_qdrant
-from hybridtei.server.api.tei import FullText, Size
+from hybridtei.server.api.tei import FullText
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.models import EMBED_HYBRID, NO_NAMES, Models
-from hybridtei.server.routing import post, row_of
+from hybridtei.server.routing import facts_of, post
 
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = get_args(Vector)
@@ -112,7 +112,7 @@ class InferenceError(Struct, frozen=True):
         elif isinstance(error, RequestError) and not isinstance(error, NoKey | RoleNeeded):
             status = 400
         else:
-            status = row_of(error).status
+            status, _, _ = facts_of(error)
         return status, cls(str(error))
 
 
@@ -258,14 +258,12 @@ async def _embedded(
     (context, side, prompt_name), heads = work
     # Qdrant accepts only floats
     budget = MultivectorBudget(max_tokens=context.model.multivector_tokens or None)
-    task = Embed(
-        texts,
-        heads,
-        context.truncate(None),
+    options = EmbedOptions(
         prompt_name=prompt_name,
         input_type=side,
         multivector=budget,
     )
+    task = Embed(texts, heads, context.settled(options))
     answer, usage = await context.embed_in_chunks(
         task,
         Load(len(texts), sum(map(len, texts)), is_batch=True),

@@ -10,61 +10,48 @@ import numpy as np
 import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
-from hybridtei.inference.tasks.rerank import (
-    Ranking,
-    RankWeights,
-    RerankByVectors,
-    Scored,
-    rerank_task,
+from hybridtei.inference.tasks.relevant import RelevantSpan
+from hybridtei.inference.tasks.rerank import RerankByVectors, Scored
+from hybridtei.options import (
+    GivenWeights,
+    Instruction,
+    RankOptions,
+    RelevantSpans,
+    Size,
+    Truncate,
 )
 from hybridtei.outputs import Floats, Usage
 from hybridtei.retrieval.search.options import Budget
 from hybridtei.server.api.tei import (
+    DIRECTIONS,
     NOT_EMPTY,
     CutSide,
     Enveloped,
-    Instruction,
     PromptTokens,
     ServedModel,
-    Size,
-    Truncate,
     TruncationSide,
     UseActivation,
-    direction,
+    options_of,
 )
 from hybridtei.server.context import (
     CHUNK_DOCUMENTS,
     NUMBERS_A_RANK,
     Context,
     Reply,
-    check_instruction,
     checked,
     envelope,
     load_of_pairs,
     usage_of,
-    windows_of,
 )
 from hybridtei.server.http.body import decode, decode_peers, kind_of
 from hybridtei.server.models import RANK
-from hybridtei.server.ranking import BudgetMs, deadline_of, rank_within
+from hybridtei.server.ranking import BudgetMs, deadline_of, rank
 from hybridtei.server.routing import LISTED, post
 
 # The event loop looks up each field in each of thousands of documents
 MAX_RANK_FIELDS = 32
-
-GivenWeights = Annotated[
-    str | RankWeights | None,
-    Meta(
-        description=(
-            "For models that rank by vectors: m3, m3-long, m3-two, or a weight for each kind of "
-            "vector."
-        )
-    ),
-]
 
 
 class RerankRequest(Struct, frozen=True, kw_only=True):
@@ -78,6 +65,14 @@ class RerankRequest(Struct, frozen=True, kw_only=True):
     return_text: Annotated[bool, Meta(description="Repeat each text in the answer.")] = False
     instruction: Instruction = None
     weights: GivenWeights = None
+
+    @property
+    def options(self) -> RankOptions:
+        return options_of(
+            RankOptions,
+            self,
+            truncation_direction=DIRECTIONS[self.truncation_direction],
+        )
 
 
 class Rank(Struct, frozen=True, omit_defaults=True):
@@ -157,8 +152,20 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     ] = field(default=UNSET, name="property")
 
     @property
-    def is_raw(self) -> bool:
-        return self.raw_scores is True or self.use_activation is False
+    def options(self) -> RankOptions:
+        """A budget of time begins now."""
+        max_tokens = self.truncate_prompt_tokens
+        truncate = self.truncation if self.truncate is None else self.truncate
+        return options_of(
+            RankOptions,
+            self,
+            truncate=max_tokens is not None or truncate,
+            truncation_direction=DIRECTIONS[self.truncation_side or self.truncation_direction],
+            max_tokens=max_tokens,
+            raw_scores=self.raw_scores is True or self.use_activation is False,
+            relevant_spans=self.relevant_spans and self.relevant_spans.if_enabled,
+            deadline_ns=self.budget_ms and deadline_of(self.budget_ms),
+        )
 
     @property
     def most(self) -> int | None:
@@ -234,8 +241,11 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     with context.counting_failures():
         if not request.texts:
             raise NoInputs("`texts` cannot be empty")
-        task = _task(context, request.query, request.texts, request, truncate=request.truncate)
-        task.check(context.service.model.spec)
+        task = context.ranking(
+            request.query,
+            request.texts,
+            request.options,
+        )
     load = load_of_pairs(request.query, request.texts)
     split = context.splits(load.inputs)
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(
@@ -273,9 +283,7 @@ async def rerank_documents(
     context: Context, request: DocumentsRequest, *, plain: bool = False, repeats: bool = True
 ) -> Reply:
     """Reranking of `documents`. The answer repeats them unless `return_documents` is false."""
-    deadline_ns: int | None = None
-    if request.budget_ms is not None:
-        deadline_ns = deadline_of(request.budget_ms)
+    options = request.options
     if request.return_documents is not None:
         repeats = request.return_documents
     raw = request.documents
@@ -295,26 +303,11 @@ async def rerank_documents(
             returned_bytes = _returnable_bytes(raw)
         elif repeats:
             returned_bytes = sum(map(len, documents))
-        truncate = request.truncation if request.truncate is None else request.truncate
-        max_tokens = request.max_tokens_per_doc or None
-        task = _task(
-            context,
-            request.query,
-            documents,
-            request,
-            truncate=truncate,
-            max_document_tokens=max_tokens,
-        )
-        task.check(context.service.model.spec)
-    load = load_of_pairs(request.query, documents)
-    budget: Budget | None = None
-    if deadline_ns is None:
-        scored, usage = await context.rank(task, load, checked, field="documents")
-    else:
-        scored, usage, budget = await rank_within(context, task, deadline_ns, "documents")
+        task = context.ranking(request.query, documents, options)
+    scored, usage = await rank(context, task, "documents")
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
-        if isinstance(task, RerankByVectors) and not request.is_raw:
+        if isinstance(task, RerankByVectors) and not options.raw_scores:
             scores = as_relevance(task, scored)
         items: list[dict[str, Any]] = [
             {"index": i, "relevance_score": scores[i]} for i in scored.order[: request.most]
@@ -331,12 +324,12 @@ async def rerank_documents(
             if window := scored.windows[item["index"]]:
                 item["window"] = window
         answer = _object(context, request, items, scores, usage)
-        if budget is not None:
-            answer["budget"] = budget
+        if options.deadline_ns is not None:
+            answer["budget"] = Budget.spent(len(documents), scored.unscored)
         return answer
 
     numbers = (
-        NUMBERS_A_RANK * load.inputs
+        NUMBERS_A_RANK * len(documents)
         + 3 * sum(map(len, scored.spans))
         + returned_bytes // BYTES_PER_NUMBER
     )
@@ -423,42 +416,3 @@ def _object(
         "tokens": {"input_tokens": usage.tokens, "output_tokens": 0},
     }
     return answer
-
-
-def _task(
-    context: Context,
-    query: str,
-    documents: Sequence[str],
-    request: RerankRequest | DocumentsRequest,
-    *,
-    truncate: bool | None,
-    max_document_tokens: int | None = None,
-) -> Ranking:
-    spans, max_tokens, chunks, side = None, None, None, None
-    is_raw = request.raw_scores is True
-    if isinstance(request, DocumentsRequest):
-        side, is_raw = request.truncation_side, request.is_raw
-        max_tokens = request.truncate_prompt_tokens
-        chunks = request.max_chunks_per_doc
-        if request.relevant_spans is not None:
-            spans = request.relevant_spans.if_enabled
-    if spans is not None and Head.MULTIVECTOR not in context.heads:
-        raise InvalidInput("`relevant_spans` needs a model that ranks by multi-vectors")
-    windows = 1
-    if chunks or context.server.rerank_windows > 1:
-        windows = windows_of(context, len(documents), chunks)
-    check_instruction(request.instruction, len(documents) * windows)
-    return rerank_task(
-        context.service.model.spec,
-        query,
-        documents,
-        truncate=context.truncate(truncate, max_tokens),
-        direction=direction(side or request.truncation_direction),
-        raw_scores=is_raw,
-        instruction=request.instruction,
-        weights=request.weights,
-        max_document_tokens=max_document_tokens,
-        max_tokens=max_tokens,
-        spans=spans,
-        windows=windows,
-    )

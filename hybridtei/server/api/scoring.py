@@ -17,15 +17,16 @@ from hybridtei.inference.tasks.rerank import (
     RerankPairs,
     rerank_task,
 )
+from hybridtei.options import EmbedOptions, Instruction, RankOptions
 from hybridtei.outputs import Floats, Load, Usage, unit
 from hybridtei.server.api.tei import (
+    DIRECTIONS,
     CutSide,
     Enveloped,
-    Instruction,
     PromptTokens,
     ServedModel,
     UseActivation,
-    direction,
+    options_of,
 )
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
@@ -101,24 +102,34 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     with context.counting_failures():
         context.check_batch(len(pairs))
         check_instruction(request.instruction, len(pairs))
-    max_tokens, side = request.truncate_prompt_tokens, direction(request.truncation_side or "Right")
+    options = context.settled(
+        RankOptions(
+            truncation_direction=DIRECTIONS[request.truncation_side or "Right"],
+            max_tokens=request.truncate_prompt_tokens,
+            raw_scores=request.use_activation is False,
+            instruction=request.instruction,
+        )
+    )
     questions = [
         rerank_task(
             context.service.model.spec,
             query,
             [document for _, document in group],
-            truncate=context.truncate(None, max_tokens),
-            direction=side,
-            raw_scores=request.use_activation is False,
-            instruction=request.instruction,
-            max_tokens=max_tokens,
+            options,
         )
         for query, group in groupby(pairs, key=lambda pair: pair[0])
     ]
     if context.service.model.spec.kind == "embedding" and not isinstance(
         questions[0], RerankByVectors
     ):
-        return await _cosines(context, request, pairs)
+        reading = context.settled(
+            options_of(
+                EmbedOptions,
+                options,
+                normalize=False,
+            )
+        )
+        return await _cosines(context, request, pairs, reading)
     load = Load(len(pairs), sum(len(first) + len(second) for first, second in pairs), is_batch=True)
     task = RerankPairs(questions)
     bounds = context.bounds(load.inputs).in_chunks(MAX_CHUNK_DOCUMENTS)
@@ -130,24 +141,16 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     return Reply(_object(context, scored.scores, usage), usage)
 
 
-async def _cosines(context: Context, request: ScoreRequest, pairs: Pairs) -> Reply:
+async def _cosines(
+    context: Context, request: ScoreRequest, pairs: Pairs, options: EmbedOptions
+) -> Reply:
     """Score pairs by the cosine of their embeddings. Each text is embedded once."""
-    max_tokens = request.truncate_prompt_tokens
     place_of = {
         text: place
         for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
     }
     distinct = [*place_of]
-    task = Embed(
-        distinct,
-        frozenset({pooled_head(context)}),
-        context.truncate(None, max_tokens),
-        direction(request.truncation_side or "Right"),
-        normalize=False,
-        input_type=context.side,
-        max_tokens=max_tokens,
-    )
-
+    task = Embed(distinct, frozenset({pooled_head(context)}), options)
     load = Load(len(distinct), sum(map(len, distinct)), is_batch=True)
 
     # The request's field with the text at a place of `distinct`, for errors

@@ -7,8 +7,7 @@ qdrant-client is an extra, so functions of this module import it locally.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +17,11 @@ from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, RequestError, TooManyCandidates
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
-from hybridtei.inference.tasks.rerank import RankWeights, rerank_task
+from hybridtei.inference.tasks.relevant import RelevantSpan
+from hybridtei.inference.tasks.rerank import Scored, rerank_task
 from hybridtei.models.fingerprint import model_hash
-from hybridtei.outputs import Embeddings, Floats, Load, Usage
+from hybridtei.options import EmbedOptions, RankOptions, RankWeights, RelevantSpans
+from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.retrieval.search.options import (
     Budget,
     CheckedOptions,
@@ -34,17 +34,14 @@ from hybridtei.server.context import (
     NUMBERS_A_RANK,
     Context,
     Reply,
-    load_of_pairs,
-    windows_of,
 )
 from hybridtei.server.models import Models, StoreContext
-from hybridtei.server.ranking import BudgetMs, deadline_of, rank_within
+from hybridtei.server.ranking import BudgetMs, deadline_of, rank
 from hybridtei.server.routing import post
 
 if TYPE_CHECKING:
-    from hybridtei.retrieval.search.searcher import Rank, Searcher
-    from hybridtei.retrieval.store.base import CollectionSchema, PayloadBudget
-
+    from hybridtei.models.text.tokenizer import Token
+    from hybridtei.retrieval.store.base import CollectionSchema
 
 Text = Annotated[str, Meta(max_length=100_000)]
 # Spans of each hit
@@ -163,8 +160,21 @@ MAX_SPANNED_CHARACTERS = 2_000_000
 async def search(stores: StoreContext, request: SearchRequest) -> Reply:
     """Search a collection of the vector store: embed, find, fuse, rescore, rerank."""
     options = options_of(request, stores)
-    ranker = ranker_of(stores.models, request.rerank, request.budget_ms)
-    work = partial(_searched, stores, request, options, ranker)
+    ranker: Asked | None = None
+    if request.rerank is not False:
+        ranker = Asked(ranker_of(stores.models, request.rerank))
+    elif request.budget_ms is not None:
+        raise InvalidInput("`budget_ms` is the time of a reranker: give `rerank` too")
+    deadline_ns = request.budget_ms and deadline_of(request.budget_ms)
+    ranking = RankOptions(truncate=True, deadline_ns=deadline_ns)
+    work = partial(
+        _searched,
+        stores,
+        request,
+        options,
+        ranker=ranker,
+        ranking=ranking,
+    )
     return await stores.run(
         len(request.texts), lambda: stores.schemas.reading(request.collection, work)
     )
@@ -174,8 +184,10 @@ async def _searched(
     stores: StoreContext,
     request: SearchRequest,
     options: CheckedOptions,
-    ranker: Ranker | None,
     schema: CollectionSchema,
+    *,
+    ranker: Asked | None,
+    ranking: RankOptions,
 ) -> Reply:
     """Embed, find and write. Repeatable."""
     context = stores.embedder(schema)
@@ -185,70 +197,94 @@ async def _searched(
             f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does "
             "not give"
         )
-    usages: list[Usage] = []
-    searcher, budget = _searcher(stores, context, request, usages)
+    from hybridtei.retrieval.search.searcher import Searcher
+    from hybridtei.retrieval.store.base import PayloadBudget
+
+    model = Asked(context, is_batch=request.query is None)
+    budget = PayloadBudget(stores.server.max_search_bytes)
+    depth = max(stores.server.max_search_points // max(len(texts), 1), 1)
+    schemas = stores.schemas
+    searcher = Searcher(
+        schemas.store,
+        model,
+        schemas=schemas,
+        budget=budget,
+        max_points=depth,
+        aside=stores.bounds.run_aside,
+    )
     fit = await searcher.fit(request.collection, schema)
     try:
         embedded = await searcher.embed(request.collection, texts, options, fit=fit)
     except RequestError as error:
         raise error.named("query" if request.queries is None else "queries") from None
-    rank = None if ranker is None else ranker.rank
-    searches = [
-        searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
-        for row, text in enumerate(texts)
-    ]
+    find = partial(
+        searcher.find,
+        request.collection,
+        options=options,
+        ranker=ranker,
+        ranking=ranking,
+        fit=fit,
+    )
+    searches = [find(text, embedded, row) for row, text in enumerate(texts)]
     results = await asyncio.gather(*searches)
-    if ranker is not None:
-        results = [
-            structs.replace(result, budget=ranker.budgets.get(text))
-            for text, result in zip(texts, results, strict=True)
-        ]
     spans_of = [] if spans is None else await _spans(context, request, results, spans)
     write = partial(
-        _written, context, request, results, spans_of, usage=usages[-1], options=options
+        _written, context, request, results, spans_of, usage=model.usage, options=options
     )
     answers = await stores.bounds.run_aside(write) if options.highlights else write()
     numbers = _numbers(results, spans_of) + budget.spent // BYTES_PER_NUMBER
     answer = answers[0] if request.query is not None else {"results": answers}
-    return Reply(answer, usages[-1], numbers)
+    return Reply(answer, model.usage, numbers)
 
 
-def _searcher(
-    stores: StoreContext, context: Context, request: SearchRequest, usages: list[Usage]
-) -> tuple[Searcher, PayloadBudget]:
-    """The searcher of one request, which notes what embedding costs, and the budget of its
-    payloads."""
-    from hybridtei.retrieval.search.searcher import QueryModel, Searcher
-    from hybridtei.retrieval.store.base import PayloadBudget
+class Asked:
+    """A served model as one search asks it. `usage`: what embedding its queries cost."""
 
-    is_batch = request.query is None
+    usage: Usage
 
-    async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
-        task = Embed(list(queries), heads, input_type="query")
-        load = Load(len(queries), sum(map(len, queries)), is_batch=is_batch)
-        answer, usage = await context.run(task, load)
-        usages.append(usage)
+    def __init__(self, context: Context, *, is_batch: bool = False) -> None:
+        self.model_id = context.model.model_id
+        self.spec = context.service.model.spec
+        self._context, self._is_batch = context, is_batch
+
+    async def embed(
+        self, texts: Sequence[str], heads: frozenset[Head], options: EmbedOptions
+    ) -> Embeddings:
+        """Embed queries; a table is read without a permit. Raises Overloaded if too many
+        read it."""
+        task = Embed(texts, heads, options)
+        load = Load(
+            len(texts),
+            sum(map(len, texts)),
+            is_batch=self._is_batch,
+        )
+        if options.query_encoder == "model":
+            answer, self.usage = await self._context.run(task, load)
+            return answer
+        service = self._context.service
+        with service.beside.inside(1), service.admission.carrying(load.inputs):
+            answer, self.usage = await self._context.run(task, load)
         return answer
 
-    async def look_up(queries: Sequence[str]) -> Embeddings:
-        answer, usage = await context.look_up(list(queries), is_batch=is_batch)
-        usages.append(usage)
-        return answer
+    async def rank(self, query: str, documents: Sequence[str], options: RankOptions) -> Scored:
+        """Score hits."""
+        scored, _ = await rank(
+            self._context,
+            self._context.ranking(
+                query,
+                documents,
+                options,
+            ),
+        )
+        return scored
 
-    model = QueryModel(
-        context.model.model_id,
-        context.service.model.spec,
-        embed,
-        partial(context.service.tokenizer.tokens, add_special_tokens=False),
-        stores.bounds.run_aside,
-        look_up=look_up,
-        fingerprint=lambda: model_hash(context.fingerprint),
-    )
-    budget = PayloadBudget(stores.server.max_search_bytes)
-    depth = max(stores.server.max_search_points // max(len(request.texts), 1), 1)
-    schemas = stores.schemas
-    searcher = Searcher(schemas.store, model, schemas=schemas, budget=budget, max_points=depth)
-    return searcher, budget
+    def tokens_of(self, text: str) -> Iterable[Token]:
+        """The tokens of a text without special ones, with their places."""
+        return self._context.service.tokenizer.tokens(text, add_special_tokens=False)
+
+    async def fingerprint(self) -> str | None:
+        """The hash of the model's files."""
+        return await model_hash(self._context.fingerprint)
 
 
 def _written(
@@ -300,11 +336,21 @@ async def _spans(
         documents = [text[:longest] for text in texts if text]
         if not documents:
             return [()] * len(texts)
-        weights = RankWeights(0.0, 0.0, 1.0)
-        task = rerank_task(
-            context.service.model.spec, query, documents, weights=weights, spans=options
+        by_vectors = RankOptions(
+            weights=RankWeights(
+                0.0,
+                0.0,
+                1.0,
+            ),
+            relevant_spans=options,
         )
-        scored, _ = await context.rank(task, load_of_pairs(query, documents))
+        task = rerank_task(
+            context.service.model.spec,
+            query,
+            documents,
+            by_vectors,
+        )
+        scored, _ = await rank(context, task)
         spans = iter(scored.spans)
         # A hit without a text was not scored
         return [next(spans) if text else () for text in texts]
@@ -359,53 +405,15 @@ def _check_candidates(request: SearchRequest, queries: int, most: int) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Ranker:
-    """The reranker of a search, and the use of its time by query."""
-
-    rank: Rank
-    budgets: Mapping[str, Budget]
-
-
-def ranker_of(models: Models, name: bool | str, budget_ms: int | None) -> Ranker | None:
-    """The reranker of this name, or the first one. A budget begins now. Raises InvalidInput if no
-    reranker is loaded, or a budget has none; UnknownModel."""
-    if name is False:
-        if budget_ms is not None:
-            raise InvalidInput("`budget_ms` is the time of a reranker: give `rerank` too")
-        return None
-    deadline_ns: int | None = None
-    if budget_ms is not None:
-        deadline_ns = deadline_of(budget_ms)
-    rerankers = [
-        context for context in models.ready if context.service.model.spec.kind == "reranker"
-    ]
+def ranker_of(models: Models, name: bool | str) -> Context:
+    """The reranker of this name, or the first one. Raises InvalidInput if none is loaded;
+    UnknownModel."""
     if isinstance(name, str):
-        context = models.named(name)
-    elif rerankers:
-        context = rerankers[0]
-    else:
-        raise InvalidInput("`rerank`: no reranker is loaded; `rescore` ranks by multi-vectors")
-
-    from hybridtei.retrieval.search.searcher import NamedRank
-
-    budgets: dict[str, Budget] = {}
-
-    async def rank(query: str, documents: Sequence[str]) -> Floats:
-        windows = windows_of(context, len(documents))
-        task = rerank_task(
-            context.service.model.spec, query, documents, truncate=True, windows=windows
-        )
-        task.check(context.service.model.spec)
-        if deadline_ns is None:
-            scored, _ = await context.rank(task, load_of_pairs(query, documents))
-        else:
-            scored, _, budgets[query] = await rank_within(context, task, deadline_ns)
-        return scored.scores
-
-    if deadline_ns is None:
-        return Ranker(NamedRank(context.model.model_id, rank), budgets)
-    return Ranker(rank, budgets)
+        return models.named(name)
+    for context in models.ready:
+        if context.service.model.spec.kind == "reranker":
+            return context
+    raise InvalidInput("`rerank`: no reranker is loaded; `rescore` ranks by multi-vectors")
 
 
 def _result(

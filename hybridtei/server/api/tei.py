@@ -8,45 +8,35 @@ here check it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 
-from hybridtei.config import LongInputs
 from hybridtei.errors import EmptyInput, NoInputs
 from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS, too_many_numbers
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.inference.tasks.embed import QueryEncoder
 from hybridtei.models.text.reader import Input
-from hybridtei.models.text.tokenizer import Direction, Text
+from hybridtei.models.text.tokenizer import Text
+from hybridtei.options import (
+    Dimensions,
+    Direction,
+    EmbedOptions,
+    Options,
+    PromptName,
+    QueryEncoder,
+    Truncate,
+)
 from hybridtei.server.answers import write_json
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.routing import post
 
 T = TypeVar("T")
+Chosen = TypeVar("Chosen", bound=Options)
 TruncationDirection = Literal["Left", "left", "Right", "right"]
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-Size = Annotated[int, Meta(ge=0)]
-Instruction = Annotated[
-    str | None, Meta(description="The criterion for language models that rank.")
-]
-Dimensions = Annotated[Size | None, Meta(description="Keep this many leading dimensions.")]
-Truncate = Annotated[
-    bool | None,
-    Meta(description="Cut inputs that are too long [default: the server's auto_truncate]."),
-]
-Long = Annotated[
-    LongInputs | None,
-    Meta(
-        description=(
-            "Ours: mean: read a text that is too long for the model in windows, and average their "
-            "vectors by tokens; cut [default: the server's long_inputs]."
-        )
-    ),
-]
 TruncationSide = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
 CutSide = Annotated[
     TruncationDirection | None, Meta(description="`truncation_direction` under vLLM's name.")
@@ -86,12 +76,21 @@ class EmbedAllRequest(Struct, frozen=True, kw_only=True):
     ]
     truncate: Truncate = None
     truncation_direction: TruncationSide = "Right"
-    prompt_name: Annotated[
-        str | None, Meta(description="Name of a prompt to put before each input.")
-    ] = None
+    prompt_name: PromptName = None
+    # TEI puts no default prompt of the checkpoint before texts
+    uses_default_prompt: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_inputs(self.inputs)
+
+    @property
+    def options(self) -> EmbedOptions:
+        return options_of(
+            EmbedOptions,
+            self,
+            truncation_direction=DIRECTIONS[self.truncation_direction],
+            uses_default_prompt=self.uses_default_prompt,
+        )
 
 
 class EmbedSparseRequest(EmbedAllRequest, frozen=True, kw_only=True):
@@ -125,6 +124,16 @@ class SimilarityParameters(Struct, frozen=True):
     truncate: bool | None = None
     truncation_direction: TruncationDirection = "Right"
     prompt_name: str | None = None
+
+    @property
+    def options(self) -> EmbedOptions:
+        return options_of(
+            EmbedOptions,
+            self,
+            truncation_direction=DIRECTIONS[self.truncation_direction],
+            normalize=False,
+            uses_default_prompt=False,
+        )
 
 
 class SimilarityRequest(Struct, frozen=True):
@@ -271,6 +280,13 @@ class Enveloped(Struct, frozen=True):
     usage: OpenAICompatUsage
 
 
+# TEI's four spellings
+DIRECTIONS: Mapping[TruncationDirection, Direction] = {
+    "Left": "left",
+    "left": "left",
+    "Right": "right",
+    "right": "right",
+}
 # The values of `input_type` and `task` in every API
 SIDES: Mapping[str | None, Literal["query", "document"]] = {
     "query": "query",
@@ -283,9 +299,17 @@ SIDES: Mapping[str | None, Literal["query", "document"]] = {
 }
 
 
-def direction(name: TruncationDirection) -> Direction:
-    """TEI's four spellings -> the tokenizer's two."""
-    return "left" if name.lower() == "left" else "right"
+def options_of(kind: type[Chosen], request: Struct, **others: Any) -> Chosen:
+    """Read the fields that a request has under the names of options. `others`: those that it spells
+    differently."""
+    for name in _shared(kind, type(request)):
+        others.setdefault(name, getattr(request, name))
+    return kind(**others)
+
+
+@cache
+def _shared(kind: type[Struct], other: type[Struct]) -> tuple[str, ...]:
+    return tuple(name for name in kind.__struct_fields__ if name in other.__struct_fields__)
 
 
 def texts_of(value: str | list[str], field: str) -> list[str]:

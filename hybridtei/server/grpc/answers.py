@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHead, WrongModel
 from hybridtei.inference.tasks.rerank import RerankPairs, rerank_task
+from hybridtei.options import RankOptions
 from hybridtei.outputs import Load, Usage
 from hybridtei.server.api import embed, ops, tei
 from hybridtei.server.api.predict import predict
@@ -171,9 +172,11 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
                 context.service.model.spec,
                 query,
                 [message.text for message in group],
-                truncate=truncate,
-                direction=side,
-                raw_scores=received[0].raw_scores,
+                RankOptions(
+                    truncate=truncate,
+                    truncation_direction=side,
+                    raw_scores=received[0].raw_scores,
+                ),
             )
             for (query, truncate, side), group in groupby(
                 received, lambda message: (message.query, message.truncate, _side(message))

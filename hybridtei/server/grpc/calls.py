@@ -22,14 +22,13 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from hybridtei.errors import Ended, HybridTeiError, NoKey, WrongModel
+from hybridtei.errors import Ended, HybridTeiError, NoKey
 from hybridtei.server.answers import SMALL_BYTES, Unsent
 from hybridtei.server.context import Context, headers_of
 from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.answers import METHODS, Method
 from hybridtei.server.http.security import KEY, Keyring
 from hybridtei.server.models import Models
-from hybridtei.server.routing import row_of
 from hybridtei.system.tracing import Recorder, arrived, span
 
 # Open calls of `tei.v1`
@@ -221,10 +220,7 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     if isinstance(error, Ended):
         return error.code, str(error)
     if isinstance(error, HybridTeiError):
-        row, prefix = row_of(error), ""
-        if not isinstance(error, WrongModel):
-            prefix = row.prefix
-        return CODES[row.error_type], f"{prefix}{error}"
+        return CODES[error.error_type], f"{error.prefix}{error}"
     if isinstance(error, DecodeError):
         return STATUS.INTERNAL, str(error)
     return STATUS.INTERNAL, f"internal error: {type(error).__name__}"

@@ -13,6 +13,7 @@ from hybridtei.batch import Head, Padding
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Unhealthy
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.embed import Embed
+from hybridtei.options import EmbedOptions
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend, Held
@@ -48,7 +49,7 @@ async def running(service):
 
 
 def embed(*texts, heads=frozenset({Head.DENSE}), **settings):
-    return Embed(list(texts), heads, **settings)
+    return Embed(list(texts), heads, EmbedOptions(**settings))
 
 
 def different(count):

@@ -16,6 +16,7 @@ from hybridtei.inference.load import text_model
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.options import EmbedOptions
 from tests import jina, tiny
 from tests.near import near, same
 
@@ -77,7 +78,9 @@ def test_results_of_several_adapters_are_not_mixed(checkpoint):
     names = [None, *jina.ADAPTERS]
 
     async def ask():
-        tasks = [Embed([TEXT], frozenset({Head.DENSE}), prompt_name=name) for name in names]
+        tasks = [
+            Embed([TEXT], frozenset({Head.DENSE}), EmbedOptions(prompt_name=name)) for name in names
+        ]
         answers = await asyncio.gather(*(service.run(task) for task in tasks))
         return [
             answered.answer.dense[0] for answered in answers if answered.answer.dense is not None

@@ -7,6 +7,7 @@ from hybridtei.batch import Ragged, offsets_of, pack
 from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.inference.tasks.label import Tag
 from hybridtei.models.checkpoint.classifiers import ClassifierHead, LinearStep
+from hybridtei.options import LabelOptions
 from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
@@ -27,17 +28,24 @@ def answer(task):
 
 
 def test_asking_twice_gives_the_same_and_neighbours_change_nothing():
-    task = Tag([TEXT, "one two", TEXT], "average")
+    task = Tag([TEXT, "one two", TEXT], LabelOptions(aggregation_strategy="average"))
     assert answer(task) == answer(task)
-    assert answer(task)[1] == answer(Tag(["one two"], "average"))[0]
+    assert (
+        answer(task)[1] == answer(Tag(["one two"], LabelOptions(aggregation_strategy="average")))[0]
+    )
 
 
 def test_a_text_that_is_only_special_tokens_has_no_span():
     spec = small.model_spec(classifier=SPEC.classifier)
     model = small.model(spec)
-    encodings = Tag(["\u200b"], "max").prepare(model)
+    encodings = Tag(["\u200b"], LabelOptions(aggregation_strategy="max")).prepare(model)
     outputs = FakeBackend(spec).forward(pack(encodings, Tag([]).heads, spec.positions))
-    assert Tag(["\u200b"], "max").finish(model, encodings, outputs)[0].spans == []
+    assert (
+        Tag(["\u200b"], LabelOptions(aggregation_strategy="max"))
+        .finish(model, encodings, outputs)[0]
+        .spans
+        == []
+    )
 
 
 def test_no_number_is_an_error():

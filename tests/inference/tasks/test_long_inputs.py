@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from hybridtei.batch import Encoding, Head, WindowEncoding, pack
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.embed import MAX_WINDOWS, Embed
 from hybridtei.models.checkpoint.late import Expansion, LateInteraction, Side
+from hybridtei.options import EmbedOptions
 from hybridtei.outputs import unit
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
@@ -43,10 +45,12 @@ def parts_of(encodings, texts):
 @given(st.lists(words, min_size=1, max_size=4), st.booleans(), st.sampled_from([None, 4]))
 def test_a_vector_is_the_average_of_the_windows_by_tokens(texts, normalize, dimensions):
     """The oracle embeds the windows' texts alone, and averages them in float64."""
-    task = Embed(texts, ALL, normalize=normalize, dimensions=dimensions, long_inputs="mean")
+    task = Embed(
+        texts, ALL, EmbedOptions(normalize=normalize, dimensions=dimensions, long_inputs="mean")
+    )
     encodings, found = answer(task)
     assert len(found) == len(texts)
-    alone = replace(task, long_inputs=None)
+    alone = replace(task, options=structs.replace(task.options, long_inputs=None))
     for row, (text, windows) in enumerate(zip(texts, parts_of(encodings, texts), strict=True)):
         if windows == [None]:
             _, expected = answer(replace(alone, inputs=[text]))
@@ -75,39 +79,45 @@ def test_a_vector_is_the_average_of_the_windows_by_tokens(texts, normalize, dime
 
 
 def test_windows_cover_the_text_to_its_end_and_are_bounded():
-    encodings, _ = answer(Embed(["one", LONG], ALL, long_inputs="mean"))
+    encodings, _ = answer(Embed(["one", LONG], ALL, EmbedOptions(long_inputs="mean")))
     windows = [item for item in encodings if isinstance(item, WindowEncoding)]
     assert windows[0].characters[0] == 0
     assert windows[-1].characters[1] == len(LONG)
     assert {window.extent for window in windows} == {None}
     assert max(map(len, windows)) <= small.LONGEST
-    task = Embed(["one", " ".join([LONG] * 40)], ALL, long_inputs="mean")
+    task = Embed(["one", " ".join([LONG] * 40)], ALL, EmbedOptions(long_inputs="mean"))
     encodings = task.prepare(MODELS["hybrid"])
     assert len(encodings) == 1 + MAX_WINDOWS
     assert encodings[-1].extent == (0, encodings[-1].characters[1])
 
 
 def test_what_may_not_be_cut_is_refused_as_ever():
-    task = Embed(["one", LONG], ALL, truncate=False, long_inputs="mean")
+    task = Embed(["one", LONG], ALL, EmbedOptions(truncate=False, long_inputs="mean"))
     with pytest.raises(InvalidInput, match="less than 64 tokens") as refused:
         task.prepare(MODELS["hybrid"])
     assert refused.value.place == 1
 
 
 def test_a_length_of_the_request_is_that_of_the_windows():
-    encodings = Embed([LONG], ALL, max_tokens=30, long_inputs="mean").prepare(MODELS["hybrid"])
+    encodings = Embed([LONG], ALL, EmbedOptions(max_tokens=30, long_inputs="mean")).prepare(
+        MODELS["hybrid"]
+    )
     assert len(encodings) > 8
     assert max(map(len, encodings)) <= 30
     # A window needs 16 tokens of its text
-    (cut,) = Embed([LONG], ALL, max_tokens=10, long_inputs="mean").prepare(MODELS["hybrid"])
+    (cut,) = Embed([LONG], ALL, EmbedOptions(max_tokens=10, long_inputs="mean")).prepare(
+        MODELS["hybrid"]
+    )
     assert cut.extent is not None
 
 
 def test_of_splades_weights_the_largest_counts():
-    task = Embed([LONG, "one two", LONG], frozenset({Head.SPARSE}), long_inputs="mean")
+    task = Embed(
+        [LONG, "one two", LONG], frozenset({Head.SPARSE}), EmbedOptions(long_inputs="mean")
+    )
     encodings, found = answer(task, MODELS["splade"])
     texts = parts_of(encodings, task.inputs)
-    _, windows = answer(replace(task, inputs=texts[0], long_inputs=None), MODELS["splade"])
+    _, windows = answer(Embed(texts[0], task.heads), MODELS["splade"])
     expected = windows.sparse.to_dense().max(axis=0)
     dense = found.sparse.to_dense()
     np.testing.assert_array_equal(dense[0], expected)
@@ -117,7 +127,7 @@ def test_of_splades_weights_the_largest_counts():
 
 
 def test_every_window_has_the_prompt():
-    task = Embed([LONG], ALL, prompt_name="query", long_inputs="mean")
+    task = Embed([LONG], ALL, EmbedOptions(prompt_name="query", long_inputs="mean"))
     prompt = [small.IDS[piece] for piece in ("[CLS]", "q", "##u", "##e", "##r", "##y", ":")]
     encodings = task.prepare(MODELS["hybrid"])
     assert len(encodings) > 5
@@ -127,13 +137,15 @@ def test_every_window_has_the_prompt():
 
 def test_ids_are_cut_as_before():
     ids = [small.IDS["one"]] * 100
-    encodings = Embed([ids, LONG], ALL, long_inputs="mean").prepare(MODELS["hybrid"])
+    encodings = Embed([ids, LONG], ALL, EmbedOptions(long_inputs="mean")).prepare(MODELS["hybrid"])
     before = Embed([ids], ALL).prepare(MODELS["hybrid"])[0]
     assert type(encodings[0]) is Encoding
     assert encodings[0].input_ids.tolist() == before.input_ids.tolist()
     assert encodings[0].extent == before.extent
     with pytest.raises(InvalidInput, match="tokens") as refused:
-        Embed(["one", ids], ALL, truncate=False, long_inputs="mean").prepare(MODELS["hybrid"])
+        Embed(["one", ids], ALL, EmbedOptions(truncate=False, long_inputs="mean")).prepare(
+            MODELS["hybrid"]
+        )
     assert refused.value.place == 1
 
 
@@ -152,11 +164,12 @@ EXPANDING = LateInteraction(query=Side(expansion=Expansion(32, 0)), document=Sid
     ],
 )
 def test_what_has_no_windows_is_refused_by_name(spec, fields):
-    task = Embed(**{"inputs": [LONG], "heads": ALL, "long_inputs": "mean", **fields})
+    options = {"long_inputs": "mean", **fields}
+    task = Embed([LONG], options.pop("heads"), EmbedOptions(**options))
     assert not task.reads_windows(spec)
     with pytest.raises(InvalidInput, match=r"`long_inputs` \"mean\" is not for `tokens`, nor for"):
         task.check(spec)
-    replace(task, long_inputs="cut").check(spec)
+    replace(task, options=structs.replace(task.options, long_inputs="cut")).check(spec)
 
 
 def test_a_router_reads_queries_in_windows_of_the_model_for_queries():
@@ -165,7 +178,7 @@ def test_a_router_reads_queries_in_windows_of_the_model_for_queries():
     spec = small.model_spec(query=queries.spec)
     model = replace(documents, spec=spec, query=queries)
     for side, longest, route in (("query", 32, 1), ("document", 64, 0)):
-        task = Embed([LONG], ALL, input_type=side, long_inputs="mean")
+        task = Embed([LONG], ALL, EmbedOptions(input_type=side, long_inputs="mean"))
         encodings = task.prepare(model)
         assert longest - 8 < max(map(len, encodings)) <= longest
         assert {encoding.route for encoding in encodings} == {route}

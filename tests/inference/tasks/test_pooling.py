@@ -17,7 +17,6 @@ from hybridtei.inference.tasks import pooling
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.pooling import (
     MultivectorBudget,
-    as_budget,
     budgeted,
     clusters,
     merge,
@@ -27,6 +26,7 @@ from hybridtei.inference.tasks.pooling import (
 )
 from hybridtei.inference.tasks.rerank import maxsim
 from hybridtei.models.checkpoint.late import TokenPooling
+from hybridtei.options import EmbedOptions
 from hybridtei.outputs import HeadOutputs, unit
 from tests.near import near, same
 
@@ -118,12 +118,11 @@ def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(
 
 
 def test_a_budget_by_its_fields():
-    assert as_budget({"max_tokens": 3, "dtype": "binary"}) == MultivectorBudget(
-        max_tokens=3, dtype="binary"
-    )
+    fields = {"max_tokens": 3, "dtype": "binary"}
+    assert EmbedOptions.given({"multivector": fields}).multivector == MultivectorBudget(**fields)
     for wrong in ({"max_tokens": 0}, {"dtype": "float16"}, {"tokens": 1}):
         with pytest.raises(InvalidInput, match="multivector"):
-            as_budget(wrong)
+            EmbedOptions.given({"multivector": wrong})
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +133,9 @@ def model():
 def merged_of(model, texts, rows, most):
     """`Embed`'s result for raw multi-vectors, with one row for each token except the first."""
     task = Embed(
-        texts, frozenset({Head.MULTIVECTOR}), multivector=MultivectorBudget(max_tokens=most)
+        texts,
+        frozenset({Head.MULTIVECTOR}),
+        EmbedOptions(multivector=MultivectorBudget(max_tokens=most)),
     )
     return task.finish(model, task.prepare(model), HeadOutputs(multivector=rows)).multivector
 

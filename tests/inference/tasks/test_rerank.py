@@ -17,6 +17,7 @@ from hybridtei.inference.tasks.rerank import (
     rerank_task,
 )
 from hybridtei.models.checkpoint.classifiers import ClassifierHead, LinearStep
+from hybridtei.options import LabelOptions
 from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
@@ -66,7 +67,9 @@ def test_no_number_fails_whose_it_is_and_nobody_else():
     with pytest.raises(NotANumber):
         task.finish(MODEL, encodings, HeadOutputs(scores=scores[1:]))
     with pytest.raises(NotANumber):
-        Classify(["one"], raw_scores=True).finish(MODEL, encodings, HeadOutputs(scores=scores[1:]))
+        Classify(["one"], LabelOptions(raw_scores=True)).finish(
+            MODEL, encodings, HeadOutputs(scores=scores[1:])
+        )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.inference.tasks.spans import EmbedSpans, SpanText
 from hybridtei.models.checkpoint.late import LateInteraction, Side
+from hybridtei.options import EmbedOptions
 from tests import tiny, vocabulary
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
@@ -49,7 +50,7 @@ def test_dense_is_the_mean_of_transformers_states(tmp_path, model_type):
 
 
 def task(*inputs, heads=frozenset({Head.DENSE}), **options):
-    return EmbedSpans(inputs, Embed((), heads, **options))
+    return EmbedSpans(inputs, Embed((), heads, EmbedOptions(**options)))
 
 
 def test_a_prompts_tokens_belong_to_no_span():
@@ -82,13 +83,15 @@ def test_a_span_that_was_cut_off_is_refused_and_the_others_keep_their_places(
     monkeypatch.setattr(spans, "MAX_WINDOWS", 1)
     words, room = "one " * 80, small.LONGEST - 2
     kept, cut = ((0, 3), (316, 319)) if direction == "right" else ((316, 319), (0, 3))
-    (encoding,) = task(SpanText(words, [kept]), direction=direction).prepare(small.model())
+    (encoding,) = task(SpanText(words, [kept]), truncation_direction=direction).prepare(
+        small.model()
+    )
     assert encoding.places.values.tolist() == [1 if direction == "right" else room]
     with pytest.raises(
         InvalidInput,
         match=rf"`inputs\[0\].spans\[1\]` is \[{cut[0]}, {cut[1]}\].*no token.* {room} tokens are read",
     ):
-        task(SpanText(words, [kept, cut]), direction=direction).prepare(small.model())
+        task(SpanText(words, [kept, cut]), truncation_direction=direction).prepare(small.model())
 
 
 def test_chunks_name_inputs_by_their_place_in_the_request():
@@ -198,9 +201,10 @@ def test_the_numbers_of_an_answer_are_bounded_by_how_often_spans_overlap():
     assert apart.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 4 * small.DIM
     twice = task(SpanText("one two", [(0, 7), (4, 7)]), heads=heads)
     assert twice.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 8 * small.DIM
+    budget = EmbedOptions(multivector=MultivectorBudget(max_tokens=1))
     merged = replace(
         apart,
-        task=replace(apart.task, inputs=["one two"], multivector=MultivectorBudget(max_tokens=1)),
+        task=Embed(["one two"], apart.task.heads, budget),
     )
     assert merged.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 2 * small.DIM, (
         "a budget is one of each span"

@@ -10,9 +10,10 @@ from hybridtei.outputs import SparseVectors
 from hybridtei.retrieval.search.calibration import probabilities, way_of
 from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.options import CheckedOptions, SearchOptions
-from hybridtei.retrieval.search.searcher import NamedRank, Searcher
+from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.plan import CALIBRATION
+from tests.retrieval.search.rankers import ByLength
 from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
 
 QUERY = "the search engine"
@@ -36,16 +37,12 @@ def searched(encoder, curves, *, query=QUERY, rank=None, blank=False, **options)
             vector = {"dense": encoder.encode([QUERY]).dense[0].tolist()}
             await store.upsert("papers", [Stored(99, {}, vector)])
         searcher = Searcher(store, query_model(encoder, MODEL))
-        return await searcher.search("papers", query, SearchOptions(**options), rank=rank)
+        return await searcher.search("papers", query, SearchOptions(**options), ranker=rank)
 
     return run(scenario())
 
 
-async def by_length(query, documents):
-    return np.array([len(document) / 100 for document in documents], np.float32)
-
-
-RANK = NamedRank("/models/by-length/", by_length)
+RANK = ByLength("/models/by-length/", 100)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +140,11 @@ def test_reranked_hits_have_the_curve_of_their_reranker(encoder):
     for hit in found.hits[:-1]:
         assert hit.probability == pytest.approx(len(hit.payload["text"]) / 100, abs=1e-4)
     # A reranker without a name may be any
-    unnamed = searched(encoder, curves, rank=by_length)
+    unnamed = searched(encoder, curves, rank=ByLength(unit=100))
     assert unnamed.way.endswith("rerank=one without a name, or that stops at `budget_ms`")
     assert unnamed.hits[0].probability is None
     with pytest.raises(InvalidInput, match="rerank=one without a name, or that stops at"):
-        searched(encoder, curves, rank=by_length, min_probability=0.5)
+        searched(encoder, curves, rank=ByLength(unit=100), min_probability=0.5)
 
 
 @pytest.mark.parametrize("bound", [{"rerank_threshold": 0.205}, {"min_probability": 0.205}])

@@ -15,6 +15,7 @@ from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.base import PayloadBudget, Stored
 from hybridtei.retrieval.store.plan import schema_for
 from hybridtei.retrieval.store.points import to_points
+from tests.retrieval.search.rankers import ByLength
 from tests.retrieval.search.small_search import (
     MODEL,
     TEXTS,
@@ -223,16 +224,13 @@ def test_lists_of_several_values_are_of_no_group_and_not_hidden_by_one(encoder, 
 
 
 def test_a_reranker_ranks_documents(encoder, shared):
-    async def by_length(query, documents):
-        return np.array([len(document) for document in documents], np.float32)
-
     options = chunks(group_by="document", rerank_limit=2, limit=2)
     found = searched(
         "memory",
         shared,
         encoder,
         TEXTS,
-        lambda it: it.search("papers", QUERY, options, rank=by_length),
+        lambda it: it.search("papers", QUERY, options, ranker=ByLength()),
     )
     assert {hit.payload["document_id"] for hit in found.hits} == {"d0", "d1"}
     assert [hit.score for hit in found.hits] == sorted(

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from hybridtei.retrieval.store.plan import PACKED, schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.inference.engine import small
 from tests.retrieval.search.fusion import Ranking, rrf, weighted_sum
+from tests.retrieval.search.rankers import ByLength
 from tests.retrieval.search.small_search import (
     MODEL,
     TEXTS,
@@ -69,7 +69,7 @@ def ranking(scores):
 
 
 def ask(searcher, query=QUERY, rank=None, **options):
-    return run(searcher.search("papers", query, SearchOptions(**options), rank=rank))
+    return run(searcher.search("papers", query, SearchOptions(**options), ranker=rank))
 
 
 def test_a_filter_of_too_many_conditions_is_refused_before_the_pass(store, spec):
@@ -132,18 +132,13 @@ def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
     assert other.hits[0].score == pytest.approx(scores["dense"].max(), abs=TOLERANCE)
 
 
-async def by_length(query, documents):
-    assert query == QUERY
-    return np.array([len(document) for document in documents], np.float32)
-
-
 def test_a_reranker_has_the_last_word_and_pages_go_through_its_order(searcher):
     best = ask(searcher, mode="dense", limit=5).hits
     expected = sorted((len(hit.payload["text"]) for hit in best), reverse=True)
-    found = ask(searcher, rank=by_length, mode="dense", limit=2, rerank_limit=5)
+    found = ask(searcher, rank=ByLength(), mode="dense", limit=2, rerank_limit=5)
     assert [hit.score for hit in found.hits] == expected[:2]
     assert [stage.name for stage in found.stages] == ["embed", "search", "rerank"]
-    following = ask(searcher, rank=by_length, mode="dense", limit=2, offset=2, rerank_limit=5)
+    following = ask(searcher, rank=ByLength(), mode="dense", limit=2, offset=2, rerank_limit=5)
     assert [hit.score for hit in following.hits] == expected[2:4]
 
 
@@ -165,7 +160,7 @@ def test_points_without_a_text_stay_below_what_was_reranked(encoder):
         )
         searcher = Searcher(store, query_model(encoder, MODEL))
         return await searcher.search(
-            "papers", QUERY, SearchOptions(mode="dense", limit=11), rank=by_length
+            "papers", QUERY, SearchOptions(mode="dense", limit=11), ranker=ByLength()
         )
 
     found = run(scenario())
@@ -223,7 +218,7 @@ def test_no_leg_runs_twice_where_a_search_is_explained(encoder):
 
 
 def test_explaining_a_reranked_page_counts_from_its_offset(searcher):
-    found = ask(searcher, rank=by_length, limit=2, offset=1, explain=True)
+    found = ask(searcher, rank=ByLength(), limit=2, offset=1, explain=True)
     assert [hit.scores["rerank"].rank for hit in found.hits] == [2, 3]
     assert [hit.scores["rerank"].score for hit in found.hits] == [hit.score for hit in found.hits]
 
@@ -254,7 +249,7 @@ def test_highlights_are_the_words_shared_with_the_query(searcher, encoder):
 
 
 def test_fields_of_the_payload_as_asked_for_whatever_else_needs_the_text(searcher):
-    for rank in (None, by_length):
+    for rank in (None, ByLength()):
         some = ask(
             searcher, rank=rank, limit=1, with_payload=["document_id"], highlights=True
         ).hits[0]
@@ -284,7 +279,7 @@ def test_what_makes_no_sense_is_refused_by_name(searcher, options, message):
 )
 def test_a_reranker_has_limits(searcher, options, message):
     with pytest.raises(InvalidInput, match=message):
-        ask(searcher, rank=by_length, **options)
+        ask(searcher, rank=ByLength(), **options)
 
 
 def test_only_the_model_of_the_collection_may_search_it(store, encoder):
@@ -383,9 +378,10 @@ def test_highlights_are_made_beside_the_event_loop(store, encoder):
         def tokens_of(text):
             loop.call_soon_threadsafe(turned.set)
             assert turned.wait(5), "the event loop stands still"
-            return model.tokens_of(text)
+            return encoder.tokens_of(text)
 
-        searcher = Searcher(store, replace(model, tokens_of=tokens_of))
+        model.tokens_of = tokens_of
+        searcher = Searcher(store, model)
         return await searcher.search("papers", QUERY, SearchOptions(highlights=True))
 
     assert any(hit.highlights for hit in run(story()).hits)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.embed import Embed
+from hybridtei.options import EmbedOptions
 from hybridtei.retrieval.ingest import chunking
 from hybridtei.retrieval.ingest.chunking import (
     Chunker,
@@ -134,7 +135,9 @@ def test_a_prompt_takes_its_place_in_every_chunk(tmp_path):
         [document("one two three four " * 30)]
     )
     encodings = Embed(
-        [chunk.text for chunk in chunks], model.spec.heads, truncate=False, input_type="document"
+        [chunk.text for chunk in chunks],
+        model.spec.heads,
+        EmbedOptions(truncate=False, input_type="document"),
     ).read(model)
     assert [len(encoding) for encoding in encodings] == [chunk.tokens for chunk in chunks]
     assert tokens_around(model) > 2

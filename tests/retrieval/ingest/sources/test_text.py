@@ -178,7 +178,7 @@ async def test_queries_are_read_as_documents_are(tmp_path):
     class Asked:
         spec = small.model_spec()
 
-        async def embed(self, queries, heads):
+        async def embed(self, queries, heads, options):
             asked.extend(queries)
             return Embeddings()
 

@@ -1,0 +1,42 @@
+"""A keyword is a field, and a field of a request that is read by its name is the option of that name."""
+
+from typing import get_type_hints
+
+import pytest
+from msgspec import UnsetType
+
+from hybridtei import options
+from hybridtei.options import EmbedOptions, LabelOptions, RankOptions
+from hybridtei.server.api import embed, predict, rerank, tei
+
+KEYWORDS = {
+    EmbedOptions: options.EmbedKeywords,
+    RankOptions: options.RankKeywords,
+    LabelOptions: options.LabelKeywords,
+}
+# Requests that are read by `options_of`, and the names under which they spell something else
+READ = [
+    (EmbedOptions, tei.EmbedRequest, {"truncation_direction"}),
+    (EmbedOptions, tei.EmbedSparseRequest, {"truncation_direction"}),
+    (EmbedOptions, embed.EmbedHybridRequest, {"truncation_direction"}),
+    (EmbedOptions, tei.SimilarityParameters, {"truncation_direction"}),
+    (RankOptions, rerank.RerankRequest, {"truncation_direction"}),
+    (RankOptions, rerank.DocumentsRequest, {"truncation_direction", "raw_scores"}),
+    (LabelOptions, tei.PredictRequest, {"truncation_direction"}),
+    (LabelOptions, predict.PredictTokensRequest, {"truncation_direction"}),
+]
+
+
+@pytest.mark.parametrize("kind", KEYWORDS)
+def test_a_keyword_is_a_field(kind):
+    assert KEYWORDS[kind].__annotations__.keys() <= set(kind.__struct_fields__)
+
+
+@pytest.mark.parametrize(("kind", "request_kind", "spelled"), READ)
+def test_a_field_that_is_read_by_its_name_has_the_options_type(kind, request_kind, spelled):
+    ours, theirs = get_type_hints(kind), get_type_hints(request_kind)
+    shared = {name for name in kind.__struct_fields__ if name in request_kind.__struct_fields__}
+    assert shared
+    for name in shared - spelled:
+        assert theirs[name] == ours[name], name
+    assert UnsetType not in {theirs[name] for name in shared - spelled}
