@@ -18,7 +18,9 @@ from types import ModuleType
 from hybridtei.inference.backends.graph.onnx_files import FILES as GRAPHS
 from hybridtei.models.checkpoint import (
     contents,
+    folder,
     heads,
+    kinds,
     late,
     modules,
     peft,
@@ -133,16 +135,17 @@ def rows() -> list[Row]:
             "Loading fails for `route_mappings` and for other routes than query and document.",
         ),
         Row(
-            [sentence.MODEL_FILE],
-            _listed(keys_read("sentence", sentence, late, spec)),
+            [folder.SENTENCE_FILE],
+            _listed(keys_read("sentence", sentence, late, heads, kinds)),
             "Other keys are ignored. A prompt that is null is empty. `similarity_fn_name` changes "
             "no vector, and warns unless it is the cosine or the vectors have length 1.",
         ),
         Row(
-            sizes.LENGTH_FILES[:1],
+            folder.TRANSFORMER_FILES[:1],
             f"`max_seq_length`, {_listed(keys_read('transformer', late, spec))}, "
             "`modality_config`, `processing_kwargs`, `processor_kwargs`, `config_kwargs`, "
-            f"`model_kwargs`; without this file of the first of {_listed(sizes.LENGTH_FILES[1:])}",
+            "`model_kwargs`; without this file of the first of "
+            f"{_listed(folder.TRANSFORMER_FILES[1:])}",
             f"Of `processing_kwargs`, {_listed(sentence.WITHOUT_EFFECT)} are ignored if they "
             "change no vector. Loading fails for its other keys and for a `modality_config` of "
             f"other outputs. `processor_kwargs` replace {_listed(sorted(sizes.OF_TOKENIZER))} of "

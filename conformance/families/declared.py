@@ -20,7 +20,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from hybridtei.models.families import FAMILIES
+from hybridtei.models.families import SERVED
 from hybridtei.models.families.settings import DECLARED
 
 VERSION = "5.23.0"
@@ -52,7 +52,7 @@ def content() -> str:
         f'"transformers": {json.dumps(VERSION)}',
         f'"every": {json.dumps(sorted(_public(every)))}',
     ]
-    for model_type in sorted(FAMILIES.keys() & CONFIG_MAPPING.keys()):
+    for model_type in sorted({*SERVED}.intersection(CONFIG_MAPPING.keys())):
         own = _public(_own(CONFIG_MAPPING[model_type])) - every
         lines.append(f"{json.dumps(model_type)}: {json.dumps(sorted(own))}")
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -14,7 +14,7 @@ from typing import Any
 
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.models.checkpoint.hub_layouts import check_code, translate
-from hybridtei.models.families import FAMILIES
+from hybridtei.models.families import SERVED
 
 PAGE = Path(__file__).parents[2] / "notebooks" / "models.md"
 BEGIN, END = "<!-- current models -->", "<!-- end of current models -->"
@@ -101,7 +101,7 @@ def is_served(model: Published) -> bool:
         check_code(config, FILE)
     except UnsupportedArchitecture:
         return False
-    return config.get("model_type") in FAMILIES
+    return config.get("model_type") in SERVED
 
 
 def table() -> str:

@@ -96,14 +96,14 @@ def make(
         positions=Positions(M3_OFFSET if shape.outputs else 0),
         pooling=(shape.pooling,),
         sparse=SimpleNamespace(inputs=("hidden",)) if shape.outputs else None,
+        reads_words=False,
         multivector=SimpleNamespace(drop="first") if shape.outputs else None,
-        classifier=None,
         removed_ids=frozenset(),
         has_token_types=shape.classes == "Bert",
         config=config.to_dict(),
         is_splade=False,
         sparse_width=config.vocab_size,
-        is_rounded=False,
+        kind=SimpleNamespace(is_rounded=False),
         adapters=None,
         heads=frozenset(
             {Head.DENSE, Head.TOKENS, *((Head.SPARSE, Head.MULTIVECTOR) if shape.outputs else ())}

@@ -56,10 +56,11 @@ from hybridtei.models.checkpoint.files import (
     read_json,
     resolve,
 )
+from hybridtei.models.checkpoint.kinds import Late
 from hybridtei.models.checkpoint.layers import query_table, with_tanh_gelu
 from hybridtei.models.checkpoint.peft import ADAPTER, base_of, read_adapter
-from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
-from hybridtei.models.families import FAMILIES
+from hybridtei.models.checkpoint.spec import ModelSpec, Router, read_spec
+from hybridtei.models.families import SERVED
 from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import Prompts, Tokenizer
 from hybridtei.outputs import Floats, HeadOutputs
@@ -97,7 +98,7 @@ class LoadedModel:
         return [
             {
                 "model_type": spec.model_type,
-                "kind": spec.kind,
+                "kind": spec.role,
                 "pooling": list(spec.pooling),
                 "dense_width": spec.dense_width,
             },
@@ -121,12 +122,12 @@ class LoadedModel:
         pooling = "splade" if spec.is_splade else "+".join(spec.pooling)
         embeds = (
             f"{pooling} pooling, dense width {spec.dense_width}"
-            if spec.late is None
+            if not isinstance(spec.kind, Late)
             else "late interaction"
         )
         return [
             f"model    {spec.model_type}, "
-            f"{embeds if spec.kind == 'embedding' else f'{spec.kind}, {len(spec.labels)} labels'}",
+            f"{embeds if spec.role == 'embedding' else f'{spec.role}, {len(spec.labels)} labels'}",
             f"outputs  {', '.join(sorted(spec.heads))}",
             f"backend  {backend.name}, {backend.dtype}, {form}, lanes: "
             f"{', '.join(sorted(backend.lanes, reverse=True))}",
@@ -155,7 +156,7 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
                 _self_test(part, _sample_ids(model, longest))
         budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)
     except BackendError as error:
-        if spec.model_type in FAMILIES:
+        if spec.model_type in SERVED:
             raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
         log.warning("%s: the first pass failed: %s", spec.folder, error)
         raise _unserved(spec, "needs more than the ids of a text of any length") from error
@@ -214,7 +215,7 @@ def _with_base(folder: Path, find: Callable[..., Path]) -> Path:
 
 def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:
     """Return a model without its backend. Raises LoadError."""
-    queries = None if spec.query is None else text_model(spec.query, engine)
+    queries = text_model(spec.kind.of_queries, engine) if isinstance(spec.kind, Router) else None
     return Model(spec, text_reader(spec, engine), query_table(spec), queries)
 
 
@@ -230,7 +231,7 @@ def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
         adapters=() if spec.adapters is None else spec.adapters.names,
         own=spec.default_prompt_name,
     )
-    if not spec.pools_prompts and prompts.named(prompts.own):
+    if not spec.kind.pools_prompts and prompts.named(prompts.own):
         raise LoadError(
             f"{spec.folder}: a prompt goes before every text, and {WITHOUT_PROMPT}: give "
             '--default-prompt ""'
@@ -242,7 +243,7 @@ def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
         settings=spec.tokenizer_settings,
     )
     return TextReader(
-        tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.skipped_padding
+        tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.kind.skipped_padding
     )
 
 
@@ -289,7 +290,7 @@ def _self_test(backend: Backend, ids: NDArray[np.int64]) -> None:
     worst = float(np.abs(alone - together).max() / max(1.0, np.abs(alone).max()))
     # `not`, so that NaN fails too
     if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:
-        if spec.model_type not in FAMILIES:
+        if spec.model_type not in SERVED:
             raise _unserved(
                 spec,
                 "lets a text see its padding or its neighbours, and changes its states by "
@@ -306,7 +307,7 @@ def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
     text's neighbours."""
     file = spec.folder / "config.json"
     return UnsupportedArchitecture(
-        f"{file}: the family `{spec.model_type}` {why}; supported: {', '.join(FAMILIES)}"
+        f"{file}: the family `{spec.model_type}` {why}; supported: {', '.join(SERVED)}"
     )
 
 

@@ -16,10 +16,12 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
-from hybridtei.models.checkpoint.files import JsonObject, read_object, sha256_of
+from hybridtei.models.checkpoint.files import JsonObject, sha256_of
+from hybridtei.models.checkpoint.folder import Folder
+from hybridtei.models.checkpoint.kinds import Late, Static
 from hybridtei.models.checkpoint.peft import ADAPTER
 from hybridtei.models.checkpoint.sizes import lengths
-from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
+from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.models.checkpoint.tokenizer.settings import apply_settings, truncation_side
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw, tokenizer_files
 
@@ -62,7 +64,7 @@ def fingerprint(
 
 def _weights(spec: ModelSpec) -> Iterator[Path]:
     multivector = spec.multivector
-    steps: list[Any] = [*spec.dense_modules]
+    steps: list[Any] = [*spec.kind.steps]
     if multivector:
         steps += [*multivector.before, multivector.module]
     # Some steps have no folder of their own
@@ -74,8 +76,9 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
                 break
     # An adapter's alpha is in its configuration
     yield from (*spec.folder.glob(ADAPTER), *spec.folder.glob("*/adapter_*"))
-    if spec.query is not None:
-        yield from (*_weights(spec.query), *tokenizer_files(spec.query.folder))
+    if isinstance(spec.kind, Router):
+        query = spec.kind.of_queries
+        yield from (*_weights(query), *tokenizer_files(query.folder))
     yield from (
         head.file
         for head in (spec.sparse, multivector)
@@ -96,14 +99,15 @@ def _reading(spec: ModelSpec) -> str | None:
     same way. It ignored tokenizer_config.json, used the smallest of all lengths, no default prompt,
     and no prompt called passage for documents."""
     file, prompts = spec.folder / "tokenizer.json", _newly_used(spec)
-    if spec.model_type == STATIC_TYPE or not file.is_file():
+    if isinstance(spec.kind, Static) or not file.is_file():
         return _digest(prompts) if prompts else None
-    written = read_object(spec.folder / "tokenizer_config.json", optional=True)
-    limits = lengths(
-        spec.folder, JsonObject(spec.config, spec.folder / "config.json"), written, spec.positions
-    )
+    folder = Folder(spec.folder)
+    written = folder.object("tokenizer_config.json", optional=True)
+    config = JsonObject(spec.config, spec.folder / "config.json")
+    limits = lengths(folder.transformer, config, written, spec.positions)
     old_limit = min(
-        (length for length in limits[spec.late is not None :] if length is not None), default=0
+        (length for length in limits[isinstance(spec.kind, Late) :] if length is not None),
+        default=0,
     )
     now = read_raw(spec.folder)
     settings = spec.tokenizer_settings
@@ -141,7 +145,7 @@ def _newly_used(spec: ModelSpec) -> list[str]:
 
 
 def _pooling(spec: ModelSpec) -> str:
-    steps = [type(step).__name__ for step in spec.dense_modules]
+    steps = [type(step).__name__ for step in spec.kind.steps]
     parts = [*spec.pooling, *steps]
     if spec.sparse is not None:
         parts.append(spec.sparse.kind)

@@ -251,7 +251,7 @@ class Able:
 
     def __call__(self, context: Context) -> bool:
         assigned = context.model.role if isinstance(context.model, NamedModel) else None
-        is_kind = self.kind in (None, context.service.model.spec.kind)
+        is_kind = self.kind in (None, context.service.model.spec.role)
         return assigned in (None, self.role) and is_kind and context.heads >= self.heads
 
 

@@ -108,7 +108,7 @@ def test_idf_beside_the_model(tmp_path, name, logarithms):
     assert encoder.spec.sparse.double_log is (logarithms == 2)
     found = encoder.encode(["baka baka bulo lobe"], ("sparse",), input_type="query").sparse
     assert encoder.tokens(found) == [[("baka", 2.5), ("bulo", 1)]]
-    assert read_spec(folder, pooling="cls").kind == "embedding"
+    assert read_spec(folder, pooling="cls").role == "embedding"
 
 
 def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path):

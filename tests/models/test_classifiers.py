@@ -16,7 +16,7 @@ from hybridtei.errors import (
     UnsupportedArchitecture,
     WeightMismatch,
 )
-from hybridtei.models.checkpoint.classifiers import DECODERS, PADDING
+from hybridtei.models.families import FAMILIES as RECORDS
 from hybridtei.models.text.reader import TextReader
 from tests import tiny, tolerances, vocabulary
 from tests.near import near
@@ -110,7 +110,7 @@ def close(one, other, tolerance=TOLERANCE):
 def test_logits_are_those_of_transformers(tmp_path, model_type, labels):
     folder = tiny.write_classifier(tmp_path, model_type, labels)
     encoder = Encoder.load(str(folder))
-    assert encoder.spec.kind == ("reranker" if labels == 1 else "classifier")
+    assert encoder.spec.role == ("reranker" if labels == 1 else "classifier")
     expected = theirs(folder, [*TEXTS, *PAIRS])
     close(ours(encoder, [*TEXTS, *PAIRS]), expected)
     assert np.ptp(expected, axis=0).min() > 100 * TOLERANCE
@@ -299,5 +299,6 @@ def test_a_decoder_keeps_an_end_that_is_no_padding(tmp_path, padding):
 
 
 def test_padding_of_a_configuration_that_names_none_is_transformers_default():
-    default = {name: CONFIG_MAPPING[name]().pad_token_id for name in DECODERS}
-    assert {name: padding for name, padding in default.items() if padding is not None} == PADDING
+    decoders = {name: family for name, family in RECORDS.items() if family.is_decoder}
+    default = {name: CONFIG_MAPPING[name]().pad_token_id for name in decoders}
+    assert default == {name: family.padding for name, family in decoders.items()}

@@ -11,10 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import MissingArtifact, UnsupportedArchitecture, WeightMismatch
-from hybridtei.models.checkpoint.classifiers import LANGUAGE_MODELS
 from hybridtei.models.checkpoint.rankers import OWN_FILE
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.families import FAMILIES
 from tests import tiny, tolerances, vocabulary
+
+LANGUAGE_MODELS = {name: family.words for name, family in FAMILIES.items() if family.words}
 
 TEMPLATE = {"prefix": "", "body": "{query} bulo {document}", "suffix": " mo", "yes": "ba"}
 QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(9, seed=7))

@@ -119,7 +119,7 @@ def original(tmp_path_factory):
 
 def test_the_original_scores_as_its_model_card_says(original):
     spec = read_spec(original)
-    assert (spec.kind, spec.labels) == ("reranker", ("yes",))
+    assert (spec.role, spec.labels) == ("reranker", ("yes",))
     wanted = expected(original)
     assert np.ptp(wanted) > 0.05
     close(ours(original), wanted)
@@ -148,7 +148,7 @@ def test_its_conversions_score_as_the_original(original, tmp_path, labels):
         yes - no if len(labels) == 1 else torch.cat([yes, no] if labels[0] == "yes" else [no, yes])
     )
     folder = converted(tmp_path, original, labels, rows)
-    assert read_spec(folder).kind == "reranker"
+    assert read_spec(folder).role == "reranker"
     close(ours(folder), expected(original))
 
 
@@ -270,8 +270,8 @@ def test_a_qwen3_of_any_name_ranks_if_its_chat_template_is_qwen3_rerankers(
     tokenizer["model"]["vocab"] |= {"yes": first, "no": first + 1}
     tiny.write_json(folder / "tokenizer.json", tokenizer)
     spec = read_spec(folder, pooling="lasttoken")
-    assert (spec.template == QWEN3) is is_ranker
-    assert (spec.kind == "reranker") is is_ranker
+    assert (spec.kind.template == QWEN3) is is_ranker
+    assert (spec.role == "reranker") is is_ranker
 
 
 def test_the_template_of_a_known_family_is_found_by_its_name(tmp_path):
@@ -285,8 +285,8 @@ def test_the_template_of_a_known_family_is_found_by_its_name(tmp_path):
     described["model"]["vocab"] |= {"yes": first, "no": first + 1}
     (folder / "tokenizer.json").write_text(json.dumps(described))
     spec = read_spec(folder)
-    assert spec.template == QWEN3 == KNOWN[r"qwen3[-_]?reranker", "qwen3"]
-    assert spec.classifier.steps[0].rows == (first, first + 1)
+    assert spec.kind.template == QWEN3 == KNOWN[r"qwen3[-_]?reranker", "qwen3"]
+    assert spec.kind.head.steps[0].rows == (first, first + 1)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_rankers_whose_parts_are_tokenised_one_by_one(tmp_path, name, model_type
     words.model_max_length = 4096
     words.save_pretrained(folder)
     model, spec = AutoModelForCausalLM.from_pretrained(folder).eval(), read_spec(folder)
-    assert spec.template == template
+    assert spec.kind.template == template
 
     def ids(text):
         return words(text, add_special_tokens=False)["input_ids"]
@@ -341,7 +341,7 @@ def test_rankers_whose_parts_are_tokenised_one_by_one(tmp_path, name, model_type
 def test_parts_are_read_from_a_file(original, tmp_path):
     folder = shutil.copytree(original, tmp_path / "copy")
     tiny.edit_json(folder / OWN_FILE, body=["<Query>: {query}\n", "<Document>: {document}"])
-    assert read_spec(folder).template.parts == ("<Query>: {query}\n", "<Document>: {document}")
+    assert read_spec(folder).kind.template.parts == ("<Query>: {query}\n", "<Document>: {document}")
     tiny.edit_json(folder / OWN_FILE, body=["<Query>: {query}\n"])
     with pytest.raises(LoadError, match="no place for document"):
         read_spec(folder)
@@ -349,7 +349,7 @@ def test_parts_are_read_from_a_file(original, tmp_path):
 
 def reader_of(folder):
     spec = read_spec(folder)
-    return text_reader(spec, EngineConfig()), spec.template
+    return text_reader(spec, EngineConfig()), spec.kind.template
 
 
 def test_nobodys_text_is_a_command(original):
@@ -402,6 +402,6 @@ def test_a_template_that_is_none(tmp_path, changes, words):
 def test_a_decoder_that_nobody_says_ranks_is_an_embedding_model(tmp_path):
     folder = tiny.write_family(tmp_path, "qwen3", task="ForCausalLM")
     spec = read_spec(folder, pooling="last-token")
-    assert (spec.kind, spec.template) == ("embedding", None)
+    assert (spec.role, spec.kind.template) == ("embedding", None)
     with pytest.raises(UnsupportedHead):
         Encoder.load(str(tiny.write_modules(folder, pooling="lasttoken"))).rerank(QUERY, DOCUMENTS)

@@ -39,7 +39,7 @@ def close(ours, theirs):
 
 
 def source(spec):
-    return template_source(spec.folder, spec.template)
+    return template_source(spec.folder, spec.kind.template)
 
 
 @pytest.mark.parametrize("template", [BY_ROLE, BY_PLACE])
@@ -57,7 +57,7 @@ def test_a_template_names_tokens_of_special_tokens_map_too(tmp_path):
     (folder / "chat_template.jinja").write_text("{{ bos_token }}" + BY_PLACE)
     token = {"content": "<|endoftext|>", "lstrip": False}
     tiny.write_json(folder / "special_tokens_map.json", {"bos_token": token})
-    template = read_spec(folder).template
+    template = read_spec(folder).kind.template
     assert template is not None
     assert template.prefix == "<|endoftext|>"
 
@@ -68,7 +68,7 @@ def test_a_chat_template_without_both_texts_is_none(tmp_path, template, caplog):
     (folder / "chat_template.jinja").write_text(template)
     with caplog.at_level(logging.WARNING):
         spec = read_spec(folder)
-    assert spec.template is None
+    assert spec.kind.template is None
     assert source(spec) is None
     assert caplog.text.count(OWN_FILE) == 1
 
@@ -84,12 +84,12 @@ def test_nvidias_ranker_has_the_template_of_its_card(tmp_path):
         auto_map={"AutoModelForSequenceClassification": f"{code}ForSequenceClassification"},
     )
     spec = read_spec(folder)
-    assert spec.template is not None
-    assert spec.template.body == NVIDIA.body
+    assert spec.kind.template is not None
+    assert spec.kind.template.body == NVIDIA.body
     assert source(spec) == "LlamaBidirectionalForSequenceClassification"
     words = AutoTokenizer.from_pretrained(folder)
     pairs = [(QUERY, document) for document in DOCUMENTS]
-    encodings = text_reader(spec, EngineConfig()).ask(spec.template, pairs, truncate=True)
+    encodings = text_reader(spec, EngineConfig()).ask(spec.kind.template, pairs, truncate=True)
     for document, encoding in zip(DOCUMENTS, encodings, strict=True):
         text = f"question:{QUERY} \n \n passage:{document}"
         assert encoding.input_ids.tolist() == words(text)["input_ids"]

@@ -25,8 +25,8 @@ from hybridtei.models.checkpoint.classifiers import (
     Layer,
     LinearLayer,
     NormLayer,
-    ScorePooling,
 )
+from hybridtei.models.families.family import ScorePooling
 from hybridtei.outputs import HeadOutputs, SparseVectors
 
 if TYPE_CHECKING:
@@ -228,13 +228,14 @@ def column_maxima(f: Functions, rows: Array, at: Segments, product: Product) -> 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadLayers:
     """The layers of a model's heads, as arrays of one library. `multivector`: the last layer is the
-    projection."""
+    projection. `scored`: what `classifier` reads."""
 
     dense: Sequence[Layer] = ()
     code: CodeLayers | None = None
     lexical: Sequence[Layer] = ()
     multivector: Sequence[Layer] = ()
     classifier: Sequence[Layer] = ()
+    scored: ScorePooling = "none"
     mlm: MlmLayers | None = None
 
     @classmethod
@@ -242,8 +243,9 @@ class HeadLayers:
         """Read a checkpoint's layers, in numpy. Raises LoadError."""
         # It needs msgspec, which measurements on a GPU run without
         from hybridtei.models.checkpoint import layers
+        from hybridtei.models.checkpoint.kinds import Labels
 
-        read: dict[str, Any] = {"dense": [layers.step_layer(step) for step in spec.dense_modules]}
+        read: dict[str, Any] = {"dense": [layers.step_layer(step) for step in spec.kind.steps]}
         if spec.sparse is not None and spec.sparse.kind == "code":
             # Without a pooling, token states are read
             width = spec.dense_width or spec.hidden_size
@@ -255,10 +257,10 @@ class HeadLayers:
                 *map(layers.dense_layer, spec.multivector.before),
                 layers.multivector_layer(spec.multivector, spec.hidden_size),
             ]
-        if spec.classifier is not None:
-            read["classifier"] = layers.classifier_layers(
-                spec.classifier, spec.folder, spec.hidden_size
-            )
+        if isinstance(spec.kind, Labels):
+            head = spec.kind.head
+            read["classifier"] = layers.classifier_layers(head, spec.folder, spec.hidden_size)
+            read["scored"] = head.pooling
         return cls(mlm=mlm, **read)
 
 
@@ -290,9 +292,7 @@ def kept_rows(batch: PackedBatch, spec: ModelSpec) -> tuple[Offsets | None, Offs
 
 def wants_words(batch: PackedBatch, spec: ModelSpec) -> bool:
     """True if a requested head also reads word embeddings."""
-    return (
-        Head.SPARSE in batch.heads and spec.sparse is not None and "embedding" in spec.sparse.inputs
-    )
+    return Head.SPARSE in batch.heads and spec.reads_words
 
 
 def compute(
@@ -303,12 +303,12 @@ def compute(
     hidden, at, columns = states.hidden, states.at, dict[str, Array]()
     if Head.DENSE in heads:
         vectors = dense(f, hidden, at, spec.pooling, layers.dense)
-        columns["dense"] = rounded(f, vectors) if spec.is_rounded else vectors
+        columns["dense"] = rounded(f, vectors) if spec.kind.is_rounded else vectors
     if Head.SPARSE in heads:
         if layers.mlm is not None:
             assert states.product is not None
             columns[ENTRIES] = splade(f, hidden, at, layers.mlm, states.product)
-        elif layers.code is not None and spec.codes_tokens:
+        elif layers.code is not None and not spec.pooling:
             columns[ENTRIES] = token_codes(f, hidden, at, layers.code)
         elif layers.code is not None:
             columns[ENTRIES] = code(
@@ -324,8 +324,7 @@ def compute(
     if Head.TOKENS in heads:
         columns["tokens"] = hidden
     if Head.SCORES in heads:
-        assert spec.classifier is not None
-        columns["scores"] = classify(f, hidden, at, spec.classifier.pooling, layers.classifier)
+        columns["scores"] = classify(f, hidden, at, layers.scored, layers.classifier)
     if Head.TAGS in heads:
         columns["tags"] = through(f, hidden, layers.classifier)
     return columns

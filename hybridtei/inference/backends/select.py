@@ -22,8 +22,10 @@ from hybridtei.inference.backends.graph.onnx_files import check_graphs, find_own
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.models.checkpoint.contents import has_readable, no_weights
-from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
+from hybridtei.models.checkpoint.kinds import Static
+from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.models.checkpoint.weights import Weights, has_weights, weight_files
+from hybridtei.models.families import family_of
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +33,6 @@ log = logging.getLogger(__name__)
 NVIDIA = Path("/dev/nvidiactl")
 # Values of CUDA_VISIBLE_DEVICES by which a user keeps programs from all GPUs
 HIDDEN = ("", "-1")
-# Families with states beyond float16's largest number, 65,504
-WIDE = frozenset({"embedding_gemma2_text", "gemma", "gemma3_text", "mt5", "t5"})
 # The first GPUs that compute bfloat16: Ampere
 BFLOAT16_CAPABILITY = (8, 0)
 # On CPUs the first backend that can run the model is chosen. In float32 OpenVINO was 6 % slower to
@@ -68,13 +68,13 @@ class BackendChoice:
 
 def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0) -> Backend:
     """Open the configured backend, or the best one that can run the model. Raises LoadError."""
-    if spec.model_type == STATIC_TYPE:
+    if isinstance(spec.kind, Static):
         from hybridtei.inference.backends.static import StaticBackend
 
         return StaticBackend(spec)
-    if spec.query is not None:
+    if isinstance(spec.kind, Router):
         # The model for documents, and the one for queries
-        routes = (replace(spec, query=None), spec.query)
+        routes = (replace(spec, kind=spec.kind.of_documents), spec.kind.of_queries)
         return Routed(
             spec, [open_backend(config, route, bulk_niceness=bulk_niceness) for route in routes]
         )
@@ -165,7 +165,7 @@ def _half_lacks(dtype: str | None, spec: ModelSpec) -> str | None:
     if dtype == "bfloat16":
         if reason is None and not _has_bfloat16():
             return "bfloat16 needs a GPU of compute capability 8.0 or later; ask for float16"
-    elif spec.model_type in WIDE:
+    elif family_of(spec.model_type).is_wide:
         wide = "bfloat16 or float32" if reason is not None else _wide_dtype()
         return f"states of `{spec.model_type}` exceed float16's range; ask for {wide}"
     elif reason is not None:
@@ -223,7 +223,7 @@ def _usual_dtype(backend: str, spec: ModelSpec) -> str:
     checkpoint is stored so or float16 is too narrow for its family."""
     if backend != "torch" or no_gpu() is not None:
         return "float32"
-    if spec.model_type in WIDE:
+    if family_of(spec.model_type).is_wide:
         return _wide_dtype()
     if _has_bfloat16() and _stored_in_bfloat16(spec):
         return "bfloat16"

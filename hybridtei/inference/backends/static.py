@@ -38,7 +38,7 @@ class StaticBackend(Backend):
         self.lanes = both_lanes(available_cores())
         self._table = static_table(spec)
         self._heads = HostHeads(spec)
-        self._layers = [step_layer(module) for module in spec.dense_modules]
+        self._layers = [step_layer(module) for module in spec.kind.steps]
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """Look up every token in one pass."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference.backends.graph.writer import Graph
@@ -19,6 +19,8 @@ from hybridtei.models.checkpoint.layers import EXACT, TANH, activation_name
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.tensors import old_name
 from hybridtei.models.checkpoint.weights import Weights, check_shape
+from hybridtei.models.families import family_of, that_have
+from hybridtei.models.families.family import MaskedHead, Setting
 from hybridtei.outputs import Floats
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -67,7 +69,7 @@ def graph_keys(graph: Graph, weights: Weights) -> dict[str, str]:
 def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
     """The name of the word embeddings, the only tensor with a row for each word, if the sparse head
     reads them; else None. Raises LoadError if none or several tensors have that shape."""
-    if not (spec.is_splade or (spec.sparse is not None and "embedding" in spec.sparse.inputs)):
+    if not (spec.is_splade or spec.reads_words):
         return None
     tables = [
         name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)
@@ -110,75 +112,17 @@ def _prefix(name: str, key: str) -> str:
     return "-" + name.removesuffix(key)
 
 
-# Key of config.json and transformers' default; without a key the value is fixed
-Setting = tuple[str, Any]
-
-
-class _Family(NamedTuple):
-    """The names of a family's head parts."""
-
-    dense: str
-    norm: str
-    decoder: str
-    bias: str
-    activation: Setting
-    epsilon: Setting = ("layer_norm_eps", 1e-12)
-    decoder_bias: Setting = ("", True)
-
-
-def _bert(norm: str, activation: str = "gelu", epsilon: float = 1e-12) -> _Family:
-    names = ("transform.dense", f"transform.{norm}", "decoder", "bias")
-    dense, norm, decoder, bias = (f"cls.predictions.{name}" for name in names)
-    return _Family(
-        dense, norm, decoder, bias, ("hidden_act", activation), ("layer_norm_eps", epsilon)
-    )
-
-
-def _roberta(norm: str = "layer_norm") -> _Family:
-    return _Family(
-        "lm_head.dense", f"lm_head.{norm}", "lm_head.decoder", "lm_head.bias", ("", "gelu")
-    )
-
-
-FAMILIES = {
-    "bert": _bert("LayerNorm"),
-    "nomic_bert": _bert("layer_norm", "silu"),
-    "deberta-v2": _bert("LayerNorm", epsilon=1e-7),
-    "gte": _roberta("norm"),
-    **dict.fromkeys(
-        ("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3"), _roberta()
-    ),
-    "distilbert": _Family(
-        "vocab_transform",
-        "vocab_layer_norm",
-        "vocab_projector",
-        "vocab_projector.bias",
-        ("activation", "gelu"),
-        ("", 1e-12),
-    ),
-    "modernbert": _Family(
-        "head.dense",
-        "head.norm",
-        "decoder",
-        "decoder.bias",
-        ("classifier_activation", "gelu"),
-        ("norm_eps", 1e-5),
-        ("decoder_bias", True),
-    ),
-}
-
-
 def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
     """Read the head of a checkpoint. `words`: the table of word embeddings float32[v, h], which
     most heads share.
 
     Raises LoadError and its subclasses.
     """
-    family = FAMILIES.get(spec.model_type)
+    family = family_of(spec.model_type).masked
     if family is None:
         raise UnsupportedArchitecture(
             f"{spec.folder / 'config.json'}: the masked-language-model head of {spec.model_type} "
-            f"is not supported for SPLADE; supported: {', '.join(sorted(FAMILIES))}"
+            f"is not supported for SPLADE; supported: {that_have('masked')}"
         )
 
     def optional(name: str) -> Floats | None:
@@ -211,7 +155,7 @@ def _setting(spec: ModelSpec, setting: Setting) -> Any:
 
 
 def _decoder(
-    spec: ModelSpec, weights: Weights, family: _Family, words: Floats
+    spec: ModelSpec, weights: Weights, family: MaskedHead, words: Floats
 ) -> tuple[Floats, Floats | None]:
     """(matrix, bias). If a checkpoint has a tensor twice, the decoder's own one counts, as in
     transformers."""

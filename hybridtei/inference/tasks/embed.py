@@ -36,8 +36,9 @@ from hybridtei.inference.tasks.pooling import (
     without_rows,
 )
 from hybridtei.inference.tasks.windows import in_windows, joined
-from hybridtei.models.checkpoint.late import Side
-from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.kinds import Late
+from hybridtei.models.checkpoint.late import USUAL, Side
+from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.models.text.reader import Input, TextReader, of_side
 from hybridtei.models.text.tokenizer import Prompts
 from hybridtei.options import EmbedOptions, InputType, MultivectorBudget
@@ -92,14 +93,14 @@ class Embed(Task[Embeddings]):
         if options.dimensions is not None and options.dimensions < 1:
             # TEI checks this before it checks the model
             raise InvalidDimensions("`dimensions` should be positive")
-        if spec.kind != "embedding":
+        if spec.role != "embedding":
             raise UnsupportedHead("Model is not an embedding model")
         missing = self.heads - spec.heads
         if missing:
             raise UnsupportedHead(
                 f"Model has no {_listed(missing)} output. It has: {', '.join(sorted(spec.heads))}"
             )
-        if spec.query is not None and self.route(spec) is None:
+        if isinstance(spec.kind, Router) and self.route(spec) is None:
             raise InvalidInput(
                 "`input_type` is missing: the model has a router with a query and a document "
                 "route, and no `default_route`"
@@ -125,7 +126,7 @@ class Embed(Task[Embeddings]):
         side = self.side(spec)
         if isinstance(self.for_model(spec), LookUp) or Head.TOKENS in self.heads:
             return False
-        return side is None or side.expansion is None
+        return side.expansion is None
 
     def prepare(self, model: Model) -> list[Encoding]:
         if self.options.max_tokens is not None:
@@ -154,7 +155,11 @@ class Embed(Task[Embeddings]):
                 for encoding in self.read(model.query, allow_empty=allow_empty)
             ]
         reader, name = self._reader(model)
-        if not model.spec.pools_prompts and Head.DENSE in self.heads and reader.prompts.named(name):
+        if (
+            not model.spec.kind.pools_prompts
+            and Head.DENSE in self.heads
+            and reader.prompts.named(name)
+        ):
             raise InvalidInput(
                 f"a prompt goes before the inputs, and {WITHOUT_PROMPT}: send an empty one, or none"
             )
@@ -215,15 +220,12 @@ class Embed(Task[Embeddings]):
     def longest(self, model: Model) -> int:
         """The most tokens of an input."""
         side = self.side(model.spec)
-        if side is None or side.length is None:
-            return model.reader.max_input_length
-        return min(side.length, model.reader.max_input_length)
+        return min(side.length or model.reader.max_input_length, model.reader.max_input_length)
 
     def _reader(self, model: Model) -> tuple[TextReader, str | None]:
         """Return the reader of the inputs, and the name of their prompt."""
-        side = self.side(model.spec)
-        if side is not None:
-            reader = of_side(model.reader, side)
+        if isinstance(model.spec.kind, Late):
+            reader = of_side(model.reader, self.side(model.spec))
             if self.options.prompt_name in PROMPTS:
                 reader.prompts.named(self.options.prompt_name)
                 return reader, None
@@ -244,7 +246,7 @@ class Embed(Task[Embeddings]):
 
     def route(self, spec: ModelSpec) -> str | None:
         """Return the router's route of the inputs."""
-        return self.kind or spec.default_route
+        return self.kind or getattr(spec.kind, "default", None)
 
     @property
     def kind(self) -> str | None:
@@ -264,9 +266,8 @@ class Embed(Task[Embeddings]):
         return tokens * states + rows * min(self.options.dimensions or width, width)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
-        side = self.side(spec)
         return Head.MULTIVECTOR in self.heads and (
-            self._budget is not None or (side is not None and side.pooling is not None)
+            self._budget is not None or self.side(spec).pooling is not None
         )
 
     def finish(
@@ -303,29 +304,27 @@ class Embed(Task[Embeddings]):
 
     def _multivector(self, model: Model, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
         spec, side, budget = model.spec, self.side(model.spec), self._budget
-        if side is None and budget is None:
+        if side is USUAL and budget is None:
             return Ragged(unit(cut(rows.values, self.options.dimensions)), rows.offsets)
         merges = budget is not None and budget.max_tokens is not None
-        if not (merges or (side is not None and side.skipped)):
+        if not (merges or side.skipped):
             return self.merged(model, side, rows)
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
         cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
         input_ids = input_ids[have_vectors(spec, input_ids, cu_seqlens)]
-        if side is not None and side.skipped:
+        if side.skipped:
             skipped = np.isin(input_ids, list(side.skipped))
             rows, input_ids = without_rows(rows, skipped), input_ids[~skipped]
         return self.merged(model, side, rows, input_ids)
 
     def merged(
-        self, model: Model, side: Side | None, rows: Ragged, input_ids: Ids | None = None
+        self, model: Model, side: Side, rows: Ragged, input_ids: Ids | None = None
     ) -> Ragged:
         """Cut, merge and normalise multi-vectors as the checkpoint and the request specify.
         `input_ids`: each row's token, if the request's budget merges."""
         rows = Ragged(cut(rows.values, self.options.dimensions), rows.offsets)
-        is_unit = model.spec.late is None or model.spec.late.is_unit
-        budget = self._budget
-        pooling = None if side is None else side.pooling
-        if is_unit and (pooling is not None or budget is None):
+        budget, pooling = self._budget, side.pooling
+        if side.is_unit and (pooling is not None or budget is None):
             rows = Ragged(unit(rows.values), rows.offsets)
         if pooling is not None:
             rows = pooled(rows, pooling)
@@ -352,11 +351,10 @@ class Embed(Task[Embeddings]):
         """True if multi-vectors are quantised."""
         return self._budget is not None and self._budget.dtype != "float"
 
-    def side(self, spec: ModelSpec) -> Side | None:
-        """Return a late-interaction model's settings for the inputs."""
-        if spec.late is None:
-            return None
-        return spec.late.query if self.kind == "query" else spec.late.document
+    def side(self, spec: ModelSpec) -> Side:
+        """Return the model's settings for the inputs."""
+        is_query = isinstance(spec.kind, Late) and self.kind == "query"
+        return spec.kind.query if is_query else spec.kind.document
 
 
 def heads_named(names: Iterable[str]) -> frozenset[Head]:

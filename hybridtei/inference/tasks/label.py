@@ -14,6 +14,7 @@ from hybridtei.batch import Encoding, Head, LocatedEncoding, with_shared_prefix
 from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.inference.backends.numpy_functions import sigmoid
 from hybridtei.inference.tasks.base import Model, Task
+from hybridtei.models.checkpoint.kinds import Labels
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.tokenizer import Prompts, Text
 from hybridtei.options import Aggregation, LabelOptions
@@ -65,7 +66,7 @@ class Classify(Task[Classified]):
         options = self.options
         if options.max_tokens is not None:
             model = model.limited(options.max_tokens)
-        template, side = model.spec.template, options.truncation_direction
+        template, side = model.spec.kind.template, options.truncation_direction
         if template is None:
             return model.reader.read_pairs(
                 self.inputs, truncate=options.truncate is not False, direction=side
@@ -88,12 +89,12 @@ class Classify(Task[Classified]):
         self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs
     ) -> Classified:
         assert outputs.scores is not None
-        assert model.spec.classifier is not None
-        head = model.spec.classifier
+        assert isinstance(model.spec.kind, Labels)
+        head = model.spec.kind.head
         logits = refuse_nan(outputs.scores)
         if self.options.raw_scores or (head.is_regression and not self.options.as_tei):
-            return Classified(logits, model.spec.labels)
-        return Classified(probabilities(logits, multi_label=head.multi_label), model.spec.labels)
+            return Classified(logits, head.labels)
+        return Classified(probabilities(logits, multi_label=head.multi_label), head.labels)
 
 
 def probabilities(logits: Floats, *, multi_label: bool = False) -> Floats:

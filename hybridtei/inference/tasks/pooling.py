@@ -185,7 +185,7 @@ def splade_vectors(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
     assert spec.sparse is not None
     if spec.sparse.double_log:
         vectors = replace(vectors, values=np.log1p(vectors.values))
-    if spec.sparse.active and not spec.codes_tokens:
+    if spec.sparse.active and (spec.pooling or spec.is_splade):
         vectors = heaviest(vectors, spec.sparse.active)
     if spec.sparse.queries is not None:
         vectors = without(vectors, spec.removed_ids)

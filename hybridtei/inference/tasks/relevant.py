@@ -88,6 +88,5 @@ def _bounds(text: str, start: int, end: int) -> tuple[int, int]:
 def _have_rows(spec: ModelSpec, input_ids: Ids) -> NDArray[np.bool_]:
     """Return the mask bool[t] of a document's tokens that have a vector."""
     mask = have_vectors(spec, input_ids, offsets_of([len(input_ids)]))
-    if spec.late is not None:
-        mask &= ~np.isin(input_ids, list(spec.late.document.skipped))
-    return mask
+    skipped = spec.kind.document.skipped
+    return mask & ~np.isin(input_ids, list(skipped))

@@ -33,7 +33,8 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.label import probabilities
 from hybridtei.inference.tasks.relevant import RelevantSpan, relevant_spans
 from hybridtei.inference.tasks.windows import in_windows
-from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.kinds import Late
+from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.options import (
     PRESETS,
     SIDES,
@@ -156,11 +157,11 @@ class Rerank(_Question):
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
 
     def check(self, spec: ModelSpec) -> None:
-        if spec.kind != "reranker":
+        if spec.role != "reranker":
             raise UnsupportedHead("model is not a re-ranker model")
         instruction = self.options.instruction
         if instruction is not None and (
-            spec.template is None or "{instruction}" not in "".join(spec.template.parts)
+            spec.kind.template is None or "{instruction}" not in "".join(spec.kind.template.parts)
         ):
             raise InvalidInput(
                 "`instruction` is for rerankers that are language models; this one takes none"
@@ -199,19 +200,19 @@ class Rerank(_Question):
                 limit=windows,
                 truncate=options.truncate is not False,
             )
-        return encodings if model.spec.template is None else with_shared_prefix(encodings)
+        return encodings if model.spec.kind.template is None else with_shared_prefix(encodings)
 
     def _read(self, model: Model, documents: Sequence[str]) -> list[Encoding]:
         pairs = [(self.query, document) for document in documents]
         side, cuts = self.options.truncation_direction, self.options.truncate is not False
-        if model.spec.template is None:
+        if model.spec.kind.template is None:
             return model.reader.read_pairs(
                 pairs,
                 truncate=cuts,
                 direction=side,
             )
         return model.reader.ask(
-            model.spec.template,
+            model.spec.kind.template,
             pairs,
             instruction=self.options.instruction,
             truncate=cuts,
@@ -314,7 +315,7 @@ class RerankByVectors(_Question):
         if self.query_vectors is not None:
             query = self.query_vectors
             documents = task.finish(model, encodings, outputs)
-        elif model.spec.late is None:
+        elif not isinstance(model.spec.kind, Late):
             texts = task.finish(model, encodings, outputs)
             query, documents = texts.part(0, 1), texts.part(1, len(encodings))
             encodings = encodings[1:]
@@ -384,7 +385,8 @@ def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) 
 
 def _are_read_alike(model: Model) -> bool:
     """True if a query becomes the same tokens as a document."""
-    return model.spec.late is None and model.query is None and not model.reader.prompts.table
+    has_sides = isinstance(model.spec.kind, Late | Router)
+    return not has_sides and not model.reader.prompts.table
 
 
 def declared_weights(spec: ModelSpec) -> RankWeights | None:
@@ -431,7 +433,7 @@ class RerankPairs(Task[Scored]):
         return sum(question.size for question in self.questions)
 
     def check(self, spec: ModelSpec) -> None:
-        if spec.kind not in ("reranker", "embedding"):
+        if spec.role not in ("reranker", "embedding"):
             raise UnsupportedHead("Model is neither a re-ranker nor an embedding model")
         for question in self.questions:
             question.check(spec)

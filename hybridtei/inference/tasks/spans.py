@@ -96,8 +96,7 @@ class EmbedSpans(Task[Embeddings]):
             raise UnsupportedHead(
                 "`spans`: the model's sparse vectors are of whole texts, not of tokens"
             )
-        side = self.task.side(spec)
-        if side is not None and side.expansion is not None:
+        if self.task.side(spec).expansion is not None:
             raise UnsupportedHead(
                 "`spans`: the model expands its queries, which have no spans; send `input_type` "
                 "document"
@@ -348,14 +347,14 @@ def _flat(encodings: Sequence[Encoding], cu_seqlens: Offsets) -> Ragged:
 def _dense(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Floats:
     """Pool the states text by text, since spans may contain each state four times."""
     assert outputs.tokens is not None
-    steps = _steps(spec.dense_modules)
+    steps = _steps(spec.kind.steps)
     parts = []
     for encoding, rows in zip(encodings, outputs.tokens, strict=True):
         places = _spans_of(encoding).places
         at = Segments(places.offsets, places.offsets)
         parts.append(dense(NUMPY, rows[places.values], at, spec.pooling, steps))
     vectors = np.concatenate(parts)
-    return rounded(NUMPY, vectors) if spec.is_rounded else vectors
+    return rounded(NUMPY, vectors) if spec.kind.is_rounded else vectors
 
 
 def _sparse(spec: ModelSpec, input_ids: Ids, spans: Ragged, outputs: HeadOutputs) -> SparseVectors:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.models.checkpoint.files import read_object
+from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.peft import ADAPTER, base_of, read_adapter
 from hybridtei.models.checkpoint.weights import weight_files
 
@@ -50,13 +50,14 @@ FOREIGN = {
 LONGEST_SHOWN = 200
 
 
-def check_contents(folder: Path, home: Path | None = None) -> None:
+def check_contents(root: Folder, transformer: Folder | None = None) -> None:
     """Raises LoadError or MissingArtifact, naming the file, if a folder holds an adapter, quantised
-    weights, or no readable model. `home`: the transformer's folder inside it. Names from files are
+    weights, or no readable model. `transformer`: its folder inside it. Names from files are
     shown, but never resolved."""
-    home = home or folder
+    folder = transformer or root
+    home = folder.path
     # Often the same folder
-    for each in dict.fromkeys((folder, home)):
+    for each in dict.fromkeys((root.path, home)):
         _check_adapter(each)
     if (home / GLINER).exists():
         raise LoadError(
@@ -68,7 +69,7 @@ def check_contents(folder: Path, home: Path | None = None) -> None:
         raise MissingArtifact(f"{home}: holds {description}. {READ}: {cure}")
     if not (home / CONFIG).exists():
         raise MissingArtifact(f"{home / CONFIG}: missing{_instead(home)}")
-    _check_quantised(home / CONFIG)
+    _check_quantised(folder)
 
 
 def has_readable(folder: Path) -> bool:
@@ -87,8 +88,8 @@ def no_weights(folder: Path) -> MissingArtifact:
     )
 
 
-def _check_quantised(file: Path) -> None:
-    config = read_object(file)
+def _check_quantised(folder: Folder) -> None:
+    config, file = folder.object(), folder.path / CONFIG
     nested = config.get("text_config")
     parts = [config, nested] if isinstance(nested, dict) else [config]
     for part in parts:

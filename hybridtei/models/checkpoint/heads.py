@@ -24,10 +24,19 @@ from hybridtei.errors import (
     UnsupportedArchitecture,
     WeightMismatch,
 )
-from hybridtei.models.checkpoint.files import read_object, require
-from hybridtei.models.checkpoint.modules import OF_TOKENS, DenseModule, Modules, read_steps
+from hybridtei.models.checkpoint.checkpoint import Checkpoint
+from hybridtei.models.checkpoint.files import require
+from hybridtei.models.checkpoint.modules import (
+    CODER,
+    OF_TOKENS,
+    DenseModule,
+    read_steps,
+    splade_function,
+)
 from hybridtei.models.checkpoint.weights import Weights, has_shape
 
+# Of SPLADE models whose queries are looked up in it
+IDF_TABLE = "idf.json"
 HEADS_FILE = "hybridtei_heads.safetensors"
 METADATA_KEY = "hybridtei_heads"
 LINEAR_SUFFIXES = (".pt", ".safetensors")
@@ -65,7 +74,7 @@ class SparseHead:
     @property
     def can_look_up(self) -> bool:
         """True if queries need no model: a table, or the collection's idf, gives their weights."""
-        return self.queries is not None or (self.idf and self.kind != "splade")
+        return self.queries is not None or self.idf
 
 
 class Shares(Struct, frozen=True):
@@ -117,19 +126,28 @@ def find_heads(
     if sparse is not None:
         kind: Literal["linear", "mlp"] = "linear" if sparse.activation is None else "mlp"
         sparse_head = SparseHead(
-            kind, own, sparse.inputs, sparse.activation or "relu", sparse.idf, own=True
+            kind,
+            own,
+            sparse.inputs,
+            sparse.activation or "relu",
+            sparse.idf,
+            own=True,
         )
     return sparse_head, None if many is None else MultivectorHead(
-        own, many.dim, many.drop, own=True, shares=description.rerank
+        own,
+        many.dim,
+        many.drop,
+        own=True,
+        shares=description.rerank,
     )
 
 
-def read_coder(
-    folder: Path, width_before: int, max_active_dims: int | None = None, *, of_tokens: bool = False
-) -> SparseHead:
+def read_coder(checkpoint: Checkpoint, width_before: int, *, of_tokens: bool = False) -> SparseHead:
     """Return the sparse head of a SparseAutoEncoder module. `max_active_dims` overrides its `k`.
     `of_tokens`: no pooling comes before it. Raises LoadError."""
-    settings = read_object(folder / "config.json")
+    module = checkpoint.module(CODER)
+    assert module is not None
+    settings, sentence = module.object(), checkpoint.root.sentence
     width, active, inputs = (
         settings.count("hidden_dim", 512),
         settings.count("k", 8),
@@ -141,7 +159,7 @@ def read_coder(
         )
     if active > width:
         raise LoadError(f"{settings.file}: `k` is {active}, more than `hidden_dim` {width}")
-    active = min(max_active_dims or active, width)
+    active = min(sentence.count_if_any("max_active_dims") or active, width)
     normalized = bool(settings.get("normalize", False))
     if of_tokens and normalized:
         raise UnsupportedArchitecture(
@@ -149,31 +167,35 @@ def read_coder(
             "reads unit token states; put a Pooling before it, or set `normalize` to false"
         )
     return SparseHead(
-        "code", folder, (), idf=False, width=width, active=active, normalized=normalized
+        "code", module.path, (), idf=False, width=width, active=active, normalized=normalized
     )
 
 
-def read_splade(
-    folder: Path, modules: Modules, function: str, queries: Path | None, active: int
-) -> SparseHead:
-    """`function`: from `splade_function`. Without modules, only the folder's name identifies
-    OpenSearch's version 3, which applies two logarithms."""
-    third = (
-        queries is not None
-        and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
-    )
-    double_log = function == "log1p_relu" if modules else third
-    return SparseHead("splade", double_log=double_log, queries=queries, active=active)
+def read_splade(checkpoint: Checkpoint) -> SparseHead | None:
+    """Return the head of a SPLADE model, or None. Without modules, only the folder's name
+    identifies OpenSearch's version 3, which applies two logarithms."""
+    folder, sentence = checkpoint.root.path, checkpoint.root.sentence
+    pooling, queries = checkpoint.flags.pooling, checkpoint.queries
+    has_table = not checkpoint.modules and (folder / IDF_TABLE).exists()
+    if pooling is None and has_table and checkpoint.is_a("MaskedLM"):
+        pooling, queries = "splade", folder / IDF_TABLE
+    function = splade_function(checkpoint, pooling)
+    if function is None:
+        return None
+    double_log = function == "log1p_relu"
+    if not checkpoint.modules:
+        version = re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE)
+        double_log = queries is not None and version is not None
+    active = sentence.count_if_any("max_active_dims") or 0
+    return SparseHead("splade", idf=False, double_log=double_log, queries=queries, active=active)
 
 
-def token_projection(
-    folder: Path, home: Path, modules: Modules, hidden_size: int
-) -> MultivectorHead:
+def token_projection(checkpoint: Checkpoint) -> MultivectorHead:
     """Return the projection of a late-interaction model: Dense modules, or a tensor among its
     weights."""
     dense = [
         step
-        for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS)
+        for step in read_steps(checkpoint, checkpoint.hidden_size, names=OF_TOKENS)
         if isinstance(step, DenseModule)
     ]
     if dense:
@@ -184,11 +206,12 @@ def token_projection(
             before=tuple(dense[:-1]),
             module=dense[-1],
         )
-    weights, name = Weights.open(home), "linear.weight"
+    home, name = checkpoint.home.path, "linear.weight"
+    weights = checkpoint.home.weights or Weights.open(home)
     if not weights.has(name):
         raise MissingArtifact(
-            f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token "
-            "vectors"
+            f"{checkpoint.root}: neither a Dense module nor the tensor `{name}`: no projection of "
+            "the token vectors"
         )
     return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
 

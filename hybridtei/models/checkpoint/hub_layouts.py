@@ -1,8 +1,8 @@
 """Translates the config.json of publishers' own code to the keys of transformers' class for the
 same model.
 
-There is one translator for each `model_type`. A translator keeps unknown keys: the family refuses
-them unless they change nothing.
+There is one translator for each published `model_type`. A translator keeps unknown keys: the family
+refuses them unless they change nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.models.families import family_of
 
 Config = dict[str, Any]
 PPLX = "bidirectional_pplx_qwen3"
@@ -31,6 +32,8 @@ def translate(config: Mapping[str, Any], file: Path) -> JsonObject:
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in TRANSLATORS:
         config = TRANSLATORS[model_type](dict(config), file)
+    elif family_of(model_type).turns:
+        config = _turned(config)
     return JsonObject(config, file)
 
 
@@ -292,13 +295,13 @@ LFM2_UNUSED = (
 )
 
 
-def _decoder(config: Config, file: Path) -> Config:
+def _turned(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """If no key tells the attention's direction, a class named "Bidirectional" is not causal.
     gte-Qwen2's newer revisions have the key; without it TEI and transformers' class are causal."""
     if config.keys() & {"is_causal", "use_bidirectional_attention"}:
         return config
     if any("Bidirectional" in name for name in _architectures(config)):
-        config["is_causal"] = False
+        return {**config, "is_causal": False}
     return config
 
 
@@ -407,27 +410,6 @@ def _rename(config: Config, name: str, ours: str, file: Path) -> None:
         raise LoadError(f"{file}: `{name}` is {value!r}, but `{ours}` is {config[ours]!r}")
 
 
-# Classes of publishers' own code -> the family that computes the same. Names lack the final "Model"
-# or "For…"; a name that also exists in transformers includes its module.
-CODE = {
-    "EuroBert": "eurobert",
-    "Gte": "gte",
-    "JinaBert": "jina_bert",
-    "Lfm2Bidirectional": "lfm2_bidirectional",
-    "LlamaBidirectional": "llama",
-    "Ministral3Bidirectional": "ministral3",
-    "New": "gte",
-    "NomicBert": "nomic_bert",
-    "PPLXQwen3": "qwen3",
-    "Qwen2Bidirectional": "qwen2",
-    "Qwen3Bidirectional": "qwen3",
-    "UltraBERT": "ultrabert",
-    "UltraBert": "ultrabert",
-    "XLMRobertaLoRA": "jina_embeddings_v3",
-    "modeling_qwen.Qwen2": "qwen2",
-    "modeling_xlm_roberta.XLMRoberta": "jina_embeddings_v3",
-    "XLMRoberta": "xlm-roberta-flash",
-}
 # Characters of repository, module and class, since the pattern's time grows with the square of the
 # length
 MAX_REFERENCE = 300
@@ -445,7 +427,8 @@ def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None
         return None
     reference = reference[:MAX_REFERENCE]
     match = CLASS.fullmatch(reference)
-    if match and config.get("model_type") in (CODE.get(match["name"]), CODE.get(match["trunk"])):
+    code = family_of(config.get("model_type")).code
+    if match and (match["name"] in code or match["trunk"] in code):
         return None
     return reference
 
@@ -491,7 +474,6 @@ def check_head_code(config: Mapping[str, Any], file: Path, *, has_head: bool) ->
 
 
 TRANSLATORS = {
-    **dict.fromkeys(("llama", "ministral3", "mistral", "qwen2", "qwen3"), _decoder),
     "bert": _jina_bert,
     "dpr": _dpr,
     # Perplexity's `PPLXQwen3Config`; `spec` handles the rounding of its vectors

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
-from hybridtei.models.checkpoint.modules import Modules, module_path
+from hybridtei.models.checkpoint.checkpoint import Checkpoint
+from hybridtei.models.checkpoint.files import JsonObject
+from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
 
 PYLATE_KEYS = (
@@ -58,8 +59,8 @@ class TokenPooling:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The settings of queries or of documents: the marker after the first token, the length, the
-    unscored ids, the merging."""
+    """How queries or documents are read: the marker after the first token, the length, the unscored
+    ids, the merging. `is_unit`: token vectors have length 1."""
 
     marker: int | None = None
     text: str = ""
@@ -67,80 +68,64 @@ class Side:
     expansion: Expansion | None = None
     skipped: frozenset[int] = frozenset()
     pooling: TokenPooling | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LateInteraction:
-    """Both sides of a model that has only token vectors. `is_unit`: its token vectors have length
-    1."""
-
-    query: Side
-    document: Side
     is_unit: bool = True
 
 
-def is_late(sentence: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
-    """True if a checkpoint declares late interaction. `sentence`:
-    config_sentence_transformers.json."""
+USUAL = Side()
+
+
+def is_late(folder: Folder) -> bool:
+    """True if a checkpoint declares late interaction."""
+    sentence, names = folder.sentence, folder.object(optional=True).get("architectures")
     is_named = sentence.get("model_type") in ("ColBERT", "MultiVectorEncoder")
-    return is_named or STANFORD in architectures or any(key in sentence for key in PYLATE_KEYS)
+    is_stanford = isinstance(names, list) and STANFORD in names
+    return is_named or is_stanford or any(key in sentence for key in PYLATE_KEYS)
 
 
-def read_late(
-    folder: Path,
-    modules: Modules,
-    *,
-    sentence: JsonObject,
-    transformer: JsonObject,
-    tokenizer: Mapping[str, Any],
-    vocabulary: Mapping[str, int],
-    stanford: bool,
-) -> LateInteraction:
-    """`transformer` and `tokenizer`: sentence_bert_config.json and tokenizer_config.json. Raises
-    LoadError, naming the file."""
-    words = _Words(folder, tokenizer, vocabulary)
-    if stanford:
+def read_late(checkpoint: Checkpoint) -> tuple[Side, Side]:
+    """Return the sides of queries and of documents. Raises LoadError, naming the file."""
+    folder, sentence = checkpoint.root, checkpoint.root.sentence
+    transformer = checkpoint.home.transformer
+    words = _Words(checkpoint.words, checkpoint.home.vocabulary)
+    if STANFORD in checkpoint.architectures:
         return _stanford(folder, words)
     if sentence.get("model_type") != "MultiVectorEncoder":
         return _pylate(sentence, words)
-    path = module_path(modules, "MultiVectorMask")
-    mask: Mapping[str, Any] = {}
-    if path is not None:
-        mask = read_object(inside(folder, path) / "config.json")
+    masking = checkpoint.module("MultiVectorMask")
+    mask: Mapping[str, Any] = {} if masking is None else masking.object()
     if mask.get("keep_only_token_ids"):
-        raise UnsupportedArchitecture(
-            f"{folder / str(path)}: `keep_only_token_ids` is not supported"
-        )
+        raise UnsupportedArchitecture(f"{masking}: `keep_only_token_ids` is not supported")
     skipped = words.ids(mask.get("skiplist_words") or [])
     tasks = _tasks(mask.get("skiplist_tasks"))
-    prompts = sentence.get("prompts") or {}
-    pooling, pooled = _token_pooling(folder, modules)
-    return LateInteraction(
+    prompts, is_unit = sentence.get("prompts") or {}, checkpoint.module("Normalize") is not None
+    pooling, pooled = _token_pooling(checkpoint)
+    return (
         Side(
             text=prompts.get("query") or "",
             length=transformer.count_if_any("query_length"),
             expansion=_expansion(transformer, words),
             skipped=skipped if "query" in tasks else frozenset(),
             pooling=pooling if "query" in pooled else None,
+            is_unit=is_unit,
         ),
         Side(
             text=prompts.get("document") or "",
             length=transformer.count_if_any("document_length"),
             skipped=skipped if "document" in tasks else frozenset(),
             pooling=pooling if "document" in pooled else None,
+            is_unit=is_unit,
         ),
-        is_unit=module_path(modules, "Normalize") is not None,
     )
 
 
-def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None, Sequence[str]]:
+def _token_pooling(checkpoint: Checkpoint) -> tuple[TokenPooling | None, Sequence[str]]:
     """Return the declared HierarchicalTokenPooling, and the sides that it merges. Raises
     LoadError."""
-    path = module_path(modules, "HierarchicalTokenPooling")
-    if path is None:
+    module = checkpoint.module("HierarchicalTokenPooling")
+    if module is None:
         return None, ()
-    file = inside(folder, path) / "config.json"
-    settings = read_object(file)
+    settings = module.object()
+    file = settings.file
     factor, protected = settings.get("pool_factor", 1.0), settings.get("num_protected_tokens", 1)
     if not isinstance(factor, int | float) or not 1 <= factor < inf:
         raise LoadError(f"{file}: `pool_factor` is {factor!r}, should be a number of at least 1")
@@ -159,7 +144,7 @@ def _tasks(names: Any) -> Sequence[str]:
     return [names] if isinstance(names, str) else names or ["document"]
 
 
-def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
+def _pylate(sentence: JsonObject, words: _Words) -> tuple[Side, Side]:
     length = sentence.count("query_length", QUERY_LENGTH)
     attend = bool(
         sentence.get("attend_to_expansion_tokens") or sentence.get("attend_to_mask_tokens")
@@ -171,7 +156,7 @@ def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
     if skiplist is None:
         skiplist = string.punctuation
     prompts = sentence.object("prompts")
-    return LateInteraction(
+    return (
         words.marked(
             sentence.get("query_prefix", "[Q] "),
             prompts.get("query"),
@@ -187,8 +172,8 @@ def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
     )
 
 
-def _stanford(folder: Path, words: _Words) -> LateInteraction:
-    settings = read_object(folder / "artifact.metadata", optional=True)
+def _stanford(folder: Folder, words: _Words) -> tuple[Side, Side]:
+    settings = folder.object("artifact.metadata", optional=True)
     length = settings.count("query_maxlen", QUERY_LENGTH)
     expansion = Expansion(
         length,
@@ -208,7 +193,7 @@ def _stanford(folder: Path, words: _Words) -> LateInteraction:
             raise LoadError(
                 f"{settings.file}: the marker `{marker}` should be a token of the vocabulary"
             )
-    return LateInteraction(
+    return (
         words.marked(markers[0], length=length, expansion=expansion),
         words.marked(markers[1], length=cut, skipped=skipped),
     )
@@ -233,7 +218,6 @@ def _expansion(transformer: JsonObject, words: _Words) -> Expansion | None:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    folder: Path
     tokenizer: Mapping[str, Any]
     vocabulary: Mapping[str, int]
 

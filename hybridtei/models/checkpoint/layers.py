@@ -16,16 +16,16 @@ from hybridtei.models.checkpoint.classifiers import (
     CodeLayers,
     Layer,
     LinearLayer,
-    LinearStep,
     NormLayer,
-    NormStep,
 )
 from hybridtei.models.checkpoint.files import inside, read_object
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
+from hybridtei.models.checkpoint.kinds import Labels
 from hybridtei.models.checkpoint.modules import DenseModule, StepModule
 from hybridtei.models.checkpoint.spec import STATIC_TABLES, ModelSpec
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_vocabulary
 from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.models.families.family import LinearStep, NormStep
 from hybridtei.outputs import Floats
 
 OTHER_NAMES = {
@@ -166,16 +166,16 @@ SETTINGS = (
 
 def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
     """Return the model with gelu replaced by its tanh form, in trunk and head."""
-    head = spec.classifier
-    if head is not None:
+    kind = spec.kind
+    if isinstance(kind, Labels):
         steps = tuple(
             replace(step, activation=TANH)
             if isinstance(step, LinearStep) and step.activation == EXACT
             else step
-            for step in head.steps
+            for step in kind.head.steps
         )
-        head = replace(head, steps=steps)
-    return replace(spec, tanh_gelu=True, classifier=head)
+        kind = replace(kind, head=replace(kind.head, steps=steps))
+    return replace(spec, tanh_gelu=True, kind=kind)
 
 
 def in_config(config: Any) -> None:

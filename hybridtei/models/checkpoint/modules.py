@@ -11,23 +11,25 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import get_args
 
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
-from hybridtei.models.checkpoint.files import JsonObject, inside, read_json, read_object
+from hybridtei.models.checkpoint.checkpoint import (
+    NO_FLAGS,
+    STATIC,
+    TRANSFORMERS,
+    Checkpoint,
+    Flags,
+    Modules,
+)
+from hybridtei.models.checkpoint.files import JsonObject, inside, read_json
+from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.hub_layouts import own_code
+from hybridtei.models.families.family import Pooling
 
 log = logging.getLogger(__name__)
 
-Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-POOLINGS: tuple[Pooling, ...] = (
-    "cls",
-    "max",
-    "mean",
-    "mean_sqrt_len_tokens",
-    "weightedmean",
-    "lasttoken",
-)
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 LEGACY_FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -36,10 +38,9 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-TRANSFORMERS = ("MLMTransformer", "Transformer")
 # pplx-embed's module, which rounds pooled vectors (`ModelSpec.is_rounded`)
 QUANTIZER = "FlexibleQuantizer"
-STATIC, CODER = "StaticEmbedding", "SparseAutoEncoder"
+CODER = "SparseAutoEncoder"
 # On pooled vectors, in any number and order
 STEPS = ("Dense", "LayerNorm")
 ORDER = (
@@ -61,9 +62,6 @@ POOLED = (None, "sentence_embedding")
 SCORES = "scores"
 OF_TOKENS = (None, "token_embeddings")
 TANH = "torch.nn.modules.activation.Tanh"
-
-# (type, path)
-Modules = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +86,15 @@ class NormModule:
 StepModule = DenseModule | NormModule
 
 
-def read_modules(folder: Path, *, late: bool = False) -> Modules:
+def read_modules(folder: Folder, *, late: bool = False) -> Modules:
     """Return (type, path) of each module. Without modules.json: (), or for a Model2Vec its table.
 
     The type is the class name alone, since modules have moved between versions.
     """
-    file = folder / "modules.json"
+    file = folder.path / "modules.json"
     if not file.exists():
-        config = read_object(folder / "config.json", optional=True)
-        return ((STATIC, ""),) if config.get("model_type") == "model2vec" else ()
+        is_table = folder.object(optional=True).get("model_type") == "model2vec"
+        return ((STATIC, ""),) if is_table else ()
     listed = read_json(file)
     if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
         raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
@@ -132,26 +130,18 @@ def _with_effect(modules: Modules) -> list[tuple[str, str]]:
     ]
 
 
-def transformer_folder(folder: Path, modules: Modules) -> Path:
-    """Return the folder of configuration, weights and tokenizer: the model's folder, or
-    `0_Transformer` in old checkpoints."""
-    return inside(folder, module_path(modules, *TRANSFORMERS, STATIC) or "")
-
-
-def module_path(modules: Modules, *types: str) -> str | None:
-    """Return the path of the first module of one of these types, or None."""
-    return next((path for name, path in modules if name in types), None)
-
-
-def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None:
+def logit_score(checkpoint: Checkpoint) -> tuple[int, int | None] | None:
     """Return the ids of the tokens (true, false or None) whose logits make a language model's
     score, or None."""
-    path = module_path(modules, "LogitScore")
-    if path is None:
+    module = checkpoint.module("LogitScore")
+    if module is None:
         return None
-    settings = read_object(inside(folder, path) / "config.json")
+    settings = module.object()
     ids = [settings.get(key) for key in ("true_token_id", "false_token_id")]
-    if len(modules) > 2 or settings.get("module_input_name", "causal_logits") != "causal_logits":
+    if (
+        len(checkpoint.modules) > 2
+        or settings.get("module_input_name", "causal_logits") != "causal_logits"
+    ):
         raise UnsupportedArchitecture(
             f"{settings.file}: LogitScore with other modules than a Transformer is not supported"
         )
@@ -178,15 +168,15 @@ class Routes:
     default: str | None = None
 
 
-def read_router(folder: Path, modules: Modules) -> Routes:
+def read_router(folder: Folder, modules: Modules) -> Routes:
     """Return the routes of a Router; modules after the Router end both. Without a Router, `modules`
     are the document route. Raises UnsupportedArchitecture unless there is one query route and one
     document route."""
     if not modules or modules[0][0] != "Router":
         return Routes(modules)
     prefix = modules[0][1]
-    file = inside(folder, prefix) / "router_config.json"
-    settings = read_object(file)
+    settings = folder.within(prefix).object("router_config.json")
+    file = settings.file
     types, structure = settings.get("types"), settings.get("structure")
     if (
         not isinstance(types, dict)
@@ -217,7 +207,7 @@ def read_router(folder: Path, modules: Modules) -> Routes:
     if kinds["query"] == ["SparseStaticEmbedding"] and kinds["document"] in [
         [kind, "SpladePooling"] for kind in TRANSFORMERS
     ]:
-        return Routes(routes["document"], table=inside(folder, routes["query"][0][1]))
+        return Routes(routes["document"], table=inside(folder.path, routes["query"][0][1]))
     for name, names in kinds.items():
         if not {"Pooling", STATIC} & {*names} or not {*names} <= {
             *TRANSFORMERS,
@@ -254,61 +244,55 @@ def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
     return str(default)
 
 
-def splade_function(
-    folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]
-) -> str | None:
+def splade_function(checkpoint: Checkpoint, override: str | None) -> str | None:
     """Return the function of logits before SPLADE's last logarithm, "relu" or "log1p_relu"; None
     without SPLADE pooling, which `override` or else the checkpoint declares. Raises
     UnsupportedArchitecture."""
-    declared = module_path(modules, "SpladePooling")
+    declared = checkpoint.module("SpladePooling")
     if override is not None and override != "splade":
         return None
     if declared is not None:
-        settings = read_object(inside(folder, declared) / "config.json")
+        settings = declared.object()
         strategy = settings.get("pooling_strategy", "max")
         activation = settings.get("activation_function", "relu")
         if strategy != "max" or activation not in ("relu", "log1p_relu"):
             raise UnsupportedArchitecture(
-                f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: "
+                f"{declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: "
                 "'max' of relu or log1p_relu"
             )
         return str(activation)
-    if override == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
+    if override == "splade" and not checkpoint.is_a("MaskedLM"):
         raise UnsupportedArchitecture(
-            f"{folder}: splade pooling needs an architecture ending in MaskedLM, config.json names "
-            f"{list(architectures)}"
+            f"{checkpoint.root}: splade pooling needs an architecture ending in MaskedLM, "
+            f"config.json names {list(checkpoint.architectures)}"
         )
     return None if override is None else "relu"
 
 
-def read_pooling(
-    folder: Path,
-    override: str | None,
-    modules: Modules,
-    model_type: str,
-    config: Mapping[str, Any],
-    *,
-    can_rank: bool = False,
-) -> tuple[Pooling, ...]:
+def read_pooling(checkpoint: Checkpoint, override: str | None) -> tuple[Pooling, ...]:
     """Return the poolings whose vectors are concatenated: from sentence-transformers' files, else
     `pooling` of config.json, as `hub_layouts` translates it. Raises MissingArtifact if no file
-    declares one; if `can_rank`, it names the ranker's file."""
+    declares one; of a language model, it names the ranker's file."""
+    folder, config = checkpoint.root, checkpoint.config
+    if override == "last-token":
+        return ("lasttoken",)
     if override is not None:
-        return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
-    listed = module_path(modules, "Pooling")
-    file = inside(folder, listed or "1_Pooling") / "config.json"
-    if listed is not None or (not modules and file.exists()):
-        return _declared_pooling(read_object(file))
+        return (_pooling_name(override, folder.path),)
+    listed = checkpoint.module("Pooling")
+    module = listed or folder.within("1_Pooling")
+    file = module.path / "config.json"
+    if listed is not None or (not checkpoint.modules and file.exists()):
+        return _declared_pooling(module.object())
     if config.get("pooling") is not None:
-        return (_pooling_name(config["pooling"], folder / "config.json"),)
-    if modules:
+        return (_pooling_name(config["pooling"], folder.path / "config.json"),)
+    if checkpoint.modules:
         raise MissingArtifact(
-            f"{folder / 'modules.json'}: lists no Pooling, and no --pooling given"
+            f"{folder.path / 'modules.json'}: lists no Pooling, and no --pooling given"
         )
-    if "bert" not in model_type.lower():
-        name = next(iter(config.get("architectures") or ()), model_type)
+    if "bert" not in checkpoint.model_type.lower():
+        name = next(iter(checkpoint.architectures), checkpoint.model_type)
         more = ""
-        if can_rank and name.endswith("ForCausalLM"):
+        if checkpoint.family.words and name.endswith("ForCausalLM"):
             more = "; of one that ranks, describe the template in hybridtei_rerank.json"
         if own_code(config) is not None:
             more = (
@@ -328,58 +312,50 @@ def read_pooling(
     return ("cls",)
 
 
-def pools_prompts(folder: Path, override: str | None, modules: Modules) -> bool:
+def pools_prompts(checkpoint: Checkpoint) -> bool:
     """True if the tokens of a prompt are pooled together with the text's."""
-    file = inside(folder, module_path(modules, "Pooling") or "1_Pooling") / "config.json"
+    module = checkpoint.module("Pooling") or checkpoint.root.within("1_Pooling")
     return (
-        override is not None or read_object(file, optional=True).get("include_prompt") is not False
+        checkpoint.flags.pooling is not None
+        or module.object(optional=True).get("include_prompt") is not False
     )
 
 
-def codes_tokens(modules: Modules) -> bool:
-    """True if a SparseAutoEncoder reads token states, because no Pooling comes before it."""
-    return module_path(modules, CODER) is not None and module_path(modules, "Pooling") is None
-
-
-def gives_scores(folder: Path, modules: Modules) -> bool:
+def gives_scores(checkpoint: Checkpoint) -> bool:
     """True if the last module is a Dense that gives logits: a cross-encoder in modules."""
-    steps = [(name, path) for name, path in modules if name in STEPS]
+    steps = [(name, path) for name, path in checkpoint.modules if name in STEPS]
     if not steps or steps[-1][0] != "Dense":
         return False
-    return (
-        read_object(inside(folder, steps[-1][1]) / "config.json").get("module_output_name")
-        == SCORES
-    )
+    settings = checkpoint.root.within(steps[-1][1]).object()
+    return settings.get("module_output_name") == SCORES
 
 
 def read_steps(
-    folder: Path,
-    modules: Modules,
-    override: str | None,
+    checkpoint: Checkpoint,
     pooled_width: int,
     *,
     names: Sequence[str | None] = POOLED,
-    trusted: bool = False,
+    flags: Flags = NO_FLAGS,
 ) -> tuple[StepModule, ...]:
     """Return the Dense and LayerNorm layers in order, with matching widths. `names`: accepted names
-    of their inputs and outputs. The last Dense may give `SCORES`. `trusted`: classes that are not
-    torch's are activations too.
+    of their inputs and outputs. The last Dense may give `SCORES`. `flags`: those that count.
 
     Raises LoadError and its subclasses.
     """
-    steps = [(name, path) for name, path in modules if name in STEPS]
+    steps = [(name, path) for name, path in checkpoint.modules if name in STEPS]
     # As in TEI, only a single Dense can be replaced
-    if override is not None and [name for name, _ in steps] == ["Dense"]:
-        steps = [("Dense", override)]
+    if flags.dense_path is not None and [name for name, _ in steps] == ["Dense"]:
+        steps = [("Dense", flags.dense_path)]
     read, width = list[StepModule](), pooled_width
     for place, (name, path) in enumerate(steps, 1):
-        home = inside(folder, path)
+        module = checkpoint.root.within(path)
         if name == "LayerNorm":
-            settings = read_object(home / "config.json")
-            read.append(NormModule(home, _width_of(settings, "dimension", width)))
+            width_in = _width_of(module.object(), "dimension", width)
+            read.append(NormModule(module.path, width_in))
         else:
             outputs = (*names, SCORES) if place == len(steps) else names
-            read.append(_dense_module(home, width, names, outputs=outputs, trusted=trusted))
+            trusted = flags.trusted
+            read.append(_dense_module(module, width, names, outputs=outputs, trusted=trusted))
         width = read[-1].out_features
     return tuple(read)
 
@@ -423,14 +399,14 @@ def _pooling_name(name: object, where: Path) -> Pooling:
 
 
 def _dense_module(
-    folder: Path,
+    module: Folder,
     width: int,
     names: Sequence[str | None],
     *,
     outputs: Sequence[str | None],
     trusted: bool,
 ) -> DenseModule:
-    settings = read_object(folder / "config.json")
+    settings = module.object()
     if settings.get("use_residual"):
         raise UnsupportedArchitecture(f"{settings.file}: Dense with a residual is not supported")
     for key, served in (("module_input_name", names), ("module_output_name", outputs)):
@@ -439,7 +415,7 @@ def _dense_module(
                 f"{settings.file}: `{key}` {settings[key]!r}; supported: {names[-1]!r}"
             )
     return DenseModule(
-        folder,
+        module.path,
         _width_of(settings, "in_features", width),
         settings.count("out_features"),
         bool(settings.get("bias", True)),

@@ -22,23 +22,18 @@ from msgspec.structs import replace
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.chat_template import TemplateFailure, render
+from hybridtei.models.checkpoint.checkpoint import Checkpoint
 from hybridtei.models.checkpoint.classifiers import (
-    DECODERS,
-    LANGUAGE_MODELS,
     ClassifierHead,
     language_model,
     yes_of_two,
 )
 from hybridtei.models.checkpoint.files import MAX_JSON_BYTES, JsonObject
-from hybridtei.models.checkpoint.modules import Modules, logit_score
+from hybridtei.models.checkpoint.folder import Folder
+from hybridtei.models.checkpoint.modules import logit_score
 from hybridtei.models.checkpoint.sentence import template_arguments
-from hybridtei.models.checkpoint.sizes import sentence_config
-from hybridtei.models.checkpoint.tokenizer.vocabularies import (
-    read_tokenizer,
-    read_vocabulary,
-    token_text,
-    tokenizer_config,
-)
+from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
+from hybridtei.models.families import that_have
 from hybridtei.system.machine import read_bounded
 
 log = logging.getLogger(__name__)
@@ -123,15 +118,16 @@ KNOWN = {
 }
 
 
-def _template(
-    home: Path, config: JsonObject, instruction: str | None, *, modules: Modules, scores: bool
-) -> PairTemplate | None:
-    """Return the template of a model, or None. `instruction`: its default prompt. `scores`: the
-    model has a head of its own, for which any chat template that renders a query and a document
-    counts. Raises LoadError, naming the file."""
-    if (home / OWN_FILE).exists():
-        return _own(home / OWN_FILE)
-    modalities = sentence_config(home).object("modality_config") if modules else {}
+def _template(checkpoint: Checkpoint, *, scores: bool) -> PairTemplate | None:
+    """Return the template of a model, or None. `scores`: the model has a head of its own, for which
+    any chat template that renders a query and a document counts. Raises LoadError, naming the
+    file."""
+    home, config = checkpoint.home, checkpoint.config
+    sentence = checkpoint.root.sentence
+    instruction = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
+    if (home.path / OWN_FILE).exists():
+        return _own(home.path / OWN_FILE)
+    modalities = checkpoint.settings.object("modality_config")
     if modalities.get("message") is not None:
         return _of_chat(
             home, flat=modalities["message"].get("format") == "flat", instruction=instruction
@@ -145,7 +141,7 @@ def _template(
     return template
 
 
-def _renders_qwen3(home: Path, config: JsonObject) -> bool:
+def _renders_qwen3(home: Folder, config: JsonObject) -> bool:
     """True for a Qwen3 of any name whose chat template gives Qwen3-Reranker's prompt, with its
     instruction written out or in the place of the system's message."""
     if config["model_type"] != "qwen3":
@@ -159,7 +155,7 @@ def _renders_qwen3(home: Path, config: JsonObject) -> bool:
     return len(prompts) == 2 and len(written) == 1
 
 
-def _of_pairs(home: Path, instruction: str | None) -> PairTemplate | None:
+def _of_pairs(home: Folder, instruction: str | None) -> PairTemplate | None:
     """Return the chat template if it renders a query and a document, as sentence-transformers asks
     of it."""
     with suppress(LoadError):
@@ -167,8 +163,8 @@ def _of_pairs(home: Path, instruction: str | None) -> PairTemplate | None:
     return None
 
 
-def _known_template(home: Path, config: JsonObject) -> PairTemplate | None:
-    name = " ".join([str(home.resolve()), *(config.get("architectures") or ())])
+def _known_template(home: Folder, config: JsonObject) -> PairTemplate | None:
+    name = " ".join([str(home.path.resolve()), *(config.get("architectures") or ())])
     for (pattern, model_type), template in KNOWN.items():
         if model_type == config["model_type"] and re.search(pattern, name, re.IGNORECASE):
             if template is NVIDIA:
@@ -177,9 +173,9 @@ def _known_template(home: Path, config: JsonObject) -> PairTemplate | None:
     return None
 
 
-def _with_specials(home: Path, template: PairTemplate) -> PairTemplate:
+def _with_specials(home: Folder, template: PairTemplate) -> PairTemplate:
     """Put the special tokens around the template that the tokenizer puts around a text alone."""
-    processor = read_tokenizer(home).get("post_processor") or {}
+    processor = home.added.post_processor or {}
     steps = processor.get("processors") or [processor]
     pieces: list[dict[str, Any]] = next(
         (step["single"] for step in steps if step.get("single")), []
@@ -222,11 +218,10 @@ def _check_slots(file: Path, body: str, size: int) -> None:
         raise LoadError(f"{file}: the template has no place for {', '.join(sorted(lacking))}")
 
 
-def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTemplate:
+def _of_chat(folder: Folder, *, flat: bool, instruction: str | None) -> PairTemplate:
     """Render a chat template with marks instead of texts, and split it at the special tokens around
     the marks."""
-    file = folder / "chat_template.jinja"
-    settings = tokenizer_config(folder)
+    file, settings = folder.path / "chat_template.jinja", folder.tokenizer_config
     source = settings.get("chat_template")
     if file.exists():
         source = read_bounded(file, MAX_JSON_BYTES).decode()
@@ -242,7 +237,7 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
     ]
     contents = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
     tokens = {key: content for key, content in contents.items() if content is not None}
-    text = _rendered(file, source, messages, {**tokens, **template_arguments(folder)})
+    text = _rendered(file, source, messages, {**tokens, **template_arguments(folder.transformer)})
     text = text.replace("\ue000", "{").replace("\ue001", "}")
     slots = [*SLOT.finditer(text)]
     _check_slots(file, text, len(text))
@@ -278,9 +273,9 @@ def _rendered(
         ) from failure
 
 
-def _special_tokens(folder: Path) -> re.Pattern[str]:
+def _special_tokens(folder: Folder) -> re.Pattern[str]:
     """Return a pattern of the tokens that `tokenizer.json` adds to the vocabulary."""
-    added = read_tokenizer(folder).get("added_tokens") or []
+    added = folder.added.added_tokens or []
     contents = [
         str(token.get("content"))
         for token in added
@@ -293,38 +288,28 @@ def _special_tokens(folder: Path) -> re.Pattern[str]:
 
 
 def language_ranker(
-    folder: Path,
-    home: Path,
-    modules: Modules,
-    classifier: ClassifierHead | None,
-    *,
-    config: JsonObject,
-    sentence: Mapping[str, Any],
+    checkpoint: Checkpoint, classifier: ClassifierHead | None
 ) -> tuple[ClassifierHead | None, PairTemplate | None]:
     """Return (head, template) of a decoder that ranks, by its own classifier or by the logits of
     words. For any other model return (`classifier`, None)."""
-    token_ids = logit_score(folder, modules)
-    causal = any(name.endswith("ForCausalLM") for name in config.get("architectures") or ()) and (
-        not modules or token_ids is not None
-    )
-    ranks = classifier is not None and classifier.kind != "tagger"
-    model_type = str(config["model_type"])
-    if causal and model_type not in LANGUAGE_MODELS:
-        if token_ids is None and not (home / OWN_FILE).exists():
+    home, config, family = checkpoint.home, checkpoint.config, checkpoint.family
+    token_ids = logit_score(checkpoint)
+    causal = checkpoint.is_a("ForCausalLM") and (not checkpoint.modules or token_ids is not None)
+    ranks = classifier is not None and classifier.role != "tagger"
+    if causal and family.words is None:
+        if token_ids is None and not (home.path / OWN_FILE).exists():
             return classifier, None
-        served = ", ".join(sorted(LANGUAGE_MODELS))
         raise UnsupportedArchitecture(
-            f"{config.file}: {model_type!r} as a language model that ranks is not supported; "
-            f"supported: {served}"
+            f"{config.file}: {checkpoint.model_type!r} as a language model that ranks is not "
+            f"supported; supported: {that_have('words')}"
         )
-    if not (causal or (ranks and model_type in DECODERS)):
+    if not (causal or (ranks and family.is_decoder)):
         return classifier, None
-    default = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
-    template = _template(home, config, default, modules=modules, scores=classifier is not None)
+    template = _template(checkpoint, scores=classifier is not None)
     if classifier is not None:
         if template is not None:
             classifier = yes_of_two(classifier)
-        elif classifier.kind == "reranker":
+        elif classifier.role == "reranker":
             log.warning(
                 "%s: no file names the template that this language model was trained to rank with: "
                 "the document follows the query as the tokenizer joins two texts. If the model's "
@@ -333,19 +318,19 @@ def language_ranker(
                 OWN_FILE,
             )
         return classifier, template
-    if token_ids is not None:
-        return language_model(home, config, *token_ids), template
-    if template is None:
+    if token_ids is None and template is not None:
+        no = None if template.no is None else _token_id(home, template.no)
+        token_ids = _token_id(home, template.yes), no
+    if token_ids is None or family.words is None:
         return None, None
-    no = None if template.no is None else _token_id(home, template.no)
-    return language_model(home, config, _token_id(home, template.yes), no), template
+    return language_model(home, family.words, config, *token_ids), template
 
 
-def _token_id(folder: Path, word: str) -> int:
-    token_id = read_vocabulary(folder).get(word)
+def _token_id(folder: Folder, word: str) -> int:
+    token_id = folder.vocabulary.get(word)
     if token_id is None:
         raise LoadError(
-            f"{folder / 'tokenizer.json'}: the word {word!r}, whose logit is the score, is not a "
-            "token"
+            f"{folder.path / 'tokenizer.json'}: the word {word!r}, whose logit is the score, is "
+            "not a token"
         )
     return token_id

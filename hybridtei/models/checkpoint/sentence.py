@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.files import JsonObject
-from hybridtei.models.checkpoint.sizes import Adapters, sentence_config
+from hybridtei.models.checkpoint.sizes import Adapters
 
 log = logging.getLogger(__name__)
-MODEL_FILE = "config_sentence_transformers.json"
 # Characters; tokenised again with each text of a request
 MAX_PROMPT = 16_384
 # Arguments of the tokenizer that do not change the tokens of a single text.
@@ -59,9 +57,7 @@ def check_similarity(sentence: JsonObject, *, is_unit: bool) -> None:
         )
 
 
-def read_prompts(
-    sentence: Mapping[str, Any], folder: Path, adapters: Adapters | None
-) -> Mapping[str, str] | None:
+def read_prompts(sentence: JsonObject, adapters: Adapters | None) -> Mapping[str, str] | None:
     """Return the named prompts. Each adapter has one."""
     prompts = sentence.get("prompts")
     if prompts is None:
@@ -72,15 +68,14 @@ def read_prompts(
         isinstance(text, str) and len(text) <= MAX_PROMPT for text in prompts.values()
     ):
         raise LoadError(
-            f"{folder / MODEL_FILE}: `prompts` should map names to texts of at most {MAX_PROMPT} "
+            f"{sentence.file}: `prompts` should map names to texts of at most {MAX_PROMPT} "
             "characters"
         )
     return prompts if adapters is None else {**adapters.prompts, **prompts}
 
 
 def default_prompt(
-    sentence: Mapping[str, Any],
-    folder: Path,
+    sentence: JsonObject,
     prompts: Mapping[str, str] | None,
     *,
     embeds: bool,
@@ -98,7 +93,7 @@ def default_prompt(
         if ignores and prompts[name]:
             log.warning(
                 "%s: `default_prompt_name` %r is ignored, as in TEI: the model scores",
-                folder / MODEL_FILE,
+                sentence.file,
                 name,
             )
         return name if embeds else None
@@ -106,8 +101,7 @@ def default_prompt(
         return None
     names = ", ".join(prompts) or "none"
     raise LoadError(
-        f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: "
-        f"{names}"
+        f"{sentence.file}: `default_prompt_name` is {name!r}, should be one of `prompts`: {names}"
     )
 
 
@@ -122,10 +116,9 @@ def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> 
     return name.rsplit(".", 1)[-1] if isinstance(name, str) else None
 
 
-def adds_specials(home: Path, *, scores: bool) -> bool:
-    """Return True if texts get special tokens. `scores`: the model gives logits. Raises
-    UnsupportedArchitecture for other settings of the Transformer that change its output."""
-    settings = sentence_config(home)
+def adds_specials(settings: JsonObject, *, scores: bool) -> bool:
+    """Return True if texts get special tokens. `settings`: the transformer's. `scores`: the model
+    gives logits. Raises UnsupportedArchitecture for other settings that change its output."""
     _check_outputs(settings.object("modality_config"), LOGITS + STATES if scores else STATES)
     arguments = settings.object("processing_kwargs")
     calls = {
@@ -142,9 +135,9 @@ def adds_specials(home: Path, *, scores: bool) -> bool:
     return bool(adds)
 
 
-def template_arguments(home: Path) -> Mapping[str, Any]:
+def template_arguments(settings: JsonObject) -> Mapping[str, Any]:
     """Return the chat template's arguments besides the messages. Raises UnsupportedArchitecture."""
-    arguments = sentence_config(home).object("processing_kwargs").object("chat_template")
+    arguments = settings.object("processing_kwargs").object("chat_template")
     for name in arguments:
         if name in OF_RENDERING:
             raise UnsupportedArchitecture(

@@ -13,8 +13,10 @@ from safetensors import safe_open
 
 from hybridtei.batch import Positions
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
-from hybridtei.models.checkpoint.files import JsonObject, read_object, require
+from hybridtei.models.checkpoint.files import JsonObject, require
 from hybridtei.models.checkpoint.weights import weight_files
+from hybridtei.models.families import SERVED, family_of
+from hybridtei.models.families.family import Family
 
 # The names of each size in different families, and a bound above any model's.
 SIZES = {
@@ -29,40 +31,6 @@ SIZES = {
     "buckets": (("position_buckets", "relative_attention_num_buckets"), 1_000_000),
     "positions": (("max_position_embeddings", "max_trained_positions"), 100_000_000),
 }
-# All layers share one set of weights
-SHARED_LAYERS = frozenset({"albert"})
-
-
-# The model types of `families.FAMILIES`, which every backend computes.
-SERVED = (
-    "bert",
-    "camembert",
-    "deberta-v2",
-    "distilbert",
-    "electra",
-    "embedding_gemma2_text",
-    "eurobert",
-    "gemma",
-    "gemma3_text",
-    "gte",
-    "jina_bert",
-    "jina_embeddings_v3",
-    "lfm2_bidirectional",
-    "llama",
-    "ministral3",
-    "mistral",
-    "modernbert",
-    "mpnet",
-    "mt5",
-    "nomic_bert",
-    "qwen2",
-    "qwen3",
-    "roberta",
-    "t5",
-    "ultrabert",
-    "xlm-roberta",
-    "xlm-roberta-flash",
-)
 # The key of the width in families that are not supported.
 OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")
 
@@ -81,8 +49,9 @@ def with_whole_sizes(config: JsonObject) -> JsonObject:
 def read_hidden_size(config: JsonObject) -> int:
     """Return the width of hidden states. Raises UnsupportedArchitecture for a family with another
     key, or LoadError."""
-    if config.get("model_type") == "embedding_gemma2_text":
-        return config.count("embedding_dim", 768)
+    key, default = family_of(config.get("model_type")).width
+    if key != "hidden_size":
+        return config.count(key, default)
     if config.get("dim") and not config.get("hidden_size"):
         return config.count("dim")
     elsewhere = next((key for key in OTHER_WIDTHS if key in config), None)
@@ -120,7 +89,7 @@ def min_weights(config: Mapping[str, Any], *, has_position_table: bool = False) 
     if has_position_table:
         tables += _size(config, "positions") * (_size(config, "narrow") or hidden)
     layers = _size(config, "layers")
-    if config.get("model_type") in SHARED_LAYERS:
+    if family_of(config.get("model_type")).shares_layers:
         layers = min(layers, 1)
     return tables + layers * hidden * _size(config, "inner")
 
@@ -144,21 +113,12 @@ def _size(config: Mapping[str, Any], what: str) -> int:
     return next((int(value) for value in values if isinstance(value, int) and value > 0), 0)
 
 
-LENGTH_FILES = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
-)
 # Transformers writes about 1e30 for "no limit"
 UNSET_LENGTH = 1_000_000
 
 
 def max_input_length(
-    folder: Path,
+    transformer: JsonObject,
     config: JsonObject,
     tokenizer_config: JsonObject,
     positions: Positions,
@@ -171,7 +131,7 @@ def max_input_length(
 
     Without a position table `max_seq_length` is the limit, as in sentence-transformers and TEI.
     """
-    declared, tokenizer_length, table = lengths(folder, config, tokenizer_config, positions)
+    declared, tokenizer_length, table = lengths(transformer, config, tokenizer_config, positions)
     if declared is not None and not sides:
         tokenizer_length = declared
         if not looks_positions_up(config):
@@ -179,21 +139,22 @@ def max_input_length(
     limits = [length for length in (tokenizer_length, table) if length is not None]
     if not limits:
         raise LoadError(
-            f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a "
-            "length"
+            f"{config.file}: lacks `max_position_embeddings`, and no other file has a length"
         )
     return min(limits)
 
 
 def lengths(
-    folder: Path, config: JsonObject, tokenizer_config: JsonObject, positions: Positions
+    transformer: JsonObject,
+    config: JsonObject,
+    tokenizer_config: JsonObject,
+    positions: Positions,
 ) -> tuple[int | None, int | None, int | None]:
     """Return (`max_seq_length`, `model_max_length`, the config's positions). A missing one is
-    None."""
-    sentence = sentence_config(folder)
-    arguments = _arguments(sentence, "processor_kwargs", "tokenizer_args", OF_TOKENIZER)
+    None. `transformer`: sentence-transformers' settings of it."""
+    arguments = _arguments(transformer, "processor_kwargs", "tokenizer_args", OF_TOKENIZER)
     settings = (
-        arguments.count_if_any("model_max_length") or sentence.count_if_any("max_seq_length"),
+        arguments.count_if_any("model_max_length") or transformer.count_if_any("max_seq_length"),
         tokenizer_config.count_if_any("model_max_length"),
     )
     declared, tokenizer_length = (
@@ -202,39 +163,13 @@ def lengths(
     return declared, tokenizer_length, _table_length(config, positions)
 
 
-# Model types that compute positions. Other families with rotary positions are known by their base.
-WITHOUT_TABLE = frozenset(
-    {
-        "embedding_gemma2_text",
-        "eurobert",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gte",
-        "jina_bert",
-        "jina_embeddings_v3",
-        "lfm2_bidirectional",
-        "llama",
-        "ministral3",
-        "mistral",
-        "modernbert",
-        "mt5",
-        "nomic_bert",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "t5",
-        "ultrabert",
-    }
-)
-
-
 def looks_positions_up(config: Mapping[str, Any]) -> bool:
-    """True if the trunk has a table of positions, which bounds the length of a text."""
-    rotary = config.get("model_type") in WITHOUT_TABLE or any(
+    """True if the trunk has a table of positions, which bounds the length of a text. Unknown
+    families with rotary positions are known by their base."""
+    computed = family_of(config.get("model_type")).positions == "computed" or any(
         key.startswith(("rope_", "rotary_")) for key in config
     )
-    return not rotary and config.get("position_biased_input") is not False
+    return not computed and config.get("position_biased_input") is not False
 
 
 def _table_length(config: JsonObject, positions: Positions) -> int | None:
@@ -248,12 +183,6 @@ def _table_length(config: JsonObject, positions: Positions) -> int | None:
                 )
             return length
     return None
-
-
-def sentence_config(folder: Path) -> JsonObject:
-    """Read the first existing settings file of sentence-transformers."""
-    names = [name for name in LENGTH_FILES if (folder / name).exists()] or LENGTH_FILES
-    return read_object(folder / names[0], optional=True)
 
 
 # Arguments of the three loaders that change no output.
@@ -324,36 +253,6 @@ def _arguments(
     return arguments
 
 
-# Families whose positions start after the padding id, by default 1.
-OFFSET_FAMILIES = frozenset(
-    {
-        "roberta",
-        "xlm-roberta",
-        "camembert",
-        "xlm-roberta-flash",
-        "xlm-roberta-xl",
-        "data2vec-text",
-        "mpnet",
-    }
-)
-# Its class uses the fixed id 1 and ignores `pad_token_id`
-MPNET_PADDING = 1
-# Families that can be trained with relative or ALiBi positions, which transformers 5 would run as
-# absolute ones.
-ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
-TOKEN_TYPE_FAMILIES = frozenset(
-    {
-        "bert",
-        "deberta",
-        "deberta-v2",
-        "electra",
-        "ernie",
-        "gte",
-        "jina_bert",
-        "megatron-bert",
-        "nomic_bert",
-    }
-)
 # Classes of tokenizers of transformers 5 that give token types to every family, and to none. By
 # other classes the family decides; by TokenizersBackend too, whose types TEI reads.
 TYPED_TOKENIZERS = frozenset(
@@ -365,7 +264,7 @@ UNTYPED_TOKENIZERS = frozenset(
 
 
 def has_token_types(
-    model_type: str, config: JsonObject, tokenizer_config: Mapping[str, Any]
+    family: Family, config: JsonObject, tokenizer_config: Mapping[str, Any]
 ) -> bool:
     """True if the second text of a pair has another token type: by `model_input_names`, else by
     the class of the tokenizer, else by the family."""
@@ -378,24 +277,25 @@ def has_token_types(
     class_name = class_name.removesuffix("Tokenizer")
     if class_name in TYPED_TOKENIZERS | UNTYPED_TOKENIZERS:
         return class_name in TYPED_TOKENIZERS
-    return model_type in TOKEN_TYPE_FAMILIES
+    return family.token_types
 
 
-def positions_of(model_type: str, padding_id: int) -> Positions:
-    if model_type not in OFFSET_FAMILIES:
+def positions_of(family: Family, padding_id: int) -> Positions:
+    if not family.after_padding:
         return Positions()
-    padding = MPNET_PADDING if model_type == "mpnet" else padding_id
+    # MPNet's class uses the fixed id 1 and ignores `pad_token_id`
+    padding = 1 if family.positions == "after 1" else padding_id
     return Positions(padding + 1, padding)
 
 
-def read_padding_id(model_type: str, config: JsonObject) -> int:
+def read_padding_id(family: Family, config: JsonObject) -> int:
     """Return the id of padding. In offset families positions begin after it.
 
     Offset families have transformers' default. Other families mask padding, so any id works; some
     decoders write -1 for "none".
     """
     declared = config.get("pad_token_id")
-    has_offset = model_type in OFFSET_FAMILIES
+    has_offset = family.after_padding
     if declared is None or (declared == -1 and not has_offset):
         return 1 if has_offset else 0
     if not isinstance(declared, int) or isinstance(declared, bool) or declared < 0:

@@ -9,6 +9,7 @@ Tensors have the publishers' names, which transformers uses too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hybridtei.models.families.ops import Heads, Ops, Rotation, Rows, linears
@@ -21,14 +22,53 @@ from hybridtei.models.families.settings import (
     plain,
 )
 
+# The window of layers that have one, and the first of these if `layer_types` is missing
+Window = tuple[int | None, int]
+# Defaults of Mistral's and Qwen's classes
+WINDOW, FIRST_WINDOW = 4096, 28
+
+
+def no_window(s: Settings) -> Window:
+    """Every layer sees whole texts."""
+    return None, 0
+
+
+def mistral_window(s: Settings) -> Window:
+    """A window in every layer, or with null in none."""
+    is_null = s.has("sliding_window") and s.get("sliding_window") is None
+    return (None if is_null else s.count("sliding_window", WINDOW)), 0
+
+
+def qwen_window(s: Settings) -> Window:
+    """A window only if `use_sliding_window` says so."""
+    window, first = mistral_window(s)[0], s.get("max_window_layers", FIRST_WINDOW)
+    if not isinstance(first, int):
+        raise s.unsupported("max_window_layers", first, ("a number",))
+    return window if s.flag("use_sliding_window") else None, first
+
+
+def ministral_window(s: Settings) -> Window:
+    """A window only if there is a number."""
+    # Its class has yarn as the default, which transformers writes out
+    if not s.get("rope_parameters"):
+        raise s.unsupported("rope_parameters", None, ("an object that names `rope_type`",))
+    return (s.count("sliding_window") if s.get("sliding_window") is not None else None), 0
+
+
+def ultrabert_window(s: Settings) -> Window:
+    """A window in every layer but each n-th."""
+    return s.count("sliding_window", 128), 0
+
 
 @dataclass(frozen=True)
-class _DecoderForm:
-    """Differences between the families beyond their sizes."""
+class Decoder:
+    """A family of Llama's kind, by its differences beyond sizes. It computes the last hidden
+    states of transformers' class."""
 
     theta: float = 10_000.0
     # The base of layers with a window, if it is another one
     local_theta: float | None = None
+    window: Callable[[Settings], Window] = no_window
     # Without `layer_types` every n-th layer has no window
     every: int = 0
     # Without their keys: numbers of a head, by default the width's share, and heads of keys
@@ -41,75 +81,75 @@ class _DecoderForm:
     query_bias: bool = False
     head_norms: bool = False
     causal: bool = True
-    # Embeddings are multiplied by the root of their width; norms' weights get 1 added
+    # Embeddings are multiplied by the root of their width; norms' weights get 1 added; "gelu" is
+    # the tanh form
     is_gemma: bool = False
 
+    def __call__(self, o: Ops, s: Settings) -> Rows:
+        window, first = self.window(s)
+        hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", self.eps)
+        count = s.count("num_attention_heads")
+        # Null means the width's share, a missing key the family's default
+        dim, key_count = hidden // count, count
+        if self.dim is not None and not s.has("head_dim"):
+            dim = self.dim
+        if self.key_count is not None and not s.has("num_key_value_heads"):
+            key_count = self.key_count
+        dim = s.count("head_dim", dim)
+        causal, bias, mlp_bias = (
+            is_causal(s, self.causal),
+            s.flag("attention_bias"),
+            s.flag("mlp_bias"),
+        )
+        heads = Heads(count, s.count("num_key_value_heads", key_count), dim, causal=causal)
+        if window is not None and not causal:
+            # Transformers counts a bidirectional decoder's window inclusively
+            window += 1
+        layers = s.count("num_hidden_layers")
 
-def llama(o: Ops, s: Settings) -> Rows:
-    """transformers' `LlamaModel`."""
-    return _decoder(o, s, _DecoderForm())
+        def usual(layer: int) -> str:
+            is_full = (
+                window is None or layer < first or (self.every and (layer + 1) % self.every == 0)
+            )
+            return FULL if is_full else SLIDING
 
-
-def mistral(o: Ops, s: Settings) -> Rows:
-    """transformers' `MistralModel`: a window in every layer or in none."""
-    return _decoder(o, s, _DecoderForm(), window=_window(s))
-
-
-MINISTRAL = _DecoderForm(theta=1_000_000.0, dim=128, key_count=8, eps=1e-5, grows=True)
-
-
-def ministral3(o: Ops, s: Settings) -> Rows:
-    """transformers' `Ministral3Model`."""
-    # Its class has yarn as the default, which transformers writes out
-    if not s.get("rope_parameters"):
-        raise s.unsupported("rope_parameters", None, ("an object that names `rope_type`",))
-    window = s.count("sliding_window") if s.get("sliding_window") is not None else None
-    return _decoder(o, s, MINISTRAL, window=window)
-
-
-def qwen2(o: Ops, s: Settings) -> Rows:
-    """transformers' `Qwen2Model`."""
-    return _decoder(o, s, _DecoderForm(query_bias=True), *_qwen_window(s))
-
-
-def qwen3(o: Ops, s: Settings) -> Rows:
-    """transformers' `Qwen3Model`."""
-    return _decoder(o, s, _DecoderForm(head_norms=True), *_qwen_window(s))
-
-
-def eurobert(o: Ops, s: Settings) -> Rows:
-    """transformers' `EuroBertModel`."""
-    return _decoder(o, s, _DecoderForm(theta=250_000.0, eps=1e-5, causal=False))
-
-
-ULTRABERT = _DecoderForm(theta=2_560_000.0, local_theta=10_000.0, every=3, causal=False)
-
-
-def ultrabert(o: Ops, s: Settings) -> Rows:
-    """transformers' `UltrabertModel`."""
-    return _decoder(o, s, ULTRABERT, window=s.count("sliding_window", 128))
-
-
-# Defaults of Mistral's and Qwen's classes
-WINDOW, FIRST_WINDOW = 4096, 28
-
-
-def gemma(o: Ops, s: Settings) -> Rows:
-    """transformers' `GemmaModel`, where "gelu" is the tanh form."""
-    return _decoder(o, s, _DecoderForm(dim=256, is_gemma=True))
-
-
-def _window(s: Settings) -> int | None:
-    is_null = s.has("sliding_window") and s.get("sliding_window") is None
-    return None if is_null else s.count("sliding_window", WINDOW)
-
-
-def _qwen_window(s: Settings) -> tuple[int | None, int]:
-    """(window, the first layer with it if `layer_types` is missing)."""
-    window, first = _window(s), s.get("max_window_layers", FIRST_WINDOW)
-    if not isinstance(first, int):
-        raise s.unsupported("max_window_layers", first, ("a number",))
-    return window if s.flag("use_sliding_window") else None, first
+        kinds = s.layer_kinds(layers, usual)
+        rotations = _rotations(o, s, self, heads.dim, kinds)
+        # Read for `check`: there is no table of positions
+        s.get("max_position_embeddings")
+        act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
+        x = o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids")
+        offset = 0.0
+        if self.is_gemma:
+            s.only("hidden_activation", "gelu_pytorch_tanh")
+            x, offset, act = o.scale(x, hidden**0.5), 1.0, "gelu_tanh" if act == "gelu" else act
+        for i in range(layers):
+            layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
+            y = o.rms_norm(x, f"{layer}input_layernorm", eps, offset=offset)
+            q, k, v = linears(
+                o,
+                y,
+                [f"{attn}{name}_proj" for name in "qkv"],
+                heads.widths,
+                bias=bias or self.query_bias,
+            )
+            if self.head_norms:
+                q, k = (
+                    o.rms_norm(rows, f"{attn}{name}_norm", eps, dim=heads.dim)
+                    for rows, name in ((q, "q"), (k, "k"))
+                )
+            of_queries, of_keys = rotations[kinds[i]]
+            q, k = o.rotate(q, of_queries, heads.dim), o.rotate(k, of_keys, heads.dim)
+            attended = o.attention(
+                q,
+                k,
+                v,
+                replace(heads, window=window if kinds[i] == SLIDING else None),
+            )
+            x = o.add(x, o.linear(attended, f"{attn}o_proj", hidden, bias=bias))
+            y = o.rms_norm(x, f"{layer}post_attention_layernorm", eps, offset=offset)
+            x = o.add(x, gated_mlp(o, y, f"{layer}mlp.", wide, act, bias=mlp_bias))
+        return o.rms_norm(x, "norm", eps, offset=offset)
 
 
 def is_causal(s: Settings, default: bool) -> bool:
@@ -119,67 +159,8 @@ def is_causal(s: Settings, default: bool) -> bool:
     return default and causal and not both_ways
 
 
-def _decoder(
-    o: Ops, s: Settings, form: _DecoderForm, window: int | None = None, first: int = 0
-) -> Rows:
-    hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", form.eps)
-    count = s.count("num_attention_heads")
-    # Null means the width's share, a missing key the family's default
-    dim, key_count = hidden // count, count
-    if form.dim is not None and not s.has("head_dim"):
-        dim = form.dim
-    if form.key_count is not None and not s.has("num_key_value_heads"):
-        key_count = form.key_count
-    dim = s.count("head_dim", dim)
-    causal, bias, mlp_bias = is_causal(s, form.causal), s.flag("attention_bias"), s.flag("mlp_bias")
-    heads = Heads(count, s.count("num_key_value_heads", key_count), dim, causal=causal)
-    if window is not None and not causal:
-        # Transformers counts a bidirectional decoder's window inclusively
-        window += 1
-    layers = s.count("num_hidden_layers")
-
-    def usual(layer: int) -> str:
-        is_full = window is None or layer < first or (form.every and (layer + 1) % form.every == 0)
-        return FULL if is_full else SLIDING
-
-    kinds = s.layer_kinds(layers, usual)
-    rotations = _rotations(o, s, form, heads.dim, kinds)
-    # Read for `check`: there is no table of positions
-    s.get("max_position_embeddings")
-    act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
-    x = o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids")
-    offset = 0.0
-    if form.is_gemma:
-        s.only("hidden_activation", "gelu_pytorch_tanh")
-        x, offset, act = o.scale(x, hidden**0.5), 1.0, "gelu_tanh" if act == "gelu" else act
-    for i in range(layers):
-        layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
-        y = o.rms_norm(x, f"{layer}input_layernorm", eps, offset=offset)
-        q, k, v = linears(
-            o,
-            y,
-            [f"{attn}{name}_proj" for name in "qkv"],
-            heads.widths,
-            bias=bias or form.query_bias,
-        )
-        if form.head_norms:
-            q, k = (
-                o.rms_norm(rows, f"{attn}{name}_norm", eps, dim=heads.dim)
-                for rows, name in ((q, "q"), (k, "k"))
-            )
-        of_queries, of_keys = rotations[kinds[i]]
-        q, k = o.rotate(q, of_queries, heads.dim), o.rotate(k, of_keys, heads.dim)
-        attended = o.attention(
-            q, k, v, replace(heads, window=window if kinds[i] == SLIDING else None)
-        )
-        x = o.add(x, o.linear(attended, f"{attn}o_proj", hidden, bias=bias))
-        y = o.rms_norm(x, f"{layer}post_attention_layernorm", eps, offset=offset)
-        x = o.add(x, gated_mlp(o, y, f"{layer}mlp.", wide, act, bias=mlp_bias))
-    return o.rms_norm(x, "norm", eps, offset=offset)
-
-
 def _rotations(
-    o: Ops, s: Settings, form: _DecoderForm, dim: int, kinds: list[str]
+    o: Ops, s: Settings, form: Decoder, dim: int, kinds: list[str]
 ) -> dict[str, tuple[Rotation, Rotation]]:
     """The rotations of queries and of keys, for each kind of layer."""
     if form.local_theta is not None:

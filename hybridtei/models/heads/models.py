@@ -23,6 +23,7 @@ from transformers import AutoModel
 
 from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.contents import check_contents
+from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.peft import ADAPTER
 
 SPECIAL_NAMES = (
@@ -95,7 +96,7 @@ def load_trunk(folder: Path) -> Trunk:
     Raises OSError for a missing file, and the errors of `check_contents`. Does not read sharded or
     pickled weights.
     """
-    check_contents(folder)
+    check_contents(Folder(folder))
     if (folder / ADAPTER).exists():
         raise LoadError(
             f"{folder / ADAPTER}: heads are not trained on a model with an adapter: merge it by "

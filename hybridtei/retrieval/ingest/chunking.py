@@ -204,10 +204,8 @@ def settings_for(
 
 def longest_document(model: Model) -> int:
     """The number of a document's tokens that the model reads, special tokens included."""
-    longest, late = model.reader.max_input_length, model.spec.late
-    if late is None:
-        return longest
-    return min(longest, late.document.length or longest)
+    longest, side = model.reader.max_input_length, model.spec.kind.document
+    return min(longest, side.length or longest)
 
 
 def tokens_around(model: Model) -> int:

@@ -359,8 +359,8 @@ def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
             f"{error}\nthe server's model is needed here too, for its tokenizer: name its folder "
             "or hub id with --model-id"
         ) from error
-    if spec.kind != "embedding":
-        raise InvalidInput(f"{model.model_id}: is a {spec.kind}, which makes no vectors")
+    if spec.role != "embedding":
+        raise InvalidInput(f"{model.model_id}: is a {spec.role}, which makes no vectors")
     if served is not None:
         offered = VECTORS.intersection(map(Head, served["hybridtei"]["outputs"]))
         if offered != vector_heads(spec.heads, None):

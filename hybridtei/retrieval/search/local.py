@@ -28,9 +28,9 @@ def query_model(encoder: Encoder, model_id: str) -> Encoder:
 def rank_by(encoder: Encoder) -> Encoder:
     """Return a loaded reranker as the last stage of a search. Raises InvalidInput for another kind
     of model."""
-    if encoder.spec.kind != "reranker":
+    if encoder.spec.role != "reranker":
         raise InvalidInput(
-            f"the model is a {encoder.spec.kind}, not a reranker; `rescore` ranks by multi-vectors"
+            f"the model is a {encoder.spec.role}, not a reranker; `rescore` ranks by multi-vectors"
         )
     return encoder
 

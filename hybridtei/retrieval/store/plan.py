@@ -220,9 +220,9 @@ def schema_for(
             quantization_config=_quantization(plan.quantization),
             datatype=stored,
         )
-    if Head.MULTIVECTOR in outputs and spec.multivector is not None:
+    if Head.MULTIVECTOR in outputs:
         width = _width(
-            plan.multivector_dim, spec.multivector.width, "multivector_dim", is_there=is_there
+            plan.multivector_dim, spec.multivector_width, "multivector_dim", is_there=is_there
         )
         if plan.multivector_tokens:
             metadata[TOKENS] = plan.multivector_tokens
@@ -241,9 +241,9 @@ def schema_for(
                     f"`multivector_dim` is {width}: binary vectors take a multiple of 8"
                 )
             metadata |= {DTYPE: plan.multivector_dtype, WIDTH: width}
-    if Head.SPARSE in outputs and spec.sparse is not None:
+    if Head.SPARSE in outputs:
         if sparse_idf is None:
-            sparse_idf = spec.sparse.idf and not spec.is_splade
+            sparse_idf = spec.sparse_idf
         fields = {"on_disk": on_disk, "datatype": stored}
         # Sparse vectors take no other numbers of fewer bits
         if stored != "float16":

@@ -110,7 +110,7 @@ async def by_fields(models: Models, request: bytes) -> Reply:
     variable."""
     fields = keys_of(request, _Fields)
     context, within = _context(models, fields), fields.within
-    kind = context.service.model.spec.kind
+    kind = context.service.model.spec.role
     if within is not None:
         if within.query is UNSET:
             return await _similarity(context, request)

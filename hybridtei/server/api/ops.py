@@ -13,6 +13,7 @@ from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.config import ModelConfig, NamedModel
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.inference.load import named_model
+from hybridtei.models.checkpoint.kinds import Labels
 from hybridtei.models.checkpoint.rankers import template_source
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server.api.tei import Info
@@ -92,7 +93,7 @@ async def retrieve_model(models: Models, request: HttpRequest) -> Reply:
 
 def _listed(context: Context) -> ModelItem:
     backend, able = context.service.backend.name, capabilities(context.heads)
-    if context.service.model.spec.kind == "classifier":
+    if context.service.model.spec.role == "classifier":
         able = ["classify"]
     return ModelItem(context.served_name, "model", STARTED, "infinity", {}, backend, able)
 
@@ -124,7 +125,7 @@ def facts(context: Context) -> dict[str, Any]:
         "sha": None,
         "docker_label": None,
         "hybridtei": {
-            "role": spec.kind,
+            "role": spec.role,
             "outputs": sorted(spec.heads),
             "dimensions": {
                 "dense": spec.dense_width or None,
@@ -133,9 +134,9 @@ def facts(context: Context) -> dict[str, Any]:
             },
             "prompts": dict(spec.prompts or {}),
             "adapters": [] if spec.adapters is None else list(spec.adapters.names),
-            "sparse_idf": spec.sparse is not None and spec.sparse.idf and not spec.is_splade,
-            "activation": spec.activation,
-            "template": template_source(spec.folder, spec.template),
+            "sparse_idf": spec.sparse_idf,
+            "activation": spec.kind.activation if isinstance(spec.kind, Labels) else None,
+            "template": template_source(spec.folder, spec.kind.template),
             "backend": service.backend.name,
             "budget_tokens": service.budget_tokens,
             "lanes": list(service.backend.lanes),
@@ -147,7 +148,7 @@ def facts(context: Context) -> dict[str, Any]:
 
 def _model_type(spec: ModelSpec) -> dict[str, Any]:
     """The model's type for TEI's clients. TEI has no taggers, so they are classifiers."""
-    if spec.kind == "embedding":
+    if spec.role == "embedding":
         modes = ("splade",) if spec.is_splade else spec.pooling
         pooling = "+".join(POOLING_NAMES.get(mode, mode) for mode in modes)
         return {"embedding": {"pooling": pooling}}
@@ -155,7 +156,7 @@ def _model_type(spec: ModelSpec) -> dict[str, Any]:
         "id2label": {str(number): label for number, label in enumerate(spec.labels)},
         "label2id": {label: number for number, label in enumerate(spec.labels)},
     }
-    return {"reranker" if spec.kind == "reranker" else "classifier": labels}
+    return {"reranker" if spec.role == "reranker" else "classifier": labels}
 
 
 class UnloadRequest(Struct, frozen=True):

@@ -203,7 +203,7 @@ def _target(
     spec = context.service.model.spec
     vectors = [known for known in VECTORS if Head(known) in context.heads]
     head = Head(options.vector or vector or next(iter(vectors), "dense"))
-    if spec.kind != "embedding" or head not in spec.heads:
+    if spec.role != "embedding" or head not in spec.heads:
         has = ", ".join(vectors) or "no vectors"
         raise UnsupportedHead(
             f"`{where}.model`: {context.served_name} has no {head.value} output. It has: {has}"

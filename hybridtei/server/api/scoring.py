@@ -119,7 +119,7 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
         )
         for query, group in groupby(pairs, key=lambda pair: pair[0])
     ]
-    if context.service.model.spec.kind == "embedding" and not isinstance(
+    if context.service.model.spec.role == "embedding" and not isinstance(
         questions[0], RerankByVectors
     ):
         reading = context.settled(

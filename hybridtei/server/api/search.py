@@ -411,7 +411,7 @@ def ranker_of(models: Models, name: bool | str) -> Context:
     if isinstance(name, str):
         return models.named(name)
     for context in models.ready:
-        if context.service.model.spec.kind == "reranker":
+        if context.service.model.spec.role == "reranker":
             return context
     raise InvalidInput("`rerank`: no reranker is loaded; `rescore` ranks by multi-vectors")
 

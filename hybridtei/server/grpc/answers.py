@@ -199,7 +199,7 @@ def _check_ranker(context: Context) -> None:
         rerank_task(spec, "", []).check(spec)
     except UnsupportedHead as error:
         raise WrongModel(
-            "model is not a classifier model" if spec.kind == "embedding" else str(error)
+            "model is not a classifier model" if spec.role == "embedding" else str(error)
         ) from None
 
 

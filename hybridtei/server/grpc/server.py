@@ -167,10 +167,10 @@ FITS = {
     "": None,
     f"{PACKAGE}.Info": None,
     f"{PACKAGE}.Tokenize": None,
-    f"{PACKAGE}.Embed": lambda context: context.service.model.spec.kind == "embedding",
+    f"{PACKAGE}.Embed": lambda context: context.service.model.spec.role == "embedding",
     f"{PACKAGE}.Predict": lambda context: Head.SCORES in context.heads,
     f"{PACKAGE}.Rerank": lambda context: (
-        context.service.model.spec.kind != "classifier" and "rerank" in capabilities(context.heads)
+        context.service.model.spec.role != "classifier" and "rerank" in capabilities(context.heads)
     ),
 }
 

@@ -196,7 +196,7 @@ CLASSIFIERS = {
 def test_classifiers_agree(tmp_path, model_type, task):
     folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
     spec = read_spec(folder)
-    head = Head.TAGS if spec.kind == "tagger" else Head.SCORES
+    head = Head.TAGS if spec.role == "tagger" else Head.SCORES
     texts = [Encoding(np.random.default_rng(size).integers(5, 60, size)) for size in (3, 40, 1, 17)]
     batch = pack(texts, frozenset({head, Head.TOKENS}), spec.positions)
     theirs = TorchBackend(spec).forward(batch)

@@ -41,7 +41,7 @@ def test_perplexitys_vectors_are_whole_numbers(tmp_path, engine):
     folder = tiny.write_family(tmp_path, "qwen3", is_causal=False)
     exact = 127 * np.tanh(means(folder, read_spec(folder, pooling="mean")))
     spec = read_spec(published.as_pplx(folder))
-    assert (spec.is_rounded, spec.pooling) == (True, ("mean",))
+    assert (spec.kind.is_rounded, spec.pooling) == (True, ("mean",))
     ours = vectors(engine, spec)
     same(ours, np.round(ours))
     assert np.abs(ours - exact).max() <= 0.5 + 1e-3  # the nearest whole number
@@ -50,7 +50,7 @@ def test_perplexitys_vectors_are_whole_numbers(tmp_path, engine):
 
 def test_the_module_says_so_too(tmp_path):
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling="mean")
-    assert not read_spec(folder).is_rounded
+    assert not read_spec(folder).kind.is_rounded
     modules = [
         ("sentence_transformers.models.Transformer", ""),
         ("sentence_transformers.models.Pooling", "1_Pooling"),
@@ -59,7 +59,7 @@ def test_the_module_says_so_too(tmp_path):
     tiny.write_json(
         folder / "modules.json", [{"type": name, "path": path} for name, path in listed]
     )
-    assert read_spec(folder).is_rounded
+    assert read_spec(folder).kind.is_rounded
 
 
 @pytest.mark.parametrize("engine", ["ort", "torch"])

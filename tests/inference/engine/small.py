@@ -11,8 +11,9 @@ from hybridtei.config import EngineConfig
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Model
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
+from hybridtei.models.checkpoint.kinds import Embedding, Labels, Late, Splade
 from hybridtei.models.checkpoint.layers import query_table
-from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import Prompts, Tokenizer
 from tests.fake_backend import FakeBackend
@@ -49,6 +50,7 @@ PIECES = [
 ]
 IDS = {piece: number for number, piece in enumerate(PIECES)}
 HIDDEN, DIM, LONGEST = 16, 8, 64
+LEXICAL, PROJECTION = SparseHead("linear"), MultivectorHead(Path("small"), DIM)
 PROMPTS = {"query": "query: ", "passage": "passage: "}
 
 
@@ -66,8 +68,30 @@ def tokenizer():
     return Tokenizer(raw, has_token_types=True)
 
 
-def model_spec(**changes):
-    """A model with every kind of output."""
+def model_spec(
+    *,
+    pooling=("mean",),
+    sparse=LEXICAL,
+    multivector=PROJECTION,
+    classifier=None,
+    sides=None,
+    query=None,
+    **changes,
+):
+    """A model with every kind of output, or of the kind that the arguments name."""
+    heads = {"pooling": pooling, "sparse": sparse, "multivector": multivector}
+    width = changes.get("hidden_size", HIDDEN)
+    if classifier is not None:
+        kind = Labels(head=classifier, template=changes.pop("template", None))
+    elif sides is not None:
+        kind = Late(query=sides[0], document=sides[1], multivector=multivector)
+    elif query is not None:
+        documents = Embedding(pooling=pooling, width=width)
+        kind = Router(**vars(documents), of_documents=documents, of_queries=query, default=None)
+    elif sparse is not None and sparse.kind == "splade":
+        kind = Splade(sparse=sparse, width=len(PIECES))
+    else:
+        kind = Embedding(**heads, width=width)
     facts = {
         "folder": Path("small"),
         "model_type": "bert",
@@ -76,9 +100,7 @@ def model_spec(**changes):
         "vocab_size": len(PIECES),
         "max_input_length": LONGEST,
         "positions": Positions(),
-        "pooling": ("mean",),
-        "sparse": SparseHead("linear"),
-        "multivector": MultivectorHead(Path("small"), DIM),
+        "kind": kind,
         "prompts": PROMPTS,
         "removed_ids": frozenset(range(len(SPECIALS))),
         "has_token_types": True,
@@ -91,7 +113,7 @@ def dense_only():
 
 
 def splade():
-    return model_spec(sparse=SparseHead("splade"), multivector=None, pooling=())
+    return model_spec(sparse=SparseHead("splade", idf=False), multivector=None, pooling=())
 
 
 def model(spec=None, *, default_prompt=None):

@@ -36,7 +36,7 @@ def test_asking_twice_gives_the_same_and_neighbours_change_nothing():
 
 
 def test_a_text_that_is_only_special_tokens_has_no_span():
-    spec = small.model_spec(classifier=SPEC.classifier)
+    spec = small.model_spec(classifier=SPEC.kind.head)
     model = small.model(spec)
     encodings = Tag(["\u200b"], LabelOptions(aggregation_strategy="max")).prepare(model)
     outputs = FakeBackend(spec).forward(pack(encodings, Tag([]).heads, spec.positions))

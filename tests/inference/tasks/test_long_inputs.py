@@ -11,7 +11,7 @@ from msgspec import structs
 from hybridtei.batch import Encoding, Head, WindowEncoding, pack
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.embed import MAX_WINDOWS, Embed
-from hybridtei.models.checkpoint.late import Expansion, LateInteraction, Side
+from hybridtei.models.checkpoint.late import Expansion, Side
 from hybridtei.options import EmbedOptions
 from hybridtei.outputs import unit
 from tests.fake_backend import FakeBackend
@@ -149,7 +149,7 @@ def test_ids_are_cut_as_before():
     assert refused.value.place == 1
 
 
-EXPANDING = LateInteraction(query=Side(expansion=Expansion(32, 0)), document=Side())
+EXPANDING = Side(expansion=Expansion(32, 0)), Side()
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ EXPANDING = LateInteraction(query=Side(expansion=Expansion(32, 0)), document=Sid
         (small.model_spec(), {"heads": frozenset({Head.TOKENS})}),
         (small.model_spec(), {"heads": frozenset({Head.SPARSE}), "query_encoder": "table"}),
         (
-            small.model_spec(late=EXPANDING),
+            small.model_spec(sides=EXPANDING),
             {"input_type": "query", "heads": frozenset({Head.MULTIVECTOR})},
         ),
     ],

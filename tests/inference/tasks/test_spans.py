@@ -15,7 +15,7 @@ from hybridtei.inference.tasks import spans
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.inference.tasks.spans import EmbedSpans, SpanText
-from hybridtei.models.checkpoint.late import LateInteraction, Side
+from hybridtei.models.checkpoint.late import Side
 from hybridtei.options import EmbedOptions
 from tests import tiny, vocabulary
 from tests.fake_backend import FakeBackend
@@ -165,7 +165,7 @@ def test_windows_answers_stand_in_the_order_of_spans():
 
 def test_windows_of_a_late_interaction_model_keep_its_marker_and_length():
     side = Side(marker=small.IDS["poison"], length=32)
-    spec = small.model_spec(late=LateInteraction(side, side), pooling=(), sparse=None, prompts=None)
+    spec = small.model_spec(sides=(side, side), pooling=(), sparse=None, prompts=None)
     encodings = task(
         SpanText("one " * 100, [(0, 3), (200, 203)]), heads=frozenset({Head.MULTIVECTOR})
     ).prepare(small.model(spec))

@@ -44,7 +44,7 @@ def test_the_kind_is_told_by_architecture_and_labels(
     bert, copied, architecture, labels, kind, head
 ):
     spec = read_spec(told(copied(bert), architectures=[architecture], **names(labels)))
-    assert spec.kind == kind
+    assert spec.role == kind
     assert head in spec.heads
     assert spec.labels == (() if kind == "embedding" else tuple(f"l{i}" for i in range(labels)))
 
@@ -54,7 +54,7 @@ def test_a_gte_that_calls_itself_a_tagger_without_labels_embeds(bert, copied, lo
     folder = told(
         copied(bert), architectures=["NewForTokenClassification"], **{**names(2), lost: ...}
     )
-    assert read_spec(folder).kind == "embedding"
+    assert read_spec(folder).role == "embedding"
 
 
 def test_splade_is_asked_for_before_the_architectures_are(splade, copied):
@@ -64,7 +64,7 @@ def test_splade_is_asked_for_before_the_architectures_are(splade, copied):
         **names(1),
     )
     assert read_spec(folder, pooling="splade").is_splade
-    assert read_spec(folder).kind == "reranker"
+    assert read_spec(folder).role == "reranker"
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,4 @@ def test_what_sentence_transformers_would_put_on_a_score(bert, copied, settings,
     folder = told(
         copied(bert), architectures=["BertForSequenceClassification"], **names(1), **settings
     )
-    assert read_spec(folder).activation == activation
+    assert read_spec(folder).kind.activation == activation

@@ -4,15 +4,17 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.checkpoint import removed_ids
 from hybridtei.models.checkpoint.contents import check_contents
 from hybridtei.models.checkpoint.files import JsonObject
+from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.sizes import (
     config_arguments,
     tokenizer_arguments,
     with_whole_sizes,
 )
 from hybridtei.models.checkpoint.tokenizer.settings import apply_settings, read_tokenizer_settings
-from hybridtei.models.checkpoint.tokenizer.vocabularies import removed_ids, tokenizer_config
+from hybridtei.models.checkpoint.tokenizer.vocabularies import tokenizer_config
 from tests import tiny
 
 PIECES = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>", "a", "<mask>")]
@@ -85,7 +87,7 @@ def test_bos_and_eos_come_from_special_tokens_map_too(tmp_path, flags, ids):
 def test_special_tokens_are_known_by_the_class_and_the_post_processor(tmp_path):
     _unigram().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"model_type": "xlm-roberta"}')
-    assert removed_ids(tmp_path, {}) == {0, 1, 2, 3}
+    assert removed_ids(Folder(tmp_path), {}) == {0, 1, 2, 3}
 
 
 def test_arguments_of_the_loaders_replace_keys_or_are_refused(tmp_path):
@@ -114,4 +116,4 @@ def test_a_refusal_names_the_kind(tmp_path, name, text, named):
     (tmp_path / name).write_text(text)
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(LoadError, match=named):
-        check_contents(tmp_path)
+        check_contents(Folder(tmp_path))

@@ -6,6 +6,7 @@ import pytest
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.hub_layouts import own_code, translate
+from hybridtei.models.checkpoint.kinds import Labels
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import jina, published, tiny
 
@@ -56,8 +57,8 @@ def test_contradictions_are_refused(tmp_path, changes, why):
 
 def test_alibabas_reranker_has_its_head_beside_new(tmp_path):
     spec = read_spec(published.as_new(tiny.write_classifier(tmp_path, "gte")))
-    assert spec.classifier is not None
-    assert (spec.kind, spec.classifier.trunk) == ("reranker", "new.")
+    assert isinstance(spec.kind, Labels)
+    assert (spec.role, spec.kind.head.trunk) == ("reranker", "new.")
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,8 @@ def test_nvidias_other_poolings_are_refused(tmp_path):
 def test_nvidias_ranker_pools_before_its_matrix(tmp_path):
     folder = published.as_llama_bidirec(tiny.write_classifier(tmp_path, "llama"), temperature=1.0)
     spec = read_spec(folder)
-    assert spec.classifier is not None
-    assert (spec.kind, spec.classifier.pooling, spec.config["is_causal"]) == (
+    assert isinstance(spec.kind, Labels)
+    assert (spec.role, spec.kind.head.pooling, spec.config["is_causal"]) == (
         "reranker",
         "mean",
         False,

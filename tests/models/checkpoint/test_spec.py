@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
-from hybridtei.models.checkpoint.sizes import OFFSET_FAMILIES
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.families import FAMILIES
 from tests import tiny, vocabulary
 from tests.models.refused import raised
 from tests.sampled import paired
@@ -213,7 +213,10 @@ def test_a_table_that_leaves_no_position(tmp_path):
 
 @pytest.mark.parametrize("value", [..., None])
 @pytest.mark.parametrize(
-    "model_type", sorted(OFFSET_FAMILIES - {"xlm-roberta-flash"})
+    "model_type",
+    sorted(
+        {name for name, known in FAMILIES.items() if known.after_padding} - {"xlm-roberta-flash"}
+    ),
 )  # which transformers lacks
 def test_an_offset_family_that_is_silent_pads_as_transformers_does(tmp_path, model_type, value):
     folder = tiny.write_family(tmp_path, "roberta")

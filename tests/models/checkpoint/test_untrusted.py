@@ -20,6 +20,7 @@ from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint import files, rankers
 from hybridtei.models.checkpoint.files import MAX_JSON_BYTES, check_links, read_json
+from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.hub_layouts import translate
 from hybridtei.models.checkpoint.sizes import check_sizes, min_weights
 from hybridtei.models.checkpoint.spec import read_spec
@@ -291,7 +292,9 @@ def test_a_file_that_is_a_device_without_an_end_is_refused(tmp_path, monkeypatch
     (tmp_path / name).symlink_to("/dev/zero")
     read = {
         "config.json": lambda: read_json(tmp_path / name),
-        "chat_template.jinja": lambda: rankers._of_chat(tmp_path, flat=True, instruction=None),
+        "chat_template.jinja": lambda: rankers._of_chat(
+            Folder(tmp_path), flat=True, instruction=None
+        ),
         "hybridtei_rerank.json": lambda: rankers._own(tmp_path / name),
     }
     with pytest.raises(LoadError, match=f"{name}: larger than 1000000 bytes"):

@@ -11,7 +11,7 @@ from conformance.families.oracle import ENGINES
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.models.families import FAMILIES
+from hybridtei.models.families import SERVED
 from hybridtei.models.families.settings import IRRELEVANT, declared_keys
 from tests import tiny
 from tests.models.families.test_families import equals_transformers
@@ -74,7 +74,7 @@ PASSED = {
 }  # lists in a text, of which parts are looked for
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITHOUT_CLASS))
+@pytest.mark.parametrize("family", sorted({*SERVED} - WITHOUT_CLASS))
 def test_a_declared_key_is_read_or_known_or_refused(tmp_path, family):
     """With a value that no key can have."""
     spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
@@ -94,7 +94,7 @@ def _is_refused(spec, key):
 
 
 def test_no_class_no_keys():
-    assert {family for family in FAMILIES if declared_keys(family) is None} == WITHOUT_CLASS
+    assert {family for family in SERVED if declared_keys(family) is None} == WITHOUT_CLASS
 
 
 def test_the_list_is_that_of_transformers():

@@ -115,7 +115,7 @@ def test_makers_rerankers_score_as_transformers_does(tmp_path, family, rewrite, 
             model(input_ids=torch.tensor(text.input_ids)[None]).logits[0].numpy() for text in texts
         ]
     spec = read_spec(rewrite(folder))
-    assert (spec.kind, spec.max_input_length) == ("reranker", vocabulary.LONGEST)
+    assert (spec.role, spec.max_input_length) == ("reranker", vocabulary.LONGEST)
     scores = (
         opened(engine, spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
     )

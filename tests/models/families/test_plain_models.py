@@ -171,7 +171,7 @@ def test_a_jina_reranker_has_berts_head(tmp_path):
     scores = (
         opened("ort", spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
     )
-    assert (spec.kind, scores is None) == ("reranker", False)
+    assert (spec.role, scores is None) == ("reranker", False)
     near(scores, expected, tolerances.LOGITS["float32"])
 
 

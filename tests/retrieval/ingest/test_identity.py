@@ -124,11 +124,12 @@ def test_heads_of_ours_that_were_trained_anew_are_told_apart(tmp_path, source, n
 
     def trained_anew(config):
         spec = find(config)
-        return replace(
-            spec,
+        kind = replace(
+            spec.kind,
             sparse=replace(spec.sparse, file=other),
             multivector=replace(spec.multivector, file=other),
         )
+        return replace(spec, kind=kind)
 
     monkeypatch.setattr(running, "find_model", trained_anew)
     with pytest.raises(CollectionMismatch, match="hybridtei migrate c"):

@@ -9,6 +9,7 @@ import pytest
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
+from hybridtei.models.checkpoint.kinds import Embedding
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import fingerprint
 from hybridtei.retrieval.store.base import CollectionSchema
@@ -45,9 +46,12 @@ def spec(tmp_path):
         vocab_size=100,
         max_input_length=64,
         positions=Positions(),
-        pooling=("mean",),
-        sparse=SparseHead("linear", idf=True),
-        multivector=MultivectorHead(tmp_path, 24),
+        kind=Embedding(
+            pooling=("mean",),
+            width=32,
+            sparse=SparseHead("linear", idf=True),
+            multivector=MultivectorHead(tmp_path, 24),
+        ),
     )
 
 
@@ -70,14 +74,18 @@ def test_every_output_has_its_vector(spec):
 def test_idf_is_for_heads_that_profit(spec):
     def modifier(sparse, **settings):
         return (
-            schema_for(dataclasses.replace(spec, sparse=sparse), "m", **settings)
+            schema_for(
+                dataclasses.replace(spec, kind=dataclasses.replace(spec.kind, sparse=sparse)),
+                "m",
+                **settings,
+            )
             .sparse["sparse"]
             .modifier
         )
 
     assert modifier(SparseHead("linear", idf=True)) == "idf"
     assert modifier(SparseHead("mlp", idf=False)) is None
-    assert modifier(SparseHead("splade")) is None
+    assert modifier(SparseHead("splade", idf=False)) is None
     assert modifier(SparseHead("mlp", idf=False), sparse_idf=True) == "idf"
     assert modifier(SparseHead("linear", idf=True), sparse_idf=False) is None
 

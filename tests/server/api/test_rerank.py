@@ -224,7 +224,8 @@ ASKING = PairTemplate(
     ],
 )
 def test_an_instruction_is_bounded_by_itself_and_with_the_documents(path, body):
-    spec = dataclasses.replace(labelled("LABEL_0"), template=ASKING)
+    spec = labelled("LABEL_0")
+    spec = dataclasses.replace(spec, kind=dataclasses.replace(spec.kind, template=ASKING))
     with serving(
         spec, server={"max_client_batch_size": 10_000}, engine={"max_concurrent_requests": 10_000}
     ) as ranker:

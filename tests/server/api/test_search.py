@@ -159,7 +159,7 @@ def test_relevant_spans_need_texts_and_multivectors(spec):
                     "`relevant_spans`: nothing that was found in `papers` has a `text`"
                     in answer.json()["error"]
                 )
-    lean = replace(spec, multivector=None)
+    lean = replace(spec, kind=replace(spec.kind, multivector=None))
     with serving(lean, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
         assert (
             running.post(

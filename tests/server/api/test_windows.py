@@ -53,7 +53,7 @@ def test_the_score_is_that_of_the_best_window_which_the_answer_names(ranking, pa
     items = ranked(ranking, path, max_chunks_per_doc=100)
     assert [index for index, item in sorted(items.items()) if "window" in item] == [1, 3]
     # Of 64 tokens, without the query and special tokens, or the prompt's, and two to spare
-    room = 58 if ranking.service.model.spec.kind == "reranker" else 52
+    room = 58 if ranking.service.model.spec.role == "reranker" else 52
     for index in (1, 3):
         begin, end = items[index]["window"]
         assert 0 <= begin < end <= len(DOCUMENTS[index])

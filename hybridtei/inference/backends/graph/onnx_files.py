@@ -104,7 +104,7 @@ def check_file(path: Path) -> None:
 def words_beside(path: Path, spec: ModelSpec) -> Floats | None:
     """The table of word embeddings, if the sparse head reads it. Raises LoadError if it is missing
     or another model's."""
-    if spec.sparse is None or "embedding" not in spec.sparse.inputs:
+    if not spec.reads_words:
         return None
     file = path.parent / WORDS
     if not file.is_file():
@@ -133,7 +133,7 @@ def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) ->
             )
     candidates = [node.name for node in session.get_outputs() if _is_hidden(node, spec.hidden_size)]
     usual = [name for name in HIDDEN if name in candidates]
-    if spec.classifier is not None and not candidates:
+    if spec.labels and not candidates:
         raise UnsupportedArchitecture(
             f"{path}: a graph that ends in scores; supported: graphs of hidden states, or the "
             "weights as model.safetensors"

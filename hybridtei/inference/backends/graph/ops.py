@@ -87,7 +87,7 @@ class OnnxOps:
         self._is_rectangle, self._is_alone = rectangle, alone
         pools = (
             alone
-            and not (spec.dense_modules or spec.is_rounded)
+            and not (spec.kind.steps or spec.kind.is_rounded)
             and spec.pooling in (("mean",), ("cls",), ("lasttoken",))
         )
         self._pooling = spec.pooling[0] if pools else None

@@ -33,7 +33,7 @@ from hybridtei.models.checkpoint.layers import in_config
 from hybridtei.models.checkpoint.peft import ADAPTER
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights, has_weights, not_finite
-from hybridtei.models.families import FAMILIES, run_family
+from hybridtei.models.families import SERVED, run_family
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def _load_trunk(
         if spec.is_splade or is_adapted:
             raise
         computed = spec.is_native or (
-            spec.model_type not in FAMILIES and own_code(spec.config) is None
+            spec.model_type not in SERVED and own_code(spec.config) is None
         )
         if not (computed or trust_remote_code):
             # transformers' own class would compute another model than the publisher's code

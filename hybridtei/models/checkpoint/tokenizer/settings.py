@@ -30,6 +30,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     named_tokens,
     token_text,
 )
+from hybridtei.models.families import family_of
 
 Side = Literal["left", "right"]
 
@@ -61,17 +62,6 @@ TEMPLATE_CLASSES = {
 MAKES_ITS_TEMPLATE = "GPTNeoXTokenizer"
 # These use tokenizer.json alone.
 AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})
-# The default class of a model type, from transformers' table.
-CLASS_OF_TYPE = {
-    **dict.fromkeys(
-        ("bert", "convbert", "distilbert", "electra", "ernie", "megatron-bert", "nomic_bert"),
-        "BertTokenizer",
-    ),
-    **dict.fromkeys(("bart", "data2vec-text", "longformer", "roberta"), "RobertaTokenizer"),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
-    "llama": "LlamaTokenizer",
-    "mpnet": "MPNetTokenizer",
-}
 # The class of repositories whose tokenizer appends an end token, as TEI does
 GTE_QWEN2 = "modeling_qwen.Qwen2Model"
 GTE_QWEN2_END = "<|endoftext|>"
@@ -108,7 +98,7 @@ def read_tokenizer_settings(
     """Return the settings. `written`: tokenizer_config.json; `config`: the published config.json;
     `lowercase`: sentence-transformers' `do_lower_case`. Raises LoadError, naming the key."""
     kind = written.get("tokenizer_class") or config.get("tokenizer_class")
-    name = str(kind or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
+    name = str(kind or f"{family_of(model_type).tokenizer}Tokenizer").removesuffix("Fast")
     side = written.get("truncation_side")
     if side not in (None, "left", "right"):
         raise written.wrong("truncation_side", "'left' or 'right'")

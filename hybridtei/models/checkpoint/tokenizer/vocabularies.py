@@ -27,6 +27,7 @@ from hybridtei.models.checkpoint.files import (
     require,
 )
 from hybridtei.models.checkpoint.tokenizer.sentencepiece import SENTENCEPIECE, Built, bpe, unigram
+from hybridtei.models.families import family_of
 
 TOKENIZER, SETTINGS = (
     "tokenizer.json",
@@ -83,25 +84,27 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     return dict(json.loads(build(folder).to_str()))
 
 
-class _Added(msgspec.Struct):
+class Added(msgspec.Struct):
+    """What tokenizer.json adds to its vocabulary, and puts around texts."""
+
     added_tokens: Any = None
     post_processor: Any = None
 
 
-def read_added(folder: Path) -> _Added:
+def read_added(folder: Path) -> Added:
     """Return these parts of `read_tokenizer`, in a fifth of the time for a large vocabulary."""
     file = folder / TOKENIZER
     if not file.is_file():
         built = read_tokenizer(folder)
-        return _Added(built.get("added_tokens"), built.get("post_processor"))
+        return Added(built.get("added_tokens"), built.get("post_processor"))
 
-    def decode(text: str) -> _Added:
+    def decode(text: str) -> Added:
         try:
-            return msgspec.json.decode(text, type=_Added)
+            return msgspec.json.decode(text, type=Added)
         except msgspec.DecodeError as error:
             raise ValueError(error) from error
 
-    return cast(_Added, read_json(require(file), decode))
+    return cast(Added, read_json(require(file), decode))
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
@@ -124,33 +127,13 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     return {**words, **added}
 
 
-def removed_ids(folder: Path, settings: Settings) -> frozenset[int]:
-    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the
-    tokenizer has, by `settings`, by its class or around texts."""
-    tokens = named_tokens(_class_name(folder, settings), settings)
-    names = {token.content for key, token in tokens.items() if key != "mask_token"}
-    file = folder / "tokenizer.json"
-    try:
-        read = read_added(folder)
-        added = {token["content"]: int(token["id"]) for token in read.added_tokens or []}
-        around = _around(read.post_processor)
-        ids = {**added, **around}
-        if not names <= ids.keys():
-            ids = read_vocabulary(folder) | ids
-        return frozenset(ids[name] for name in names & ids.keys()) | {*around.values()}
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise LoadError(
-            f"{file}: `added_tokens` should list objects with `id` and `content`"
-        ) from error
-
-
-def _around(processor: Any) -> dict[str, int]:
+def around(processor: Any) -> dict[str, int]:
     """Return the ids of the tokens that a post-processor puts around texts."""
     if not isinstance(processor, dict):
         return {}
     ids = dict[str, int]()
     for part in processor.get("processors") or ():
-        ids.update(_around(part))
+        ids.update(around(part))
     for entry in (processor.get("special_tokens") or {}).values():
         ids.update(zip(entry["tokens"], entry["ids"], strict=True))
     for key in ("cls", "sep"):
@@ -182,14 +165,14 @@ def _built(folder: Path, *_: tuple[int, ...]) -> str:
             f"{', '.join(FILES)}"
         )
     settings = tokenizer_config(folder)
-    name = _class_name(folder, settings)
+    name = class_name(read_object(folder / "config.json", optional=True), settings)
     try:
         if name not in CLASSES:
             raise ValueError(f"of the class {name!r}; built are {', '.join(CLASSES)}")
         for file in files:
             if require(folder / file).stat().st_size > MAX_BYTES:
                 raise ValueError(f"{file} is larger than {MAX_BYTES} bytes")
-        raw = _assembled(folder, CLASSES[name], settings)
+        raw = _assembled(folder, name, settings)
     except (MissingArtifact, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -214,18 +197,18 @@ def tokenizer_config(folder: Path) -> JsonObject:
     return JsonObject({**settings, **tokens}, settings.file)
 
 
-def _class_name(folder: Path, settings: Settings) -> str:
-    """Return the class that the folder names or its model's type implies: a key of CLASSES, or an
-    unknown name."""
-    config = read_object(folder / "config.json", optional=True)
+def class_name(config: Settings, settings: Settings) -> str:
+    """Return the class that the files name or the model's type implies: a key of CLASSES, or an
+    unknown name. `config`: config.json; `settings`: tokenizer_config.json."""
     named = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "")
     if named in ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"):
-        return class_key(str(config.get("model_type")))
+        model_type = str(config.get("model_type"))
+        return family_of(model_type).tokenizer or model_type
     return class_key(named.removesuffix("Fast").removesuffix("Tokenizer"))
 
 
 def class_key(name: str) -> str:
-    """Return the key of CLASSES that builds a class or model type of this name, or the name."""
+    """Return the key of CLASSES that builds a class of this name, or the name."""
     return next((key for key, kind in CLASSES.items() if name in (key, *kind.also)), name)
 
 
@@ -245,11 +228,11 @@ def more_tokens(settings: Settings) -> list[AddedToken]:
     return [_token(value) for value in more if token_text(value)]
 
 
-def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTokenizer:
-    declared = _declared(folder, settings)
+def _assembled(folder: Path, name: str, settings: Settings) -> RawTokenizer:
+    kind, declared = CLASSES[name], _declared(folder, settings)
     raw, marked = kind.read(folder, settings, {i: token.content for i, token in declared.items()})
     tokens = {token.content: token for token in (*marked, *declared.values())}
-    specials = named_tokens(_class_name(folder, settings), settings)
+    specials = named_tokens(name, settings)
     for token in (*specials.values(), *more_tokens(settings)):
         tokens.setdefault(token.content, token)
     # A token missing from the vocabulary gets the next id
@@ -399,7 +382,7 @@ TYPED, PLAIN = ("{cls} $A {sep}", "$B:1 {sep}:1"), ("{cls} $A {sep}", "{sep} $B 
 @dataclass(frozen=True, slots=True)
 class TokenizerClass:
     """A tokenizer class of transformers: its files, default special tokens, and the templates of a
-    text and of a pair's second text. `also`: other classes and model types built the same way.
+    text and of a pair's second text. `also`: other classes built the same way.
     `form` None: flags decide bos and eos; `starts` is bos's default. `trims`: a token's place
     excludes the space before a word."""
 
@@ -415,48 +398,32 @@ CLASSES: Mapping[str, TokenizerClass] = {
     "Bert": TokenizerClass(
         _words,
         BERT,
-        ("bert", "distilbert", "electra", "ernie", "nomic_bert", "DistilBert", "Electra"),
+        ("DistilBert", "Electra"),
     ),
-    "MPNet": TokenizerClass(
-        _words, {**ROBERTA, "unk_token": "[UNK]"}, ("mpnet",), PLAIN, trims=True
-    ),
+    "MPNet": TokenizerClass(_words, {**ROBERTA, "unk_token": "[UNK]"}, form=PLAIN, trims=True),
     "Roberta": TokenizerClass(
         _byte_level,
         ROBERTA,
-        ("roberta", "data2vec-text", "longformer", "Longformer"),
+        ("Longformer",),
         PLAIN,
         trims=True,
     ),
-    "Deberta": TokenizerClass(
-        _byte_level, {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}, ("deberta",)
-    ),
+    "Deberta": TokenizerClass(_byte_level, {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}),
     "ModernBert": TokenizerClass(
-        partial(_byte_level, composed=True), BERT, ("modernbert",), ("{cls} $A {sep}", "$B {sep}")
+        partial(_byte_level, composed=True), BERT, form=("{cls} $A {sep}", "$B {sep}")
     ),
-    "GPT2": TokenizerClass(_byte_level, GPT2, ("gpt2",), None),
+    "GPT2": TokenizerClass(_byte_level, GPT2, form=None),
     "Qwen2": TokenizerClass(
-        partial(_byte_level, split=QWEN2_SPLIT, composed=True), QWEN2, ("qwen2", "qwen3"), None
+        partial(_byte_level, split=QWEN2_SPLIT, composed=True), QWEN2, form=None
     ),
-    "XLMRoberta": TokenizerClass(
-        partial(unigram, form="XLMRoberta"),
-        ROBERTA,
-        ("xlm-roberta", "xlm-roberta-xl", "gte", "jina_embeddings_v3"),
-        PLAIN,
-    ),
-    "Camembert": TokenizerClass(partial(unigram, form="Camembert"), ROBERTA, ("camembert",), PLAIN),
-    "T5": TokenizerClass(
-        partial(unigram, form="T5"), T5, ("t5", "mt5", "MT5"), ("$A {eos}", "$B {eos}")
-    ),
-    "Albert": TokenizerClass(partial(unigram, form="Albert"), ALBERT, ("albert",)),
+    "XLMRoberta": TokenizerClass(partial(unigram, form="XLMRoberta"), ROBERTA, form=PLAIN),
+    "Camembert": TokenizerClass(partial(unigram, form="Camembert"), ROBERTA, form=PLAIN),
+    "T5": TokenizerClass(partial(unigram, form="T5"), T5, ("MT5",), ("$A {eos}", "$B {eos}")),
+    "Albert": TokenizerClass(partial(unigram, form="Albert"), ALBERT),
     "DebertaV2": TokenizerClass(
         partial(unigram, form="DebertaV2"),
         {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT},
-        ("deberta-v2",),
     ),
-    "Llama": TokenizerClass(
-        partial(bpe, prefix=True), ENDS, ("llama", "mistral"), None, starts=True
-    ),
-    "Gemma": TokenizerClass(
-        partial(bpe, prefix=False), GEMMA, ("gemma", "gemma2", "gemma3_text"), None, starts=True
-    ),
+    "Llama": TokenizerClass(partial(bpe, prefix=True), ENDS, form=None, starts=True),
+    "Gemma": TokenizerClass(partial(bpe, prefix=False), GEMMA, form=None, starts=True),
 }

@@ -58,7 +58,7 @@ def test_poolings_side_by_side_and_dense_layers_agree(tmp_path):
     spec = read_spec(
         tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling=[*POOLINGS], dense=dense)
     )
-    assert len(spec.dense_modules) == len(ACTIVATIONS)
+    assert len(spec.kind.steps) == len(ACTIVATIONS)
     agree(spec)
 
 
@@ -98,9 +98,8 @@ def test_a_text_alone_is_computed_as_among_others(tmp_path, family):
 @pytest.mark.usefixtures("cache")
 def test_a_text_alone_reads_the_weights_of_the_packed_file(tmp_path, monkeypatch, family, pooling):
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
-    spec = replace(
-        read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"), pooling=(pooling,)
-    )
+    spec = read_spec(tiny.write_family(tmp_path / family, family), pooling="mean")
+    spec = replace(spec, kind=replace(spec.kind, pooling=(pooling,)))
     agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder), cache_gb=1))
 
 
