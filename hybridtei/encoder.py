@@ -4,8 +4,6 @@ A call that uses several cores starts threads, and ends them before it returns.
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -47,6 +45,7 @@ from hybridtei.options import (
 )
 from hybridtei.outputs import WHOLE, Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
+from hybridtei.system.own_thread import OwnThread, check_awaited
 
 T = TypeVar("T")
 # Inputs whose token states are in memory at a time
@@ -84,8 +83,8 @@ class Encoder:
         self._budget = budget_tokens
         self._engine = engine
         self._closed = False
-        # Held by the one call of `aencode` that runs
-        self._turn = threading.Lock()
+        # The calls of `aencode` and of searches
+        self._thread = OwnThread("encoder")
 
     @classmethod
     def load(
@@ -198,8 +197,8 @@ class Encoder:
         self, texts: str | Sequence[Input], outputs: Iterable[str] = ("dense",), **options: Any
     ) -> Embeddings:
         """`encode` in a thread, with the same parameters: the event loop stays free. Calls run
-        one after the other."""
-        return await self._in_turn(
+        one after the other. A cancelled call ends after the passes that run."""
+        return await self._thread.run(
             partial(
                 self.encode,
                 texts,
@@ -214,7 +213,7 @@ class Encoder:
         """Embed texts for a search (`TextModel`)."""
         task = Embed(texts, heads, options)
         task.check(self.spec)
-        return await self._in_turn(
+        return await self._thread.run(
             partial(
                 self._run,
                 task,
@@ -226,7 +225,7 @@ class Encoder:
         """Score the hits of a search (`Ranker`)."""
         task = rerank_task(self.spec, query, documents, options)
         task.check(self.spec)
-        return await self._in_turn(
+        return await self._thread.run(
             partial(
                 self._answer,
                 task,
@@ -234,13 +233,6 @@ class Encoder:
                 field="documents",
             )
         )
-
-    async def _in_turn(self, work: Callable[[], T]) -> T:
-        def run() -> T:
-            with self._turn:
-                return work()
-
-        return await asyncio.to_thread(run)
 
     def tokens_of(self, text: str) -> Iterable[Token]:
         """The tokens of a text without special ones, with their places."""
@@ -374,6 +366,7 @@ class Encoder:
         answers: list[T] = []
         place = 0
         for chunk in task.split(max_inputs):
+            check_awaited()
             part = chunk.knowing(answers[0]) if answers and task.needs_first else chunk
             try:
                 encodings = part.prepare(self._model)

@@ -35,6 +35,7 @@ from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, PassOverdue
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.core import EngineBatch, EngineCore
 from hybridtei.inference.engine.scheduler import EngineRequest
+from hybridtei.system import own_thread
 from hybridtei.system.machine import LaneKind, lower_priority
 
 # Between checks of whether a lane will end
@@ -65,8 +66,8 @@ class ModelInstance:
     healthy: bool = True
     # Virtual tokens: a model gains no credit while it is idle
     served_tokens: int = 0
+    # The running batches, and those of them that are overdue
     running: int = 0
-    # The running batches
     overdue: int = 0
     # Threads that have called the backend's `enter_lane`
     entered: set[int] = field(default_factory=set)
@@ -409,36 +410,44 @@ class Watchdog:
 def run_all(
     core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]
 ) -> None:
-    """Take, run, give, until nothing waits: an engine without clocks, deadlines and cancellation,
-    with the answers of `Engine`.
+    """Take, run, give, until nothing waits: an engine without clocks and deadlines, with the
+    answers of `Engine`.
 
     `callers` passes run at once. `advance`: called with the number of sequences of each pass.
-    Raises a pass's error after the others have ended.
+    After an error, an interrupt, or the end of the coroutine that awaits the work, no further pass
+    begins. Raises the error when the running passes have ended; CancelledError if nothing awaits
+    the work.
     """
     alone = callers == 1 or core.is_one_pass
-    lock = threading.Lock()
+    lock, stopped, unawaited = threading.Lock(), threading.Event(), own_thread.unawaited()
 
     def loop() -> None:
-        while True:
+        while not (stopped.is_set() or unawaited.is_set()):
             with lock:
                 # Several callers: a batch must not depend on which of them ends first
                 batch = core.take(device_idle=alone)
             if batch is None:
                 return
-            try:
-                parts = batch.split(backend.forward(batch.packed, use_all_cores=alone))
-            except BaseException as error:
-                with lock:
-                    core.fail(batch, error)
-                    core.fail_all(error)
-                raise
+            parts = batch.split(backend.forward(batch.packed, use_all_cores=alone))
             with lock:
                 core.give(batch, parts)
                 advance(len(batch.rows))
 
+    def lane() -> None:
+        try:
+            loop()
+        except BaseException:
+            stopped.set()
+            raise
+
     if alone:
         loop()
-        return
-    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(callers) as pool:
-        for done in [pool.submit(loop) for _ in range(callers)]:
-            done.result()
+    else:
+        with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(callers) as pool:
+            try:
+                for done in [pool.submit(lane) for _ in range(callers)]:
+                    done.result()
+            finally:
+                # Ctrl-C interrupts the wait. The pool then waits for the running passes.
+                stopped.set()
+    own_thread.check_awaited()

@@ -24,6 +24,7 @@ from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.rankers import SLOT, PairTemplate
 from hybridtei.models.text.tokenizer import Prompts, Text, Token, Tokenizer
 from hybridtei.options import Direction
+from hybridtei.system.own_thread import check_awaited
 
 Input = str | list[int]
 T = TypeVar("T", str, list[int], Input)
@@ -469,9 +470,12 @@ def _widened(encoding: AnyEncoding, side: Side, longest: int) -> AnyEncoding:
 
 def _portions(texts: Sequence[AnyText]) -> Iterator[Sequence[AnyText]]:
     """Yield the texts in portions of at most `PORTION_CHARACTERS`. A longer text is alone in its
-    portion."""
+    portion. Raises CancelledError if nothing awaits them any more."""
     sizes = [len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts]
-    return (texts[begin:end] for begin, end in runs(sizes, PORTION_CHARACTERS))
+    for begin, end in runs(sizes, PORTION_CHARACTERS):
+        if begin:
+            check_awaited()
+        yield texts[begin:end]
 
 
 def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:

@@ -72,8 +72,12 @@ class Index:
         late = model.spec.multivector
         plan = settled(CollectionPlan(), None, heads, NAME, width=0 if late is None else late.width)
         self._schema = schema_for(model.spec, self._model_id, plan)
-        self._loop.run(self._store.create(NAME, self._schema))
-        self.add(records, show_progress=show_progress)
+        try:
+            self._loop.run(self._store.create(NAME, self._schema))
+            self.add(records, show_progress=show_progress)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def open(

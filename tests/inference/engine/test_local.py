@@ -105,6 +105,7 @@ def test_a_failure_ends_all_and_is_raised():
     class Failing(FakeBackend):
         def forward(self, batch, *, use_all_cores=False):
             if self.forwards > 3:
+                self.count()
                 raise BackendError("no memory")
             return super().forward(batch)
 
@@ -112,8 +113,9 @@ def test_a_failure_ends_all_and_is_raised():
     core, request = queued(backend, 200, 2)
     with pytest.raises(BackendError, match="no memory"):
         run_all(core, backend, 2, lambda done: None)
-    assert request.error is not None
-    assert len(core) == core.running == 0
+    # Each lane may have begun one more
+    assert backend.forwards <= 6
+    assert not request.done
 
 
 def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two_things():

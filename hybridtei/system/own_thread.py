@@ -1,0 +1,54 @@
+"""Blocking work that coroutines await: in one thread, one piece after the other.
+
+The work learns when nothing awaits it any more: a cancelled coroutine cannot stop a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+from typing import TypeVar
+
+from hybridtei.system.forks import renew_in_children
+
+T = TypeVar("T")
+# Of other work
+_NEVER = threading.Event()
+_unawaited: ContextVar[threading.Event] = ContextVar("unawaited")
+
+
+def unawaited() -> threading.Event:
+    """Return the event that is set when nothing awaits the calling thread's work any more."""
+    return _unawaited.get(_NEVER)
+
+
+def check_awaited() -> None:
+    """Raises CancelledError if nothing awaits the calling thread's work any more."""
+    if unawaited().is_set():
+        raise CancelledError
+
+
+class OwnThread:
+    """A thread that starts with the first work. A forked process starts its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Forget the thread and the work of the parent process."""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Call `work` in the thread when earlier work has ended. If this coroutine is cancelled,
+        work that waits is never called, and work that runs sees it by `unawaited`."""
+        left, context = threading.Event(), copy_context()
+        context.run(_unawaited.set, left)
+        try:
+            return await asyncio.wrap_future(self._pool.submit(context.run, work))
+        finally:
+            left.set()
