@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.ingest.run import ingest as ingest
     from hybridtei.retrieval.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
     from hybridtei.retrieval.search.index import Index as Index
-    from hybridtei.retrieval.search.local import LocalSearch as LocalSearch
-    from hybridtei.retrieval.search.local import query_model as query_model
-    from hybridtei.retrieval.search.local import rank_by as rank_by
     from hybridtei.retrieval.search.options import SearchHit as SearchHit
     from hybridtei.retrieval.search.options import SearchOptions as SearchOptions
     from hybridtei.retrieval.search.options import SearchResult as SearchResult
@@ -80,7 +77,6 @@ _NAMES_OF = {
     "hybridtei.retrieval.langchain": "HybridSparseEmbeddings",
     "hybridtei.outputs": "Embeddings SparseVectors",
     "hybridtei.retrieval.search.index": "Index",
-    "hybridtei.retrieval.search.local": "LocalSearch query_model rank_by",
     "hybridtei.retrieval.search.options": "SearchHit SearchOptions SearchResult",
     "hybridtei.retrieval.search.searcher": "Searcher TextModel",
     "hybridtei.retrieval.store.collection": "check_fits",

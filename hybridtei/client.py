@@ -20,6 +20,7 @@ import orjson
 from msgspec import Struct
 
 from hybridtei.asking import embeddings_of, float32, portions, read, shown
+from hybridtei.config import check_names
 from hybridtei.errors import InvalidInput, NoAnswer
 from hybridtei.options import (
     Aggregation,
@@ -27,6 +28,7 @@ from hybridtei.options import (
     EmbedOptions,
     LabelKeywords,
     LabelOptions,
+    Output,
     RankKeywords,
     RankOptions,
 )
@@ -35,13 +37,14 @@ from hybridtei.system.retries import Retries, retry_after_s
 from hybridtei.system.terminal import without_passwords
 
 if TYPE_CHECKING:
+    from hybridtei.batch import Head
     from hybridtei.inference.tasks.label import Prediction, Span
     from hybridtei.inference.tasks.rerank import Ranked
     from hybridtei.inference.tasks.spans import Spans
     from hybridtei.models.text.reader import Input
     from hybridtei.models.text.tokenizer import Text
     from hybridtei.outputs import Embeddings
-    from hybridtei.retrieval.search.options import SearchResult
+    from hybridtei.retrieval.search.options import SearchKeywords, SearchResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,7 +104,7 @@ class AsyncClient:
     async def encode(
         self,
         texts: str | Sequence[Input],
-        outputs: Iterable[str] = ("dense",),
+        outputs: Output | Iterable[Output | Head] = ("dense",),
         *,
         spans: Sequence[Spans] | Spans | None = None,
         **options: Unpack[EmbedKeywords],
@@ -118,7 +121,7 @@ class AsyncClient:
                 for text, text_spans in zip(inputs, lists, strict=True)
             ]
         names = _listed(outputs)
-        fields = EmbedOptions.given(options, truncate=True).as_fields()
+        fields = EmbedOptions.given("encode()", options, truncate=True).as_fields()
         body = {"outputs": names, "sparse_format": "qdrant", **fields}
         rows = await self._in_portions("/embed_hybrid", "inputs", inputs, body)
         widths = (await self.info())["hybridtei"].get("dimensions") or {}
@@ -129,11 +132,11 @@ class AsyncClient:
         query: str,
         documents: Sequence[str],
         *,
-        top_n: int | None = None,
+        limit: int | None = None,
         **options: Unpack[RankKeywords],
     ) -> list[Ranked]:
         """Return the documents, the best for the query first, like `Encoder.rerank`."""
-        body = {"query": query, **RankOptions.given(options, truncate=True).as_fields()}
+        body = {"query": query, **RankOptions.given("rerank()", options, truncate=True).as_fields()}
         scores: list[float] = []
         for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
             scores += [
@@ -143,7 +146,7 @@ class AsyncClient:
 
         # Ties in TEI's order
         best = sorted(range(len(scores)), key=scores.__getitem__)[::-1]
-        return [Ranked(place, scores[place], documents[place]) for place in best[:top_n]]
+        return [Ranked(place, scores[place], documents[place]) for place in best[:limit]]
 
     async def classify(
         self,
@@ -157,6 +160,7 @@ class AsyncClient:
         items = [texts] if isinstance(texts, str | tuple) else texts
         inputs = [[item] if isinstance(item, str) else [*item] for item in items]
         body = LabelOptions.given(
+            "classify()",
             options,
             truncate=True,
             raw_scores=raw_scores,
@@ -177,6 +181,7 @@ class AsyncClient:
     ) -> list[list[Span]]:
         """Return labelled spans of each text, in code points, like `Encoder.tag`."""
         body = LabelOptions.given(
+            "tag()",
             {**options, "aggregation_strategy": aggregation_strategy},
             truncate=True,
         ).as_fields()
@@ -195,24 +200,26 @@ class AsyncClient:
         collection: str,
         query: str,
         *,
+        limit: int = 10,
         filter: Mapping[str, Any] | None = None,
         rerank: bool | str = False,
-        **options: Any,
+        **options: Unpack[SearchKeywords],
     ) -> SearchResult:
         """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as
-        `limit=3` or `mode="dense"`;
-        `filter`: in Qdrant's format. `rerank`: True: by the server's reranker; or the alias of
-        one."""
+        `mode="dense"`; `filter`: in Qdrant's format. `rerank`: True: by the server's reranker; or
+        the alias of one."""
+        from hybridtei.retrieval.search.options import SearchFields, SearchResult
+
+        check_names("search()", options, SearchFields.__struct_fields__)
         body = {
             "collection": collection,
             "query": query,
+            "limit": limit,
             "rerank": rerank,
             "filter": filter,
             **options,
         }
         answer = await self.ask("/search", body)
-        from hybridtei.retrieval.search.options import SearchResult
-
         return msgspec.convert(answer, SearchResult)
 
     async def upsert(

@@ -11,8 +11,10 @@ from __future__ import annotations
 import reprlib
 import types
 import typing
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -28,6 +30,8 @@ Dtype = Literal["float16", "float32", "bfloat16", "int8", "fp8"]
 MultivectorDtype = Literal["float", "int8", "binary"]
 LongInputs = Literal["cut", "mean"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
+BackendName = Literal["auto", "torch", "ort", "openvino"]
+Gelu = Literal["checkpoint", "tanh"]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
 # In a field's annotation
@@ -68,7 +72,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         str | None, flag("Folder of the Dense module to use instead of the one in modules.json.")
     ] = None
     backend: Annotated[
-        Literal["auto", "torch", "ort", "openvino"],
+        BackendName,
         flag(
             "Backend that runs the model; auto: the first one that can run it. The log gives the "
             "reason."
@@ -99,7 +103,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         flag("Numbers of these vectors; binary: one bit each, the sign [default: float]."),
     ] = None
     gelu: Annotated[
-        Literal["checkpoint", "tanh"],
+        Gelu,
         flag("GELU as the checkpoint has it, or TEI's tanh form, to match vectors that TEI made."),
     ] = "checkpoint"
     hf_token: Annotated[
@@ -121,6 +125,40 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             "Run Python code that comes with the model; else such models are refused.", "security"
         ),
     ] = False
+
+
+class LoadKeywords(TypedDict, total=False):
+    """The fields of `ModelConfig` and `EngineConfig` that a library's caller gives, for type
+    checkers."""
+
+    revision: str | None
+    dtype: Dtype | None
+    pooling: PoolingFlag | None
+    dense_path: str | None
+    backend: BackendName
+    packed_cache_gb: float
+    quantization_ranges: str | None
+    multivector_tokens: int | None
+    multivector_dtype: MultivectorDtype | None
+    gelu: Gelu
+    hf_token: str | None
+    huggingface_hub_cache: str | None
+    offline: bool
+    trust_remote_code: bool
+    max_concurrent_requests: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_answer_bytes: int
+    request_timeout: float
+    pass_timeout: float
+    bulk_niceness: int
+    memory_fraction: float
+    embedding_cache_mb: int
+    tokenization_workers: int | None
+    auto_truncate: bool
+    default_prompt: str | None
+    default_prompt_name: str | None
+    use_default_prompt: bool
 
 
 class NamedModel(ModelConfig, frozen=True, kw_only=True):
@@ -486,6 +524,26 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
             "not."
         ),
     ] = 60.0
+
+
+# Former names of keywords and flags -> what to write instead
+RENAMED = {
+    "k": "`limit` is the number of hits, `rrf_k` the constant of rrf",
+    "top_k": "`limit` is the number of hits",
+    "top_n": "`limit` is the number of hits",
+}
+
+
+def check_names(call: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises TypeError for a keyword that `call` does not have, naming the nearest one."""
+    for name in given:
+        if name in known:
+            continue
+        nearest = get_close_matches(name, known, 1, 0.5)
+        hint = f"known: {', '.join(known)}"
+        if nearest:
+            hint = f"did you mean `{nearest[0]}`?"
+        raise TypeError(f"{call} has no option `{name}`: {RENAMED.get(name, hint)}")
 
 
 def check_value(

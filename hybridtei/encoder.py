@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 from msgspec import structs
@@ -16,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_value
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, LoadKeywords, ModelConfig, check_value
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.core import EngineCore, shared_tokens
@@ -39,9 +40,11 @@ from hybridtei.options import (
     LabelKeywords,
     LabelOptions,
     MultivectorBudget,
+    Output,
     QueryEncoder,
     RankKeywords,
     RankOptions,
+    Size,
 )
 from hybridtei.outputs import WHOLE, Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
@@ -94,7 +97,7 @@ class Encoder:
         config: ModelConfig | None = None,
         engine: EngineConfig | None = None,
         measures: bool = True,
-        **options: Any,
+        **options: Unpack[LoadKeywords],
     ) -> Encoder:
         """Load a local folder, a hub id, or the embedded model.
 
@@ -116,6 +119,12 @@ class Encoder:
             budget_of(config),
             model_id=config.model_id,
         )
+
+    def named(self, model_id: str) -> Self:
+        """This model under another name, which searches compare with a collection's."""
+        other = copy(self)
+        other.model_id = model_id
+        return other
 
     @property
     def spec(self) -> ModelSpec:
@@ -145,7 +154,7 @@ class Encoder:
     def encode(
         self,
         texts: str | Sequence[Input],
-        outputs: Iterable[str] = ("dense",),
+        outputs: Output | Iterable[Output | Head] = ("dense",),
         *,
         query_encoder: QueryEncoder = "model",
         spans: Sequence[Spans] | Spans | None = None,
@@ -166,7 +175,7 @@ class Encoder:
         _check_kinds(inputs)
         heads = heads_named(_listed("outputs", outputs))
         check_value("query_encoder", query_encoder, QueryEncoder)
-        chosen = EmbedOptions.given(options, multivector=self._multivector)
+        chosen = EmbedOptions.given("encode()", options, multivector=self._multivector)
         task = Embed(inputs, heads, chosen)
         task.check(self.spec)
         if spans is not None and inputs:
@@ -194,7 +203,14 @@ class Encoder:
         return answer
 
     async def aencode(
-        self, texts: str | Sequence[Input], outputs: Iterable[str] = ("dense",), **options: Any
+        self,
+        texts: str | Sequence[Input],
+        outputs: Output | Iterable[Output | Head] = ("dense",),
+        *,
+        query_encoder: QueryEncoder = "model",
+        spans: Sequence[Spans] | Spans | None = None,
+        show_progress: bool = False,
+        **options: Unpack[EmbedKeywords],
     ) -> Embeddings:
         """`encode` in a thread, with the same parameters: the event loop stays free. Calls run
         one after the other. A cancelled call ends after the passes that run."""
@@ -203,6 +219,9 @@ class Encoder:
                 self.encode,
                 texts,
                 outputs,
+                query_encoder=query_encoder,
+                spans=spans,
+                show_progress=show_progress,
                 **options,
             )
         )
@@ -262,7 +281,7 @@ class Encoder:
         query: str,
         documents: Sequence[str],
         *,
-        top_n: int | None = None,
+        limit: int | None = None,
         **options: Unpack[RankKeywords],
     ) -> list[Ranked]:
         """Return the documents, the best for the query first. Ties have TEI's order: the last
@@ -275,20 +294,20 @@ class Encoder:
         """
         documents = _listed("documents", documents)
         _check_texts("query", [query])
-        if top_n is not None:
-            check_value("top_n", top_n, int)
+        if limit is not None:
+            check_value("limit", limit, Size)
         _check_texts("documents", documents)
         task = rerank_task(
             self.spec,
             query,
             documents,
-            RankOptions.given(options),
+            RankOptions.given("rerank()", options),
         )
         task.check(self.spec)
         if not documents:
             return []
         scored = self._answer(task, MAX_CHUNK_DOCUMENTS, field="documents")
-        return [Ranked(i, float(scored.scores[i]), documents[i]) for i in scored.order[:top_n]]
+        return [Ranked(i, float(scored.scores[i]), documents[i]) for i in scored.order[:limit]]
 
     def classify(
         self,
@@ -304,7 +323,7 @@ class Encoder:
         inputs: list[Text] = [texts] if isinstance(texts, tuple) else _listed("texts", texts)
         for place, item in enumerate(inputs):
             _check_texts(f"texts[{place}]", item if isinstance(item, tuple) else [item])
-        task = Classify(inputs, LabelOptions.given(options, raw_scores=raw_scores))
+        task = Classify(inputs, LabelOptions.given("classify()", options, raw_scores=raw_scores))
         task.check(self.spec)
         if not inputs:
             return []
@@ -327,7 +346,7 @@ class Encoder:
         _check_texts("texts", inputs)
         task = Tag(
             inputs,
-            LabelOptions.given({**options, "aggregation_strategy": aggregation_strategy}),
+            LabelOptions.given("tag()", {**options, "aggregation_strategy": aggregation_strategy}),
         )
         task.check(self.spec)
         return [list(tagged.spans) for tagged in self._answer(task)] if inputs else []

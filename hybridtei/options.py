@@ -12,16 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from time import perf_counter_ns
 from typing import Annotated, Any, Literal, Self, TypedDict, get_type_hints
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct, structs, to_builtins
 
-from hybridtei.config import LongInputs, MultivectorDtype, check_value
+from hybridtei.config import LongInputs, MultivectorDtype, check_names, check_value
 
 Direction = Literal["left", "right"]
 InputType = Literal["query", "document"]
 SIDES: tuple[InputType, ...] = ("query", "document")
 QueryEncoder = Literal["model", "table"]
+Output = Literal["dense", "sparse", "multivector", "tokens"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Size = Annotated[int, Meta(ge=0)]
 Truncate = Annotated[
@@ -50,6 +52,30 @@ PromptName = Annotated[str | None, Meta(description="Name of a prompt to put bef
 Instruction = Annotated[
     str | None, Meta(description="The criterion for language models that rank.")
 ]
+
+
+BudgetMs = Annotated[
+    Annotated[int, Meta(ge=1, le=600_000)] | None,
+    Meta(
+        description=(
+            "Milliseconds to rank in: documents are scored in their order until the time is used, "
+            "and the others follow in their order. `budget` in the answer counts them."
+        )
+    ),
+]
+MaxTokens = Annotated[
+    Size | None, Meta(description="Cut each document to this many tokens; 0: do not cut.")
+]
+MaxChunks = Annotated[
+    Size | None,
+    Meta(
+        description=(
+            "Read a document that is longer than the model in at most this many windows; the "
+            "best one counts [default, and 0: the server's rerank_windows]."
+        )
+    ),
+]
+NS_PER_MS = 1_000_000
 
 
 class MultivectorBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,16 +175,17 @@ class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int | None = None
 
     @classmethod
-    def given(cls, values: Mapping[str, Any], **defaults: Any) -> Self:
-        """Make options of a Python caller's keywords; None: the default. Raises TypeError for an
-        unknown one, InvalidInput for a wrong value."""
+    def given(cls, call: str, values: Mapping[str, Any], **defaults: Any) -> Self:
+        """Make options of the keywords of a Python caller's `call`; None: the default. Raises
+        TypeError for an unknown one, InvalidInput for a wrong value."""
         hints = _hints(cls)
+        check_names(call, values, hints)
         for name, value in values.items():
             if value is not None:
                 defaults[name] = check_value(
                     name,
                     value,
-                    hints.get(name, Any),
+                    hints[name],
                 )
         return cls(**defaults)
 
@@ -212,13 +239,18 @@ class RankOptions(Options, frozen=True, kw_only=True):
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
     instruction: Instruction = None
     weights: GivenWeights = None
-    # 0: do not cut
-    max_tokens_per_doc: Size | None = None
-    # Windows in which a document that is longer than the model is read; the best one counts
-    max_chunks_per_doc: Size | None = None
+    max_tokens_per_doc: MaxTokens = None
+    max_chunks_per_doc: MaxChunks = None
     relevant_spans: RelevantSpans | None = None
-    # In `perf_counter_ns`: documents are scored in their order until then
+    budget_ms: BudgetMs = None
+    # In `perf_counter_ns`: the end of `budget_ms`, once it has begun
     deadline_ns: int | None = None
+
+    def begun(self) -> RankOptions:
+        """The options with the deadline of a budget that begins now."""
+        if self.budget_ms is None:
+            return self
+        return structs.replace(self, deadline_ns=perf_counter_ns() + self.budget_ms * NS_PER_MS)
 
 
 class RankKeywords(TypedDict, total=False):
@@ -229,6 +261,9 @@ class RankKeywords(TypedDict, total=False):
     raw_scores: bool
     instruction: str | None
     weights: RankWeights | str | None
+    max_tokens_per_doc: int | None
+    max_chunks_per_doc: int | None
+    budget_ms: int | None
 
 
 class LabelKeywords(TypedDict, total=False):

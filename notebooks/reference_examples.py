@@ -29,12 +29,11 @@ small = encoder.encode(
 import asyncio
 
 from hybridtei import (
-    LocalSearch,
+    Index,
     Searcher,
     SearchOptions,
     StoreConfig,
     open_store,
-    query_model,
     schema_for,
     to_points,
 )
@@ -50,7 +49,7 @@ async def store_and_find(query):
             encoder.encode(texts, kinds), ids=[1, 2], payloads=[{"text": text} for text in texts]
         )
         await store.upsert("notes", points)
-        return await Searcher(store, query_model(encoder, "minilm-hybrid")).search("notes", query)
+        return await Searcher(store, encoder).search("notes", query)
     finally:
         await store.close()
 
@@ -58,8 +57,8 @@ async def store_and_find(query):
 assert asyncio.run(store_and_find("how wings carry")).hits[0].id == 1
 
 # The same without asyncio
-with LocalSearch(encoder, "minilm-hybrid", StoreConfig(qdrant_path="./qdrant")) as search:
-    hits = search("notes", "bread", SearchOptions(mode="dense", limit=1)).hits
+with Index.open("./qdrant", "notes", encoder) as index:
+    hits = index.search("bread", limit=1, mode="dense")
 assert hits[0].payload["text"] == "a loaf of bread"
 """,
     "Ingest": """

@@ -6,7 +6,16 @@ import pytest
 from msgspec import UnsetType
 
 from hybridtei import options
+from hybridtei.config import EngineConfig, LoadKeywords, ModelConfig
 from hybridtei.options import EmbedOptions, LabelOptions, RankOptions
+from hybridtei.retrieval.ingest.options import IngestKeywords, IngestOptions
+from hybridtei.retrieval.search.options import (
+    LocalKeywords,
+    SearchFields,
+    SearchKeywords,
+    SearchOptions,
+)
+from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.server.api import embed, predict, rerank, tei
 
 KEYWORDS = {
@@ -30,6 +39,21 @@ READ = [
 @pytest.mark.parametrize("kind", KEYWORDS)
 def test_a_keyword_is_a_field(kind):
     assert KEYWORDS[kind].__annotations__.keys() <= set(kind.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kinds", "others"),
+    [
+        (LoadKeywords, (ModelConfig, EngineConfig), {"model_id"}),
+        (SearchKeywords, (SearchFields,), {"limit"}),
+        (LocalKeywords, (SearchOptions,), {"limit", "query_filter"}),
+        (IngestKeywords, (IngestOptions, CollectionPlan), {"source", "collection"}),
+    ],
+)
+def test_every_field_is_a_keyword(keywords, kinds, others):
+    """`others`: parameters of their own."""
+    names = {name for kind in kinds for name in kind.__struct_fields__}
+    assert get_type_hints(keywords).keys() == names - others
 
 
 @pytest.mark.parametrize(("kind", "request_kind", "spelled"), READ)

@@ -35,7 +35,6 @@ from hybridtei.retrieval.evaluate.calibrate import (
 from hybridtei.retrieval.evaluate.measures import DEPTH, Floats64, Judgements, read_judgements
 from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.search.calibration import Curve, probabilities
-from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.options import SearchOptions, SearchResult
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import open_store
@@ -68,7 +67,7 @@ async def all_pairs(
 ) -> dict[tuple[str, str], Floats64]:
     """(collection, whose queries) -> pairs. The other's queries have no relevant document here."""
     opened = open_store(store)
-    client = Local(Searcher(opened, query_model(encoder, ModelConfig().model_id)))
+    client = Local(Searcher(opened, encoder.named(ModelConfig().model_id)))
     pairs = {}
     try:
         for name, other in (NAMES, NAMES[::-1]):

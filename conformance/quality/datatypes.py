@@ -29,7 +29,6 @@ from hybridtei.encoder import Encoder  # noqa: E402
 from hybridtei.errors import HybridTeiError  # noqa: E402
 from hybridtei.outputs import Embeddings  # noqa: E402
 from hybridtei.retrieval.evaluate.measures import paired_bootstrap  # noqa: E402
-from hybridtei.retrieval.search.local import query_model  # noqa: E402
 from hybridtei.retrieval.search.options import SearchOptions  # noqa: E402
 from hybridtei.retrieval.search.searcher import Searcher  # noqa: E402
 from hybridtei.retrieval.store import open_store  # noqa: E402
@@ -79,7 +78,7 @@ async def measured(
                 ids = list(range(begin, begin + len(part)))
                 await store.upsert("judged", to_points(part, ids), schema)
             await store.optimize("judged")
-            searcher = Searcher(store, query_model(encoder, "embedded"))
+            searcher = Searcher(store, encoder.named("embedded"))
             asked = SearchOptions(exact=True, group_by=None, with_payload=False)
             found, seconds = [], []
             for row in range(len(queries)):

@@ -37,7 +37,6 @@ from hybridtei.retrieval.evaluate.measures import (
     scores_by_rank,
 )
 from hybridtei.retrieval.ingest.run import ingest
-from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import open_store
@@ -49,8 +48,8 @@ STOP_WORDS = frozenset(ENGLISH.split())
 WAYS = {
     "dense": SearchOptions(mode="dense"),
     "sparse": SearchOptions(mode="sparse"),
-    "rrf k=2": SearchOptions(mode="rrf", k=2),
-    "rrf k=61": SearchOptions(mode="rrf", k=61),
+    "rrf k=2": SearchOptions(mode="rrf", rrf_k=2),
+    "rrf k=61": SearchOptions(mode="rrf", rrf_k=61),
 }
 
 
@@ -113,7 +112,7 @@ def measured(
 
     async def runs() -> dict[str, Run]:
         opened = open_store(store)
-        searcher = Searcher(opened, query_model(encoder, ModelConfig().model_id))
+        searcher = Searcher(opened, encoder.named(ModelConfig().model_id))
         grouped = {"group_by": "document", "limit": LIMIT, "with_payload": ["document_id"]}
         try:
             found = {"hybridtei search": await searched(searcher, judged, SearchOptions(**grouped))}

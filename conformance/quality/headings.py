@@ -25,13 +25,12 @@ from pathlib import Path
 import numpy as np
 
 import hybridtei
-from hybridtei import Encoder, LocalSearch
-from hybridtei.config import EMBEDDED_MODEL, StoreConfig
+from hybridtei import Encoder, Index
 from hybridtei.retrieval.evaluate.measures import paired_bootstrap
 from hybridtei.retrieval.ingest.chunking import Document
 from hybridtei.retrieval.ingest.files import documents_of, source_files
 from hybridtei.retrieval.ingest.options import ReadOptions
-from hybridtei.retrieval.search.options import SearchHit, SearchOptions
+from hybridtei.retrieval.search.options import SearchHit
 
 DEFINITION = re.compile(r"^\[([^\]]+)\]: ([\w.-]*)#([\w.-]+)$", re.MULTILINE)
 REFERENCE = re.compile(r"\[([^\]]+)\]\[\]")
@@ -150,12 +149,10 @@ def run(
             quiet=True,
         )
         print(headings, summary.in_words(), file=sys.stderr)
-        with closing(
-            LocalSearch(encoder, EMBEDDED_MODEL, StoreConfig(qdrant_path=str(folder)))
-        ) as search:
+        with Index.open(folder, "manual", encoder) as index:
             for name, sentence, file, anchor in queries:
                 words = re.sub(r"[\[\]`]", "", sentence)
-                hits = search("manual", words, SearchOptions(limit=20, group_by=None)).hits
+                hits = index.search(words, limit=20, group_by=None)
                 gains.append(gain(hits, (name, sentence, file, anchor), sections[file][anchor]))
     return gains
 

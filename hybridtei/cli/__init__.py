@@ -22,6 +22,7 @@ from hybridtei.system import machine, memory
 from hybridtei.system.terminal import safe_streams, without_passwords
 
 FLAG = re.compile("^--[^=]+")
+FORMER = {"--k": "--limit is the number of hits, --rrf-k the constant of rrf"}
 # command -> the function that adds it and its flags, in the order of the help. Its module is
 # imported when needed.
 COMMANDS = {
@@ -107,6 +108,8 @@ def _status(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
         names = without_values(unknown)
         nearest = get_close_matches(names[0], flags_of(*SETTINGS), 1)
         hint = "".join(f"; did you mean {name}?" for name in nearest)
+        if names[0] in FORMER:
+            hint = f"; {FORMER[names[0]]}"
         parser.error(f"unrecognized arguments: {' '.join(names)}{hint}")
     try:
         return int(arguments.run(arguments) or 0)

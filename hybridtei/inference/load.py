@@ -24,7 +24,6 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,14 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Encoding, Head, Padding, pack
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, check_value
+from hybridtei.config import (
+    EMBEDDED_MODEL,
+    EngineConfig,
+    ModelConfig,
+    NamedModel,
+    check_names,
+    check_value,
+)
 from hybridtei.errors import (
     BackendError,
     LoadError,
@@ -411,11 +417,8 @@ def configured(
         for kind in (ModelConfig, EngineConfig)
         for field in msgspec.structs.fields(kind)
     }
+    check_names("Encoder.load()", options, fields)
     for name, value in options.items():
-        if name not in fields:
-            nearest = get_close_matches(name, fields, 1, 0.5)
-            hint = f": did you mean `{nearest[0]}`?" if nearest else f"; known: {', '.join(fields)}"
-            raise TypeError(f"Encoder.load() has no option `{name}`{hint}")
         check_value(name, value, fields[name].type, UsageError)
     of_model = {
         name: value for name, value in options.items() if name in ModelConfig.__struct_fields__

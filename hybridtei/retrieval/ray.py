@@ -16,6 +16,7 @@ from typing import Any
 
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, InvalidInput
+from hybridtei.options import Output
 from hybridtei.outputs import Embeddings
 from hybridtei.system.machine import GRANTED, available_cores, require_extra
 
@@ -92,7 +93,9 @@ class Worker:
 
         self._encoder = Encoder.load(config=model, engine=engine)
 
-    def encode(self, texts: list[str], outputs: list[str], settings: dict[str, Any]) -> Embeddings:
+    def encode(
+        self, texts: list[str], outputs: list[Output], settings: dict[str, Any]
+    ) -> Embeddings:
         return self._encoder.encode(texts, outputs, **settings)
 
 

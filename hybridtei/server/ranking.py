@@ -7,35 +7,20 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, structs
+from msgspec import structs
 
 from hybridtei.inference.tasks.rerank import Ranking, RerankByVectors, Scored
 from hybridtei.outputs import Cut, Floats, Usage
 from hybridtei.server.context import CHUNK_DOCUMENTS, Context, NameOf, checked, load_of_pairs
 
-BudgetMs = Annotated[
-    Annotated[int, Meta(ge=1, le=600_000)] | None,
-    Meta(
-        description=(
-            "Milliseconds to rank in: documents are scored in their order until the time is used, "
-            "and the others follow in their order. `budget` in the answer counts them."
-        )
-    ),
-]
 # Documents of a pass of a model whose pace is unknown. Later passes take half of the time that is
 # left, but no fewer documents than these if they fit into all of it.
 FEW_DOCUMENTS = 4
 # The cost of a short pair, and of a token at most
 LEAST_CHARACTERS, CHARACTERS_PER_TOKEN = 40, 5
-NS_PER_MS, NS_PER_S = 1_000_000, 1e9
-
-
-def deadline_of(budget_ms: int) -> int:
-    """The end of a budget that begins now, in `perf_counter_ns`."""
-    return perf_counter_ns() + budget_ms * NS_PER_MS
+NS_PER_S = 1e9
 
 
 async def rank(

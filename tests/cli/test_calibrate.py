@@ -97,7 +97,7 @@ def test_without_a_hit_that_is_probable_the_query_is_not_answerable(
 
 
 @pytest.mark.parametrize(
-    "flags", [["--mode", "sparse"], ["--rescore"], ["--prefetch-limit", "50"], ["--k", "61"]]
+    "flags", [["--mode", "sparse"], ["--rescore"], ["--prefetch-limit", "50"], ["--rrf-k", "61"]]
 )
 def test_another_way_of_searching_has_no_probability(place, hybrid, capsys, monkeypatch, flags):
     monkeypatch.chdir(place)
@@ -119,7 +119,7 @@ def test_the_library_and_a_server_read_the_same_curve(place, hybrid, capsys, mon
         assert [hit.probability for hit in index.search(DOCUMENTS[2])] == expected
         with pytest.raises(InvalidInput, match="`min_probability` is 2"):
             index.search("wing", min_probability=2)
-        with pytest.raises(InvalidInput, match="`rerank_threshold` is about a reranker's scores"):
+        with pytest.raises(InvalidInput, match="`rerank_threshold` is for a reranker"):
             index.search("wing", rerank_threshold=0.5)
 
     async def served():

@@ -89,8 +89,8 @@ def test_scores_and_labels_are_the_encoders(ask):
     spec = labelled("LABEL_0")
     with serving(spec, server={"max_client_batch_size": 3}) as server:
         assert ask(server.url, "rerank", "one", TEXTS) == encoder_of(spec).rerank("one", TEXTS)
-        assert ask(server.url, "rerank", "one", TEXTS, top_n=2) == encoder_of(spec).rerank(
-            "one", TEXTS, top_n=2
+        assert ask(server.url, "rerank", "one", TEXTS, limit=2) == encoder_of(spec).rerank(
+            "one", TEXTS, limit=2
         )
         assert ask(server.url, "rerank", "one", []) == []
     with serving() as server:

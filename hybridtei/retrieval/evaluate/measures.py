@@ -168,15 +168,15 @@ WAYS: Mapping[str, Way] = {
     "dense": ({"mode": "dense"}, ()),
     "sparse": ({"mode": "sparse"}, ()),
     "multivector, all": ({"mode": "multivector", "exact": True}, ()),
-    "rrf k=2": ({"mode": "rrf", "k": 2}, BOTH),
-    "rrf k=61": ({"mode": "rrf", "k": LITERATURE_K}, BOTH),
+    "rrf k=2": ({"mode": "rrf", "rrf_k": 2}, BOTH),
+    "rrf k=61": ({"mode": "rrf", "rrf_k": LITERATURE_K}, BOTH),
     # By the checkpoint's weights, or equal ones
     "weighted": ({"mode": "weighted"}, BOTH),
     "weighted m3": ({"mode": "weighted", "weights": "m3"}, BOTH),
     "weighted m3-two": ({"mode": "weighted", "weights": "m3-two"}, BOTH),
     "dense, MaxSim": ({"mode": "dense", "rescore": True}, ()),
     "rrf k=61, MaxSim": (
-        {"mode": "rrf", "k": LITERATURE_K, "rescore": True},
+        {"mode": "rrf", "rrf_k": LITERATURE_K, "rescore": True},
         (*BOTH, "dense, MaxSim"),
     ),
     "zscore, two": ({"mode": "zscore", "legs": ["dense", "sparse"]}, (*BOTH, "dense, MaxSim")),

@@ -216,8 +216,16 @@ def ingest_missing(
         return
     tell(f"{collection} is not there yet: ingesting {folder}, a point a document")
     # judgements rate whole documents, and published figures use the part that a model reads
-    choices = {"no_chunking": True, "quiet": quiet}
-    summary = ingest(folder, collection, model, store, engine_config=engine, tell=tell, **choices)
+    summary = ingest(
+        folder,
+        collection,
+        model,
+        store,
+        engine_config=engine,
+        tell=tell,
+        no_chunking=True,
+        quiet=quiet,
+    )
     tell(summary.in_words())
     if summary.status:
         raise StoreError("the ingest is incomplete: run the same command again")

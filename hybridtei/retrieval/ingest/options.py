@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import orjson
 from msgspec import Struct
 
-from hybridtei.config import flag
+from hybridtei.config import MultivectorDtype, flag
 from hybridtei.retrieval.ingest.report import Reason
-from hybridtei.retrieval.store.query import CollectionPlan
+from hybridtei.retrieval.store.query import CollectionPlan, Datatype, Quantization
 
 MEGABYTE = 1e6
 INTERRUPTED = 130
@@ -113,6 +113,49 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     wait_indexed: Annotated[bool, flag("do not wait until a server has indexed the points")] = True
     quiet: Annotated[bool, flag("show no progress")] = False
     plan: CollectionPlan = CollectionPlan()
+
+
+class IngestKeywords(TypedDict, total=False):
+    """The fields of `IngestOptions` and of a new collection that a library's caller gives, for type
+    checkers."""
+
+    text_field: str | None
+    id_field: str | None
+    max_record_bytes: int
+    max_file_bytes: int
+    max_document_characters: int
+    max_metadata_bytes: int
+    max_id_characters: int
+    url: str | None
+    url_api_key: str | None
+    outputs: tuple[str, ...] | None
+    chunk_tokens: int | None
+    chunk_overlap: int | None
+    no_chunking: bool
+    headings: bool
+    source_name: str | None
+    include: str | None
+    exclude: str | None
+    quarantine: str | None
+    delete_missing: bool
+    dry_run: bool
+    reread: bool
+    engine: Literal["local", "ray"]
+    ray_workers: int | None
+    ray_address: str | None
+    wait_indexed: bool
+    quiet: bool
+    plan: CollectionPlan
+    dense_dim: int | None
+    multivector_dim: int | None
+    multivector_tokens: int | None
+    multivector_dtype: MultivectorDtype | None
+    datatype: Datatype | None
+    quantization: Quantization | None
+    on_disk: bool
+    on_disk_payload: bool
+    shards: int | None
+    replicas: int | None
 
 
 @dataclass

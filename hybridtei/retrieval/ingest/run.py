@@ -11,14 +11,14 @@ from dataclasses import asdict
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import orjson
 
 from hybridtei.batch import VECTORS, Head
 from hybridtei.client import Client
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, StoreConfig
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, StoreConfig, check_names
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
     BackendError,
@@ -40,6 +40,7 @@ from hybridtei.retrieval.ingest.ledger import (
     stored_documents,
 )
 from hybridtei.retrieval.ingest.options import (
+    IngestKeywords,
     IngestOptions,
     IngestStats,
     ReadOptions,
@@ -77,7 +78,7 @@ def ingest(
     *,
     engine_config: EngineConfig | None = None,
     tell: Tell | None = None,
-    **options: Any,
+    **options: Unpack[IngestKeywords],
 ) -> Summary:
     """Embed the documents of a file or folder and store them in a collection: `hybridtei ingest`.
     Call it again to continue after a stop, or to store changes.
@@ -88,14 +89,16 @@ def ingest(
     the command's other flags, such as `delete_missing=True` or `shards=3`. Raises TypeError for an
     unknown option, HybridTeiError or OSError, naming the remedy. Documents stored until then stay.
     """
-    plan = {name: options.pop(name) for name in CollectionPlan.__struct_fields__ if name in options}
-    options.setdefault("plan", CollectionPlan(**plan))
+    check_names("ingest()", options, IngestKeywords.__annotations__)
+    values: dict[str, Any] = {**options}
+    plan = {name: values.pop(name) for name in CollectionPlan.__struct_fields__ if name in values}
+    values.setdefault("plan", CollectionPlan(**plan))
     if not isinstance(store, StoreConfig):
         place = None if store is None else str(store)
         store = StoreConfig(qdrant_path=place)
         if place and "://" in place:
             store = StoreConfig(qdrant_url=place)
-    request = IngestOptions(source=str(source), collection=collection, **options)
+    request = IngestOptions(source=str(source), collection=collection, **values)
     work = _Ingest(
         request,
         embedder,

@@ -33,7 +33,7 @@ def way_of(options: CheckedOptions, weights: Mapping[str, float], ranker: str | 
         options.mode,
         ", ".join(f"{leg}={weight:g}" for leg, weight in weights.items()),
         f"of {options.prefetch_limit}",
-        options.mode == "rrf" and f"k={options.k or QDRANTS_K}",
+        options.mode == "rrf" and f"k={options.rrf_k or QDRANTS_K}",
         options.query_encoder != "model" and options.query_encoder,
         options.rescore and "rescore",
         ranker and f"rerank={PurePath(ranker).name}",

@@ -250,7 +250,9 @@ class Candidates:
             return _column(candidates, mode, "score")
         if mode == "rrf":
             return reciprocal_ranks(
-                {leg: _column(candidates, leg, "rank") for leg in lists}, weights, self.options.k
+                {leg: _column(candidates, leg, "rank") for leg in lists},
+                weights,
+                self.options.rrf_k,
             )
         await self._complete(candidates, lists, depth)
         if mode == "zscore":

@@ -61,9 +61,9 @@ def legs_of(query: Embeddings, row: int, options: CheckedOptions, *, is_packed: 
     mode, vectors = options.mode, _vectors(query, row)
     assert mode is not None
     if mode != "rrf":
-        _refuse(mode, k=options.k)
-    elif options.k is not None and not 1 <= options.k <= MAX_K:
-        raise InvalidInput(f"`k` is {options.k}, should be between 1 and {MAX_K}")
+        _refuse(mode, rrf_k=options.rrf_k)
+    elif options.rrf_k is not None and not 1 <= options.rrf_k <= MAX_K:
+        raise InvalidInput(f"`rrf_k` is {options.rrf_k}, should be between 1 and {MAX_K}")
     if options.oversampling is not None and not 1 <= options.oversampling <= 100:
         raise InvalidInput(f"`oversampling` is {options.oversampling}, should be between 1 and 100")
     if options.rescore:

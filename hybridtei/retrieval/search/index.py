@@ -7,7 +7,7 @@ from itertools import count, islice
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from tqdm import tqdm
 
@@ -15,8 +15,7 @@ from hybridtei.batch import Head
 from hybridtei.config import StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
-from hybridtei.retrieval.search.local import query_model, rank_by
-from hybridtei.retrieval.search.options import SearchHit, SearchOptions
+from hybridtei.retrieval.search.options import LocalKeywords, SearchHit, SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import open_store
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store
@@ -44,7 +43,7 @@ class Index:
     read them. `id`: a whole number or a text of its own [default: its place in the input].
 
     >>> index = Index(["the keys rotate monthly", "a cake with cherries"])        # doctest: +SKIP
-    >>> index.search("how often do keys change", k=1)[0].payload["text"]          # doctest: +SKIP
+    >>> index.search("how often do keys change", limit=1)[0].payload["text"]      # doctest: +SKIP
     'the keys rotate monthly'
     """
 
@@ -106,8 +105,12 @@ class Index:
         self._store, self._name = store, name
         self._loop = OwnLoop()
         self._model_id = encoder.model_id or "encoder"
-        self._searcher = Searcher(store, query_model(encoder, self._model_id))
-        self._ranker = None if reranker is None else rank_by(reranker)
+        self._searcher = Searcher(store, encoder.named(self._model_id))
+        if reranker is not None and reranker.spec.role != "reranker":
+            raise InvalidInput(
+                f"`reranker` should be a reranker, is a model of the role {reranker.spec.role}; `rescore` ranks by multi-vectors"
+            )
+        self._ranker = reranker
         self._places = count()
 
     def add(
@@ -143,14 +146,14 @@ class Index:
         self._loop.run(self._store.upsert(self._name, points, self._schema))
 
     def search(
-        self, query: str, k: int = 10, *, filter: Any = None, **options: Any
+        self, query: str, limit: int = 10, *, filter: Any = None, **options: Unpack[LocalKeywords]
     ) -> list[SearchHit]:
-        """Return the best `k` records for a query, the best first.
+        """Return the best `limit` records for a query, the best first.
 
         `filter`: as in `/search`, on the records' keys. `options`: fields of `SearchOptions`, such
         as `mode="dense"` or `explain=True`. Raises InvalidInput.
         """
-        chosen = SearchOptions(limit=k, query_filter=filter, **options)
+        chosen = SearchOptions.given("search()", options, limit=limit, query_filter=filter)
         searching = self._searcher.search(
             self._name,
             query,

@@ -6,12 +6,14 @@ flags are made of these.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypedDict, get_args, get_type_hints
 
 from msgspec import Meta, Struct, structs, to_builtins
 
-from hybridtei.config import check_value
+from hybridtei.config import check_names, check_value
 from hybridtei.errors import InvalidInput
+from hybridtei.options import BudgetMs, Instruction, MaxChunks, RankOptions
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, filter_from
 
 Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "weighted"]
@@ -28,6 +30,10 @@ Keys = Annotated[
 Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
 
 
+# Fields that mean nothing without a reranker
+RANKER_FIELDS = ("budget_ms", "instruction", "max_chunks_per_doc", "rerank_threshold")
+
+
 class SearchFields(Struct, frozen=True, kw_only=True):
     """The fields that `/search`, the command and the library share. Types and bounds are the HTTP
     API's."""
@@ -37,14 +43,14 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         Meta(
             description=(
                 "How points are found and scored [default: zscore of all kinds of vectors; rrf "
-                "with `k`]."
+                "with `rrf_k`]."
             )
         ),
     ] = None
     limit: Annotated[Count, Meta(description="Number of hits.")] = 10
     offset: Annotated[Count, Meta(description="Number of hits to skip.")] = 0
     prefetch_limit: Annotated[Count, Meta(description="Candidates of each kind of vector.")] = 100
-    k: Annotated[
+    rrf_k: Annotated[
         int | None,
         Meta(description="Constant of rrf, as in Qdrant: its 61 is the usual 60 [default: 2]."),
     ] = None
@@ -85,6 +91,9 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         ),
     ] = "model"
     rerank_limit: Annotated[Count, Meta(description="Number of the best hits to rerank.")] = 50
+    budget_ms: BudgetMs = None
+    instruction: Instruction = None
+    max_chunks_per_doc: MaxChunks = None
     score_threshold: Annotated[
         float | None, Meta(description="Skip points with a lower score in the store.")
     ] = None
@@ -136,6 +145,25 @@ class SearchFields(Struct, frozen=True, kw_only=True):
                 f"`min_probability` is {self.min_probability}, should be between 0 and 1"
             )
 
+    @property
+    def ranking(self) -> RankOptions:
+        """The options of the reranker. A budget of time begins now."""
+        return RankOptions(
+            truncate=True,
+            instruction=self.instruction,
+            max_chunks_per_doc=self.max_chunks_per_doc,
+            budget_ms=self.budget_ms,
+        ).begun()
+
+    def check_unranked(self) -> None:
+        """Raises InvalidInput for a field that needs a reranker, in a search without one."""
+        for name in RANKER_FIELDS:
+            if getattr(self, name) is not None:
+                raise InvalidInput(
+                    f"`{name}` is for a reranker, and this search has none: give `rerank` too "
+                    "(`Index`: `reranker`)"
+                )
+
     def check_reranked(self) -> None:
         """Raises InvalidInput for more points than a reranker may get."""
         if not 1 <= self.rerank_limit <= MAX_RERANKED:
@@ -148,6 +176,38 @@ class SearchFields(Struct, frozen=True, kw_only=True):
                 f"`offset` and `limit` reach to place {last}; with a reranker {MAX_RERANKED} is "
                 "the last"
             )
+
+
+class SearchKeywords(TypedDict, total=False):
+    """The fields of `SearchFields` without `limit`, for type checkers."""
+
+    mode: Mode | None
+    offset: int
+    prefetch_limit: int
+    rrf_k: int | None
+    weights: dict[str, float] | list[float] | str | None
+    legs: list[str] | None
+    rescore: bool
+    group_by: str | None
+    query_encoder: Literal["model", "table"]
+    rerank_limit: int
+    budget_ms: int | None
+    instruction: str | None
+    max_chunks_per_doc: int | None
+    score_threshold: float | None
+    rerank_threshold: float | None
+    min_probability: float | None
+    exact: bool
+    with_payload: bool | list[str]
+    highlights: bool
+    explain: bool
+
+
+class LocalKeywords(SearchKeywords, total=False):
+    """The fields of `SearchOptions` without `limit` and `query_filter`, for type checkers."""
+
+    oversampling: float | None
+    text_field: str
 
 
 class CheckedOptions(SearchFields, frozen=True, kw_only=True):
@@ -174,17 +234,24 @@ class CheckedOptions(SearchFields, frozen=True, kw_only=True):
 class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
     """Options of a search, for the library.
 
-    `mode`: default: zscore if the collection has several kinds of vectors, rrf if `k` is given,
+    `mode`: default: zscore if the collection has several kinds of vectors, rrf if `rrf_k` is given,
     else the only kind. `legs`: the kinds of vectors in zscore, rrf or weighted, in this order.
     Default: those of dense and sparse that the query has, and also multivector in zscore, or if
     `weighted` has a weight for it. Each leg finds `prefetch_limit` candidates, or more if the page
     needs them; in zscore a multivector only scores the others' candidates. `weights`: of the legs,
-    by name, in order, or a preset's name (`tasks.rerank.PRESETS`); 0 removes a leg. `k`: Qdrant's
-    RRF constant. `oversampling`: with quantised vectors, this many times the candidates are scored
+    by name, in order, or a preset's name (`tasks.rerank.PRESETS`); 0 removes a leg. `rrf_k`:
+    Qdrant's RRF constant. `oversampling`: with quantised vectors, this many times the candidates are scored
     by the full vectors. `score_threshold`: of the score before a reranker; in zscore 0 is the
     candidates' mean. `text_field`: the payload's key of the text. `group_by`: a dotted key of the
     payload, or "document"; points without a text or a whole number there are their own groups.
     """
+
+    @classmethod
+    def given(cls, call: str, values: Mapping[str, Any], **others: Any) -> Self:
+        """Make options of the keywords of a Python caller's `call`. Raises TypeError for an unknown
+        one, InvalidInput."""
+        check_names(call, values, cls.__struct_fields__)
+        return cls(**values, **others)
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for a value of the wrong type, which `/search` checks when decoding,

@@ -192,6 +192,7 @@ class Searcher:
         and the errors of embedding.
         """
         options = options or DEFAULTS
+        ranking = options.ranking
 
         # `reading` calls this again if a migration switches the collection meanwhile
         async def search_once(schema: CollectionSchema) -> SearchResult:
@@ -200,7 +201,14 @@ class Searcher:
             embedded = await self.embed(collection, [query], options, fit=fit)
             embedding = Stage("embed", since(began), 1)
             result = await self.find(
-                collection, query, embedded, row=0, options=options, ranker=ranker, fit=fit
+                collection,
+                query,
+                embedded,
+                row=0,
+                options=options,
+                ranker=ranker,
+                ranking=ranking,
+                fit=fit,
             )
             return msgspec.structs.replace(result, stages=[embedding, *result.stages])
 
@@ -229,11 +237,8 @@ class Searcher:
         assert options.mode is not None
         if ranker is not None:
             options.check_reranked()
-        elif options.rerank_threshold is not None:
-            raise InvalidInput(
-                "`rerank_threshold` is about a reranker's scores: give `rerank` too; "
-                "`score_threshold` is about the search's"
-            )
+        else:
+            options.check_unranked()
         began = perf_counter_ns()
         legs = legs_of(embedded, row, options, is_packed=fit.packed is not None)
         way: str | None = None
@@ -342,7 +347,7 @@ class Searcher:
         mode, weights = options.mode, options.weights
         if mode is None:
             names = [name for name in SINGLE if name in fit.heads]
-            mode = "zscore" if options.k is None else "rrf"
+            mode = "zscore" if options.rrf_k is None else "rrf"
             if len(names) == 1:
                 mode = names[0]
         if mode == "weighted" and weights is None and options.legs is None:

@@ -15,8 +15,11 @@ from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.relevant import RelevantSpan
 from hybridtei.inference.tasks.rerank import RerankByVectors, Scored
 from hybridtei.options import (
+    BudgetMs,
     GivenWeights,
     Instruction,
+    MaxChunks,
+    MaxTokens,
     RankOptions,
     RelevantSpans,
     Size,
@@ -47,7 +50,7 @@ from hybridtei.server.context import (
 )
 from hybridtei.server.http.body import decode, decode_peers, kind_of
 from hybridtei.server.models import RANK
-from hybridtei.server.ranking import BudgetMs, deadline_of, rank
+from hybridtei.server.ranking import rank
 from hybridtei.server.routing import LISTED, post
 
 # The event loop looks up each field in each of thousands of documents
@@ -109,18 +112,8 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
             )
         ),
     ] = None
-    max_tokens_per_doc: Annotated[
-        Size | None, Meta(description="Cut each document to this many tokens; 0: do not cut.")
-    ] = None
-    max_chunks_per_doc: Annotated[
-        Size | None,
-        Meta(
-            description=(
-                "Read a document that is longer than the model in at most this many windows; the "
-                "best one counts [default, and 0: --rerank-windows]."
-            )
-        ),
-    ] = None
+    max_tokens_per_doc: MaxTokens = None
+    max_chunks_per_doc: MaxChunks = None
     raw_scores: Annotated[
         bool | UnsetType | None,
         Meta(
@@ -164,8 +157,7 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
             max_tokens=max_tokens,
             raw_scores=self.raw_scores is True or self.use_activation is False,
             relevant_spans=self.relevant_spans and self.relevant_spans.if_enabled,
-            deadline_ns=self.budget_ms and deadline_of(self.budget_ms),
-        )
+        ).begun()
 
     @property
     def most(self) -> int | None:

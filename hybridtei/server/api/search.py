@@ -7,8 +7,9 @@ qdrant-client is an extra, so functions of this module import it locally.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
@@ -36,13 +37,14 @@ from hybridtei.server.context import (
     Reply,
 )
 from hybridtei.server.models import Models, StoreContext
-from hybridtei.server.ranking import BudgetMs, deadline_of, rank
+from hybridtei.server.ranking import rank
 from hybridtei.server.routing import post
 
 if TYPE_CHECKING:
     from hybridtei.models.text.tokenizer import Token
     from hybridtei.retrieval.store.base import CollectionSchema
 
+log = logging.getLogger(__name__)
 Text = Annotated[str, Meta(max_length=100_000)]
 # Spans of each hit
 Spans = Sequence[Sequence[RelevantSpan]]
@@ -69,7 +71,7 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         ),
     ] = False
-    budget_ms: BudgetMs = None
+    k: Annotated[int | None, Meta(description="Former name of `rrf_k`, read until 0.5.")] = None
     # Not decoded here, since its bytes are bounded first.
     filter: Annotated[
         Raw | UnsetType,
@@ -163,17 +165,15 @@ async def search(stores: StoreContext, request: SearchRequest) -> Reply:
     ranker: Asked | None = None
     if request.rerank is not False:
         ranker = Asked(ranker_of(stores.models, request.rerank))
-    elif request.budget_ms is not None:
-        raise InvalidInput("`budget_ms` is the time of a reranker: give `rerank` too")
-    deadline_ns = request.budget_ms and deadline_of(request.budget_ms)
-    ranking = RankOptions(truncate=True, deadline_ns=deadline_ns)
+    else:
+        options.check_unranked()
     work = partial(
         _searched,
         stores,
         request,
         options,
         ranker=ranker,
-        ranking=ranking,
+        ranking=options.ranking,
     )
     return await stores.run(
         len(request.texts), lambda: stores.schemas.reading(request.collection, work)
@@ -372,9 +372,20 @@ def options_of(request: SearchRequest, stores: StoreContext) -> CheckedOptions:
     request.check_texts()
     query_filter = None if request.filter is UNSET else filter_from(request.filter)
     options = CheckedOptions.of(request, query_filter=query_filter)
+    if request.k is not None:
+        if request.rrf_k is not None:
+            raise InvalidInput("`k` is the former name of `rrf_k`: give one of them")
+        _tell_former_name()
+        options = structs.replace(options, rrf_k=request.k)
     if request.spans is None or options.with_payload is True:
         return options
     return structs.replace(options, with_payload=[*(options.with_payload or ()), TEXT])
+
+
+@cache
+def _tell_former_name() -> None:
+    """Log, once in the life of this process, that a client uses `k`."""
+    log.warning("/search: a client sends `k`, which 0.5 will refuse: its name is `rrf_k` now")
 
 
 def _check_candidates(request: SearchRequest, queries: int, most: int) -> None:

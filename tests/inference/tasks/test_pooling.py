@@ -119,10 +119,12 @@ def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(
 
 def test_a_budget_by_its_fields():
     fields = {"max_tokens": 3, "dtype": "binary"}
-    assert EmbedOptions.given({"multivector": fields}).multivector == MultivectorBudget(**fields)
+    assert EmbedOptions.given("encode()", {"multivector": fields}).multivector == MultivectorBudget(
+        **fields
+    )
     for wrong in ({"max_tokens": 0}, {"dtype": "float16"}, {"tokens": 1}):
         with pytest.raises(InvalidInput, match="multivector"):
-            EmbedOptions.given({"multivector": wrong})
+            EmbedOptions.given("encode()", {"multivector": wrong})
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.migrate import run as running
 from hybridtei.retrieval.migrate.run import MigrationRun
 from hybridtei.retrieval.search.calibration import curve_of
-from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
@@ -77,7 +76,7 @@ def fresh(kind):
 
 
 async def searched(store, encoder, folder, text="wing flow 3"):
-    searcher = Searcher(store, query_model(encoder, str(folder)), schemas=CollectionSchemas(store))
+    searcher = Searcher(store, encoder.named(str(folder)), schemas=CollectionSchemas(store))
     return [(hit.id, hit.score) for hit in (await searcher.search(NAME, text)).hits]
 
 
@@ -120,7 +119,7 @@ def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind
                 expected.update(changed)
                 schema = await schemas.of(NAME)
                 encoder = encoders[schema.metadata["model_id"]]
-                model = query_model(encoder, schema.metadata["model_id"])
+                model = encoder.named(schema.metadata["model_id"])
                 assert (await Searcher(store, model, schemas=schemas).search(NAME, "wing")).hits
                 await asyncio.sleep(0)
 

@@ -8,7 +8,6 @@ import pytest
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import SparseVectors
 from hybridtei.retrieval.search.calibration import probabilities, way_of
-from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.options import CheckedOptions, SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.base import Stored
@@ -36,7 +35,7 @@ def searched(encoder, curves, *, query=QUERY, rank=None, blank=False, **options)
         if blank:
             vector = {"dense": encoder.encode([QUERY]).dense[0].tolist()}
             await store.upsert("papers", [Stored(99, {}, vector)])
-        searcher = Searcher(store, query_model(encoder, MODEL))
+        searcher = Searcher(store, encoder.named(MODEL))
         return await searcher.search("papers", query, SearchOptions(**options), ranker=rank)
 
     return run(scenario())
@@ -49,7 +48,7 @@ RANK = ByLength("/models/by-length/", 100)
     ("options", "ranker", "way"),
     [
         ({"mode": "rrf"}, None, "rrf, dense=1, sparse=0.5, of 100, k=2"),
-        ({"mode": "rrf", "k": 61}, None, "rrf, dense=1, sparse=0.5, of 100, k=61"),
+        ({"mode": "rrf", "rrf_k": 61}, None, "rrf, dense=1, sparse=0.5, of 100, k=61"),
         (
             {"mode": "weighted", "rescore": True},
             None,
@@ -120,7 +119,7 @@ def test_a_query_without_words_has_scores_of_another_meaning(encoder):
     async def scenario(**options):
         store = await filled(encoder)
         await store.annotate("papers", {CALIBRATION: {DEFAULT: CURVE}})
-        searcher = Searcher(store, query_model(encoder, MODEL))
+        searcher = Searcher(store, encoder.named(MODEL))
         embedded = replace(await searcher.embed("papers", [QUERY]), sparse=none)
         return await searcher.find("papers", QUERY, embedded, 0, SearchOptions(**options))
 

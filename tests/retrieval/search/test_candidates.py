@@ -9,7 +9,6 @@ from hybridtei.errors import InvalidInput, PayloadsTooLarge
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.retrieval.search.candidates import Candidates, group_of
 from hybridtei.retrieval.search.fusion import legs_of
-from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.options import SearchOptions, StageScore
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.base import PayloadBudget, Stored
@@ -58,7 +57,7 @@ def searched(kind, shared, encoder, texts, work, **plan):
             **plan,
         )
         try:
-            return await work(Searcher(store, query_model(encoder, MODEL)))
+            return await work(Searcher(store, encoder.named(MODEL)))
         finally:
             await store.drop("papers")
 

@@ -42,9 +42,9 @@ def legs(query=QUERY, *, is_packed=False, mode="rrf", **fields):
         (QUERY, {"limit": 0}, "`limit` is 0, should be between 1 and 100000"),
         (QUERY, {"prefetch_limit": 0}, "`prefetch_limit` is 0"),
         (QUERY, {"offset": -1}, "`offset` is -1"),
-        (QUERY, {"k": 0}, "`k` is 0, should be between 1"),
-        (QUERY, {"mode": "dense", "k": 2}, "`k` means nothing in mode 'dense'"),
-        (QUERY, {"mode": "zscore", "k": 2}, "`k` means nothing in mode 'zscore'"),
+        (QUERY, {"rrf_k": 0}, "`rrf_k` is 0, should be between 1"),
+        (QUERY, {"mode": "dense", "rrf_k": 2}, "`rrf_k` means nothing in mode 'dense'"),
+        (QUERY, {"mode": "zscore", "rrf_k": 2}, "`rrf_k` means nothing in mode 'zscore'"),
         (QUERY, {"mode": "dense", "weights": (1, 2)}, "`weights` means nothing in mode 'dense'"),
         (QUERY, {"mode": "dense", "legs": ("dense",)}, "`legs` means nothing"),
         (

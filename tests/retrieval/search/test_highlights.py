@@ -12,7 +12,6 @@ from hybridtei.retrieval.search.explain import (
     highlights,
     shared_terms,
 )
-from hybridtei.retrieval.search.local import query_model
 from tests import tiny
 from tests.inference.engine import small
 
@@ -54,7 +53,7 @@ def test_places_are_those_of_the_text_before_it_is_lowercased(tmp_path):
     """The lower case of `İ` takes two characters."""
     folder = tiny.write_modules(tiny.write_family(tmp_path, "xlm-roberta"), layout="old")
     tiny.edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
-    tokens = query_model(Encoder.load(str(folder)), "lower").tokens_of
+    tokens = Encoder.load(str(folder)).tokens_of
     text, terms = "İİİ BAKA", {token.id: 1.0 for token in tokens("baka")}
     (found,) = highlights(text, terms, tokens)
     assert text[found.start : found.end].strip() == "BAKA"

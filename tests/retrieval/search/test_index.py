@@ -30,7 +30,7 @@ def test_hits_are_those_of_the_same_collection_in_qdrant(index, encoder, tmp_pat
         assert len(stored) == len(index) == len(TEXTS)
         for query in QUERIES:
             hits, expected = (
-                side.search(query, k=4, mode=mode, exact=True) for side in (index, stored)
+                side.search(query, limit=4, mode=mode, exact=True) for side in (index, stored)
             )
             assert [hit.id for hit in hits] == [hit.id for hit in expected]
             assert [hit.payload for hit in hits] == [hit.payload for hit in expected]
@@ -52,7 +52,7 @@ def test_a_saved_index_grows_and_is_not_overwritten(encoder, tmp_path):
 
 def test_filters_read_the_keys_of_records(index):
     filtered = index.search(
-        "two", k=10, filter={"must": [{"key": "year", "range": {"gte": 2004, "lt": 2007}}]}
+        "two", limit=10, filter={"must": [{"key": "year", "range": {"gte": 2004, "lt": 2007}}]}
     )
     assert sorted(hit.payload["year"] for hit in filtered) == [2004, 2005, 2006]
     with pytest.raises(InvalidInput, match=r"query_filter\.must\[0\]\.ranges"):
@@ -60,7 +60,7 @@ def test_filters_read_the_keys_of_records(index):
 
 
 def test_a_search_explains_its_scores(index):
-    (hit,) = index.search("one two", k=1, explain=True)
+    (hit,) = index.search("one two", limit=1, explain=True)
     assert {"dense", "sparse", "multivector", "zscore"} <= hit.scores.keys()
 
 
@@ -74,13 +74,13 @@ def test_a_search_explains_its_scores(index):
 )
 def test_records_come_in_the_forms_of_their_libraries(index, encoder, records):
     with Index(records(), encoder) as other:
-        hits = [side.search(QUERIES[0], k=3) for side in (index, other)]
+        hits = [side.search(QUERIES[0], limit=3) for side in (index, other)]
     assert hits[0] == hits[1]
 
 
 def test_a_column_of_texts_is_a_list_of_texts(encoder):
     with Index(pandas.Series(TEXTS), encoder) as index:
-        hits = index.search(TEXTS[3], k=len(TEXTS), mode="dense")
+        hits = index.search(TEXTS[3], limit=len(TEXTS), mode="dense")
         assert sorted(hit.payload["text"] for hit in hits) == sorted(TEXTS)
 
 
@@ -112,4 +112,4 @@ def test_a_wrong_record_is_named(encoder, records, kind, message):
     with Index(encoder=encoder) as index, pytest.raises(kind, match=message):
         index.add(records)
     with Index(encoder=encoder) as index, pytest.raises(InvalidInput):
-        index.search("one", k=-1)
+        index.search("one", limit=-1)

@@ -16,12 +16,11 @@ from hybridtei.errors import (
 from hybridtei.models.checkpoint.heads import MultivectorHead, Shares
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search import candidates
-from hybridtei.retrieval.search.local import LocalSearch, query_model, rank_by
+from hybridtei.retrieval.search.index import Index
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import collection
 from hybridtei.retrieval.store.base import CollectionSchema, PayloadBudget, VectorParams
-from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import PACKED, schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.inference.engine import small
@@ -60,7 +59,7 @@ def store(encoder):
 
 @pytest.fixture(scope="module")
 def searcher(store, encoder):
-    return Searcher(store, query_model(encoder, MODEL))
+    return Searcher(store, encoder.named(MODEL))
 
 
 def ranking(scores):
@@ -77,7 +76,7 @@ def test_a_filter_of_too_many_conditions_is_refused_before_the_pass(store, spec)
     least = models.FieldCondition(key="metadata.place", match=models.MatchValue(value=1))
     with pytest.raises(InvalidInput, match="`query_filter` holds more than 100 conditions"):
         ask(
-            Searcher(store, query_model(fresh, MODEL)),
+            Searcher(store, fresh.named(MODEL)),
             query_filter=models.Filter(should=[least] * 101),
         )
     assert fresh.forwards == 0
@@ -100,7 +99,7 @@ def test_a_single_kind_of_vector_scores_as_numpy_does(searcher, encoder, mode):
 def test_rrf_is_what_k_names_and_fuses_dense_and_sparse(searcher, encoder, k):
     scores = exact(encoder, QUERY)
     wanted = rrf([ranking(scores["dense"]), ranking(scores["sparse"])], k=k)
-    found = ask(searcher, k=k, limit=len(TEXTS))
+    found = ask(searcher, rrf_k=k, limit=len(TEXTS))
     assert found.mode == "rrf"
     assert sorted(hit.score for hit in found.hits) == pytest.approx(
         sorted(wanted.scores), abs=TOLERANCE
@@ -121,10 +120,10 @@ def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
     wanted = weighted_sum(
         [Ranking(range(len(TEXTS)), scores[name]) for name in ALL], [0.25, 0.05, 1.0]
     )
-    found = ask(Searcher(store, query_model(encoder, MODEL)), mode="weighted", limit=len(TEXTS))
+    found = ask(Searcher(store, encoder.named(MODEL)), mode="weighted", limit=len(TEXTS))
     assert [hit.score for hit in found.hits] == pytest.approx(wanted.scores, abs=TOLERANCE)
     other = ask(
-        Searcher(store, query_model(encoder, MODEL)),
+        Searcher(store, encoder.named(MODEL)),
         mode="weighted",
         weights={"dense": 1.0},
         limit=1,
@@ -142,9 +141,11 @@ def test_a_reranker_has_the_last_word_and_pages_go_through_its_order(searcher):
     assert [hit.score for hit in following.hits] == expected[2:4]
 
 
-def test_rank_by_takes_rerankers_only(encoder):
-    with pytest.raises(InvalidInput, match="not a reranker"):
-        rank_by(encoder)
+def test_an_index_takes_rerankers_only(encoder):
+    with pytest.raises(
+        InvalidInput, match="`reranker` should be a reranker, is a model of the role embedding"
+    ):
+        Index(TEXTS, encoder, reranker=encoder)
 
 
 def test_points_without_a_text_stay_below_what_was_reranked(encoder):
@@ -158,7 +159,7 @@ def test_points_without_a_text_stay_below_what_was_reranked(encoder):
                 )
             ],
         )
-        searcher = Searcher(store, query_model(encoder, MODEL))
+        searcher = Searcher(store, encoder.named(MODEL))
         return await searcher.search(
             "papers", QUERY, SearchOptions(mode="dense", limit=11), ranker=ByLength()
         )
@@ -173,8 +174,8 @@ def test_points_without_a_text_stay_below_what_was_reranked(encoder):
 @pytest.mark.parametrize("rescore", [False, True])
 def test_an_explanation_tells_what_each_stage_gave_each_hit(searcher, encoder, rescore):
     scores, last = exact(encoder, QUERY), "multivector" if rescore else "rrf"
-    plain = ask(searcher, k=61, limit=3, rescore=rescore)
-    found = ask(searcher, k=61, limit=3, rescore=rescore, explain=True, prefetch_limit=3)
+    plain = ask(searcher, rrf_k=61, limit=3, rescore=rescore)
+    found = ask(searcher, rrf_k=61, limit=3, rescore=rescore, explain=True, prefetch_limit=3)
     assert [stage.name for stage in found.stages] == [
         "embed",
         "dense",
@@ -208,7 +209,7 @@ def test_no_leg_runs_twice_where_a_search_is_explained(encoder):
 
     def queries(**options):
         asked.clear()
-        ask(Searcher(store, query_model(encoder, MODEL)), **options)
+        ask(Searcher(store, encoder.named(MODEL)), **options)
         return list(asked)
 
     store = run(filled(encoder, Counted()))
@@ -284,19 +285,18 @@ def test_a_reranker_has_limits(searcher, options, message):
 
 def test_only_the_model_of_the_collection_may_search_it(store, encoder):
     with pytest.raises(CollectionMismatch, match="model_id: there small, wanted other"):
-        ask(Searcher(store, query_model(encoder, "other")))
+        ask(Searcher(store, encoder.named("other")))
     with pytest.raises(UnknownCollection, match="`nowhere`"):
-        run(Searcher(store, query_model(encoder, MODEL)).search("nowhere", QUERY))
+        run(Searcher(store, encoder.named(MODEL)).search("nowhere", QUERY))
     with pytest.raises(InvalidInput, match="name"):
-        run(Searcher(store, query_model(encoder, MODEL)).search("a/b", QUERY))
+        run(Searcher(store, encoder.named(MODEL)).search("a/b", QUERY))
 
 
 def test_a_string_is_no_store(encoder, tmp_path):
-    for made in (Searcher, lambda store, model: LocalSearch(encoder, "small", store)):
-        with pytest.raises(
-            InvalidInput, match=rf"`store` is '{tmp_path}': should be `open_store\(StoreConfig\("
-        ):
-            made(str(tmp_path), query_model(encoder, "small"))
+    with pytest.raises(
+        InvalidInput, match=rf"`store` is '{tmp_path}': should be `open_store\(StoreConfig\("
+    ):
+        Searcher(str(tmp_path), encoder.named("small"))
 
 
 def test_a_collection_of_others_only_where_it_is_allowed(encoder):
@@ -305,10 +305,8 @@ def test_a_collection_of_others_only_where_it_is_allowed(encoder):
         dense = VectorParams(size=encoder.spec.dense_width, distance="Dot")
         await store.create("papers", CollectionSchema({"dense": dense}, {}))
         with pytest.raises(CollectionMismatch):
-            await Searcher(store, query_model(encoder, MODEL)).search("papers", QUERY)
-        return await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search(
-            "papers", QUERY
-        )
+            await Searcher(store, encoder.named(MODEL)).search("papers", QUERY)
+        return await Searcher(store, encoder.named(MODEL), unlabelled=True).search("papers", QUERY)
 
     found = run(scenario())
     assert (found.mode, found.hits) == ("dense", [])
@@ -320,7 +318,7 @@ def test_a_collection_of_nothing_the_model_makes(encoder):
         await store.create(
             "papers", CollectionSchema({"image": VectorParams(size=3, distance="Cosine")}, {})
         )
-        await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
+        await Searcher(store, encoder.named(MODEL), unlabelled=True).search("papers", QUERY)
 
     with pytest.raises(CollectionMismatch, match="has the vectors image"):
         run(scenario())
@@ -339,7 +337,7 @@ def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
         await store.upsert(
             "papers", to_points(Embeddings(dense=dense, multivector=rows), list(range(len(TEXTS))))
         )
-        searcher = Searcher(store, query_model(encoder, MODEL))
+        searcher = Searcher(store, encoder.named(MODEL))
         return [
             await searcher.search("papers", TEXTS[2], SearchOptions(mode=mode))
             for mode in ("dense", "multivector")
@@ -356,14 +354,12 @@ def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
 
 def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
     async def cell():
-        store = EmbeddedStore(str(tmp_path))
-        with LocalSearch(encoder, MODEL, store) as search:
-            search._loop.run(filled(encoder, store))
-            both = [
-                search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits
-                for _ in range(2)
-            ]
-        search.close()  # once more
+        with Index(TEXTS, encoder) as index:
+            index.save(tmp_path, "papers")
+        with Index.open(tmp_path, "papers", encoder) as index:
+            both = [index.search(TEXTS[4], limit=1, mode="dense") for _ in range(2)]
+        # A second call does nothing
+        index.close()
         assert both[0] == both[1]
         return both[0][0].payload["text"]
 
@@ -373,7 +369,7 @@ def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
 def test_highlights_are_made_beside_the_event_loop(store, encoder):
     async def story():
         loop, turned = asyncio.get_running_loop(), threading.Event()
-        model = query_model(encoder, MODEL)
+        model = encoder.named(MODEL)
 
         def tokens_of(text):
             loop.call_soon_threadsafe(turned.set)
@@ -407,7 +403,7 @@ class CountedStore(MemoryStore):
 def test_few_points_are_read_once(encoder, monkeypatch, with_payload):
     """The payloads come with the multi-vectors that rank the points, and are those that a further call would read."""
     store = run(filled(encoder, CountedStore(), multivector_dtype="int8", multivector_tokens=None))
-    searcher = Searcher(store, query_model(encoder, MODEL))
+    searcher = Searcher(store, encoder.named(MODEL))
     store.calls.clear()
     together = ask(searcher, with_payload=with_payload)
     calls = ["query", "query", "retrieve"]
@@ -425,7 +421,7 @@ def test_the_budget_counts_payloads_that_came_with_multivectors(encoder):
     store = run(filled(encoder, multivector_dtype="int8", multivector_tokens=None))
     for most, is_refused in ((100_000, False), (200, True)):
         budget = PayloadBudget(most)
-        searcher = Searcher(store, query_model(encoder, MODEL), budget=budget)
+        searcher = Searcher(store, encoder.named(MODEL), budget=budget)
         if is_refused:
             with pytest.raises(PayloadsTooLarge):
                 ask(searcher)
@@ -436,7 +432,7 @@ def test_the_budget_counts_payloads_that_came_with_multivectors(encoder):
 
 async def test_a_fit_is_made_once_and_again_for_another_schema(encoder, monkeypatch):
     store = await filled(encoder)
-    searcher = Searcher(store, query_model(encoder, MODEL))
+    searcher = Searcher(store, encoder.named(MODEL))
     monkeypatch.setattr(collection, "KEPT_S", -1.0)
     first = await searcher.fit("papers")
     # The schema was read again, and is equal.

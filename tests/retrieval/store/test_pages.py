@@ -86,7 +86,7 @@ def test_a_tie_that_is_wider_than_the_first_spare_is_settled(tmp_path):
 WAYS = [
     *({"mode": mode} for mode in (*LEGS, "rrf", "zscore")),
     {"mode": "weighted", "weights": "m3"},
-    {"mode": "rrf", "k": 61, "weights": {"dense": 3.0, "sparse": 1.0}},
+    {"mode": "rrf", "rrf_k": 61, "weights": {"dense": 3.0, "sparse": 1.0}},
     {"mode": "rrf", "legs": list(LEGS)},
     *({"mode": mode, "rescore": True} for mode in ("dense", "rrf", "zscore")),
     *({"mode": mode, "group_by": "text"} for mode in ("zscore", "rrf")),

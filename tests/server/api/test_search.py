@@ -64,7 +64,7 @@ def test_everything_at_once(shelf):
         "collection": "papers",
         "query": QUERY,
         "mode": "rrf",
-        "k": 61,
+        "rrf_k": 61,
         "weights": [1.0, 0.5],
         "rescore": True,
         "limit": 3,
@@ -204,9 +204,9 @@ def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
         ({"collection": "papers", "queries": ["one", ""]}, 422, "`queries[1]` is empty"),
         ({"collection": "papers", "query": "one", "limit": 0}, 422, "`limit` is 0"),
         (
-            {"collection": "papers", "query": "one", "mode": "dense", "k": 2},
+            {"collection": "papers", "query": "one", "mode": "dense", "rrf_k": 2},
             422,
-            "`k` means nothing",
+            "`rrf_k` means nothing",
         ),
         (
             {
@@ -236,7 +236,7 @@ def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
         (
             {"collection": "papers", "query": "one", "rerank_threshold": 0.5},
             422,
-            "`rerank_threshold` is about a reranker's scores: give `rerank` too",
+            "`rerank_threshold` is for a reranker",
         ),
         (
             {"collection": "papers", "query": "one", "min_probability": 0.5},
