@@ -161,7 +161,7 @@ def test_eval_needs_judgements_before_it_does_anything(tmp_path, capsys, monkeyp
 
 SEARCHING = """
 import sys
-import hybridtei.retrieval.search.explain, hybridtei.retrieval.search.local, hybridtei.retrieval.store.embedded
+import hybridtei.retrieval.search.explain, hybridtei.retrieval.search.searcher, hybridtei.retrieval.store.embedded
 found = {"qdrant_client", "pydantic", "httpx", "grpc", "litestar"} & set(sys.modules)
 assert not found, found
 """

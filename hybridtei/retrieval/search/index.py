@@ -108,7 +108,8 @@ class Index:
         self._searcher = Searcher(store, encoder.named(self._model_id))
         if reranker is not None and reranker.spec.role != "reranker":
             raise InvalidInput(
-                f"`reranker` should be a reranker, is a model of the role {reranker.spec.role}; `rescore` ranks by multi-vectors"
+                f"`reranker` should be a reranker, is a model of the role {reranker.spec.role}; "
+                "`rescore` ranks by multi-vectors"
             )
         self._ranker = reranker
         self._places = count()
