@@ -14,7 +14,7 @@ import typing
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -125,40 +125,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             "Run Python code that comes with the model; else such models are refused.", "security"
         ),
     ] = False
-
-
-class LoadKeywords(TypedDict, total=False):
-    """The fields of `ModelConfig` and `EngineConfig` that a library's caller gives, for type
-    checkers."""
-
-    revision: str | None
-    dtype: Dtype | None
-    pooling: PoolingFlag | None
-    dense_path: str | None
-    backend: BackendName
-    packed_cache_gb: float
-    quantization_ranges: str | None
-    multivector_tokens: int | None
-    multivector_dtype: MultivectorDtype | None
-    gelu: Gelu
-    hf_token: str | None
-    huggingface_hub_cache: str | None
-    offline: bool
-    trust_remote_code: bool
-    max_concurrent_requests: int
-    max_batch_tokens: int
-    max_batch_requests: int | None
-    max_answer_bytes: int
-    request_timeout: float
-    pass_timeout: float
-    bulk_niceness: int
-    memory_fraction: float
-    embedding_cache_mb: int
-    tokenization_workers: int | None
-    auto_truncate: bool
-    default_prompt: str | None
-    default_prompt_name: str | None
-    use_default_prompt: bool
 
 
 class NamedModel(ModelConfig, frozen=True, kw_only=True):
@@ -534,13 +500,13 @@ RENAMED = {
 }
 
 
-def check_names(call: str, given: Iterable[str], known: Collection[str]) -> None:
+def check_names(call: str, names: Iterable[str], fields: Collection[str]) -> None:
     """Raises TypeError for a keyword that `call` does not have, naming the nearest one."""
-    for name in given:
-        if name in known:
+    for name in names:
+        if name in fields:
             continue
-        nearest = get_close_matches(name, known, 1, 0.5)
-        hint = f"known: {', '.join(known)}"
+        nearest = get_close_matches(name, fields, 1, 0.5)
+        hint = f"known: {', '.join(fields)}"
         if nearest:
             hint = f"did you mean `{nearest[0]}`?"
         raise TypeError(f"{call} has no option `{name}`: {RENAMED.get(name, hint)}")

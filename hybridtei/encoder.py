@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, LoadKeywords, ModelConfig, check_value
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_value
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.core import EngineCore, shared_tokens
@@ -39,6 +39,7 @@ from hybridtei.options import (
     EmbedOptions,
     LabelKeywords,
     LabelOptions,
+    LoadKeywords,
     MultivectorBudget,
     Output,
     QueryEncoder,

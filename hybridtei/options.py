@@ -1,4 +1,5 @@
-"""The options of an embedding, of a ranking and of labels, each defined once.
+"""The options of an embedding, of a ranking and of labels, each defined once; and the keywords of
+`Encoder.load`.
 
 A field is a keyword of `Encoder` and `Client`, a flag of a command, and a field of hybridtei's own
 routes, with one name, help and bounds. Requests of other APIs are read into these structs. None is
@@ -17,7 +18,16 @@ from typing import Annotated, Any, Literal, Self, TypedDict, get_type_hints
 
 from msgspec import Meta, Struct, structs, to_builtins
 
-from hybridtei.config import LongInputs, MultivectorDtype, check_names, check_value
+from hybridtei.config import (
+    BackendName,
+    Dtype,
+    Gelu,
+    LongInputs,
+    MultivectorDtype,
+    PoolingFlag,
+    check_names,
+    check_value,
+)
 
 Direction = Literal["left", "right"]
 InputType = Literal["query", "document"]
@@ -285,3 +295,37 @@ class LabelOptions(Options, frozen=True, kw_only=True):
     ] = False
     # True: a regression's numbers become probabilities too
     as_tei: bool = False
+
+
+class LoadKeywords(TypedDict, total=False):
+    """The fields of `ModelConfig` and `EngineConfig` that a library's caller gives, for type
+    checkers."""
+
+    revision: str | None
+    dtype: Dtype | None
+    pooling: PoolingFlag | None
+    dense_path: str | None
+    backend: BackendName
+    packed_cache_gb: float
+    quantization_ranges: str | None
+    multivector_tokens: int | None
+    multivector_dtype: MultivectorDtype | None
+    gelu: Gelu
+    hf_token: str | None
+    huggingface_hub_cache: str | None
+    offline: bool
+    trust_remote_code: bool
+    max_concurrent_requests: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_answer_bytes: int
+    request_timeout: float
+    pass_timeout: float
+    bulk_niceness: int
+    memory_fraction: float
+    embedding_cache_mb: int
+    tokenization_workers: int | None
+    auto_truncate: bool
+    default_prompt: str | None
+    default_prompt_name: str | None
+    use_default_prompt: bool

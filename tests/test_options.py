@@ -6,8 +6,8 @@ import pytest
 from msgspec import UnsetType
 
 from hybridtei import options
-from hybridtei.config import EngineConfig, LoadKeywords, ModelConfig
-from hybridtei.options import EmbedOptions, LabelOptions, RankOptions
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.options import EmbedOptions, LabelOptions, LoadKeywords, RankOptions
 from hybridtei.retrieval.ingest.options import IngestKeywords, IngestOptions
 from hybridtei.retrieval.search.options import (
     LocalKeywords,

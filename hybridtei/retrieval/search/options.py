@@ -240,8 +240,8 @@ class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
     `weighted` has a weight for it. Each leg finds `prefetch_limit` candidates, or more if the page
     needs them; in zscore a multivector only scores the others' candidates. `weights`: of the legs,
     by name, in order, or a preset's name (`tasks.rerank.PRESETS`); 0 removes a leg. `rrf_k`:
-    Qdrant's RRF constant. `oversampling`: with quantised vectors, this many times the candidates are scored
-    by the full vectors. `score_threshold`: of the score before a reranker; in zscore 0 is the
+    Qdrant's RRF constant. `oversampling`: with quantised vectors, this many times the candidates
+    are scored by the full vectors. `score_threshold`: of the score before a reranker; in zscore 0 is the
     candidates' mean. `text_field`: the payload's key of the text. `group_by`: a dotted key of the
     payload, or "document"; points without a text or a whole number there are their own groups.
     """
@@ -249,7 +249,7 @@ class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
     @classmethod
     def given(cls, call: str, values: Mapping[str, Any], **others: Any) -> Self:
         """Make options of the keywords of a Python caller's `call`. Raises TypeError for an unknown
-        one, InvalidInput."""
+        one, InvalidInput for a wrong value."""
         check_names(call, values, cls.__struct_fields__)
         return cls(**values, **others)
 
