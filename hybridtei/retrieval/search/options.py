@@ -241,9 +241,10 @@ class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
     needs them; in zscore a multivector only scores the others' candidates. `weights`: of the legs,
     by name, in order, or a preset's name (`tasks.rerank.PRESETS`); 0 removes a leg. `rrf_k`:
     Qdrant's RRF constant. `oversampling`: with quantised vectors, this many times the candidates
-    are scored by the full vectors. `score_threshold`: of the score before a reranker; in zscore 0 is the
-    candidates' mean. `text_field`: the payload's key of the text. `group_by`: a dotted key of the
-    payload, or "document"; points without a text or a whole number there are their own groups.
+    are scored by the full vectors. `score_threshold`: of the score before a reranker; in zscore 0
+    is the candidates' mean. `text_field`: the payload's key of the text. `group_by`: a dotted key
+    of the payload, or "document"; points without a text or a whole number there are their own
+    groups.
     """
 
     @classmethod
