@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,13 +113,25 @@ class LocatedEncoding(Encoding):
     special: NDArray[np.bool_]
 
 
+class WindowPlace(NamedTuple):
+    """Where the next window begins: its document, the character, and the document's windows before
+    it."""
+
+    document: int = 0
+    character: int = 0
+    windows: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class WindowEncoding(Encoding):
     """One of the windows in which a document is read: the document's place in its chunk, and the
-    characters of this window."""
+    characters of this window. `is_whole`: these are all. `rest`: where the windows begin that were
+    not read with this one, which was the last; None: all were read."""
 
     document: int
     characters: Characters
+    is_whole: bool = False
+    rest: WindowPlace | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

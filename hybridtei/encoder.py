@@ -386,19 +386,22 @@ class Encoder:
         answers: list[T] = []
         place = 0
         for chunk in task.split(max_inputs):
-            check_awaited()
-            part = chunk.knowing(answers[0]) if answers and task.needs_first else chunk
-            try:
-                encodings = part.prepare(self._model)
-            except EmptyInput as error:
-                raise error.named(field, place) from None
-            outputs = self._outputs(encodings, part.heads, advance)
-            with _one_thread(encodings):
-                answer: Any = part.finish(self._model, encodings, outputs)
-            if isinstance(answer, Embeddings) and not isinstance(part, EmbedSpans):
-                extents = np.array([encoding.extent or WHOLE for encoding in encodings])
-                answer = replace(answer, extents=extents)
-            answers.append(answer)
+            part: Task[T] | None = chunk
+            while part is not None:
+                check_awaited()
+                part = part.knowing(answers[0]) if answers and task.needs_first else part
+                try:
+                    encodings = part.prepare(self._model)
+                except EmptyInput as error:
+                    raise error.named(field, place) from None
+                outputs = self._outputs(encodings, part.heads, advance)
+                with _one_thread(encodings):
+                    answer: Any = part.finish(self._model, encodings, outputs)
+                if isinstance(answer, Embeddings) and not isinstance(part, EmbedSpans):
+                    extents = np.array([encoding.extent or WHOLE for encoding in encodings])
+                    answer = replace(answer, extents=extents)
+                answers.append(answer)
+                part = part.rest(encodings)
             place += chunk.size
         return answers[0] if len(answers) == 1 else task.join(answers)
 

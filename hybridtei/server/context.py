@@ -27,9 +27,10 @@ from hybridtei.errors import (
 from hybridtei.inference.engine.admission import Answered, Bounds, too_many_numbers
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Task
-from hybridtei.inference.tasks.embed import Embed, prompt_of
+from hybridtei.inference.tasks.embed import MAX_WINDOWS, Embed, prompt_of
 from hybridtei.inference.tasks.pooling import budget_of
 from hybridtei.inference.tasks.rerank import Ranking, rerank_task
+from hybridtei.inference.tasks.windows import windows_of
 from hybridtei.models.fingerprint import Fingerprint, begin
 from hybridtei.options import (
     SIDES,
@@ -231,6 +232,24 @@ class Context:
             inputs, largest=largest or limit, permits=self.service.config.max_concurrent_requests
         )
 
+    def bounds_of_windows(
+        self, texts: Sequence[Any], limit: int, largest: int | None = None
+    ) -> Bounds:
+        """The bounds of a request that reads each text in at most `limit` windows, each of which is
+        a permit. `largest`: windows of a chunk; default: `--max-client-batch-size`."""
+        windows = windows_of(texts, self.service.reader.max_input_length, limit)
+        largest = largest or self.server.max_client_batch_size
+        return self.bounds(windows, largest).of_inputs(len(texts))
+
+    def bounds_of_ranking(self, task: Ranking, largest: int | None = CHUNK_DOCUMENTS) -> Bounds:
+        """The bounds of a request that ranks: of its documents, or of their windows."""
+        windows = task.options.max_chunks_per_doc or 1
+        if windows > 1:
+            bounds = self.bounds_of_windows(task.inputs, windows, CHUNK_DOCUMENTS)
+        else:
+            bounds = self.bounds(len(task.inputs), largest)
+        return bounds.in_chunks(CHUNK_DOCUMENTS)
+
     def counting_failures(self) -> Counted:
         """A context manager that counts an error raised inside it. On some routes TEI counts only
         errors."""
@@ -257,7 +276,13 @@ class Context:
             task = replace(task, options=structs.replace(task.options, long_inputs="mean"))
         # A text counts its characters, a list of ids its ids
         load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
-        answer, usage = await self.run(task, load, check=check, numbers=numbers, field=field)
+        bounds: Bounds | None = None
+        if task.options.long_inputs == "mean":
+            self.check_batch(load.inputs if is_batch else 1)
+            bounds = self.bounds_of_windows(task.inputs, MAX_WINDOWS)
+        answer, usage = await self.run(
+            task, load, bounds, check=check, numbers=numbers, field=field
+        )
         return await self.reply(write, answer, usage, max(numbers, answer.numbers))
 
     async def run(

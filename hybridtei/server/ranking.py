@@ -33,7 +33,7 @@ async def rank(
     if task.options.deadline_ns is not None:
         return await _rank_within(context, task, task.options.deadline_ns, field)
     load = load_of_pairs(task.query, task.inputs)
-    bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
+    bounds = context.bounds_of_ranking(task)
     return await context.run(
         task,
         load,
@@ -52,7 +52,7 @@ async def _rank_within(
     documents, service = task.inputs, context.service
     timeless = structs.replace(task.options, deadline_ns=None)
     costs = _costs(context, task)
-    bounds = context.bounds(len(documents), CHUNK_DOCUMENTS)
+    bounds = context.bounds_of_ranking(task)
     parts: list[Scored] = []
     usages: list[Usage] = []
     done = 0

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import TypeVar
 
 from hybridtei.system.forks import renew_in_children
@@ -44,11 +45,16 @@ class OwnThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Call `work` in the thread when earlier work has ended. If this coroutine is cancelled,
-        work that waits is never called, and work that runs sees it by `unawaited`."""
-        left, context = threading.Event(), copy_context()
-        context.run(_unawaited.set, left)
-        try:
-            return await asyncio.wrap_future(self._pool.submit(context.run, work))
-        finally:
-            left.set()
+        """Call `work` in the thread when earlier work has ended."""
+        return await awaited(self._pool.submit, work)
+
+
+async def awaited(submit: Callable[[Callable[[], T]], Future[T]], work: Callable[[], T]) -> T:
+    """Await `work`, which `submit` gives to a thread. If this coroutine is cancelled, work that
+    waits is never called, and work that runs sees it by `unawaited`."""
+    left, context = threading.Event(), copy_context()
+    context.run(_unawaited.set, left)
+    try:
+        return await asyncio.wrap_future(submit(partial(context.run, work)))
+    finally:
+        left.set()

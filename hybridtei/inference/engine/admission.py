@@ -68,11 +68,8 @@ class Bounds:
     at_once: int
     permits: int
     max_numbers: int | None = None
-
-    @property
-    def turns(self) -> bool:
-        """True if the permits are held for several chunks, one after the other."""
-        return self.permits < self.inputs
+    # True if the permits are held for several chunks, one after the other
+    turns: bool = False
 
     @classmethod
     def whole(cls, inputs: int) -> Self:
@@ -89,7 +86,12 @@ class Bounds:
         available = max_of_turns(permits)
         chunk = min(largest, available)
         at_once = min(MAX_CHUNKS_AT_ONCE, available // chunk)
-        return cls(inputs, chunk, at_once, min(inputs, chunk * at_once), MAX_ANSWER_NUMBERS)
+        held = min(inputs, chunk * at_once)
+        return cls(inputs, chunk, at_once, held, MAX_ANSWER_NUMBERS, held < inputs)
+
+    def of_inputs(self, inputs: int) -> Self:
+        """Return the same bounds of `inputs` inputs, of which each is more than one permit."""
+        return replace(self, inputs=inputs)
 
     def in_chunks(self, chunk: int) -> Self:
         """Return bounds with the same permits and another chunk size, for tasks whose inputs cost
@@ -137,11 +139,11 @@ async def run_in_chunks(
             place += chunk.size
 
     if not task.needs_first:
-        return _joined(task, await in_order(starts(chunks), bounds.at_once))
+        return joined(task, await in_order(starts(chunks), bounds.at_once))
     (start,) = starts(chunks[:1])
     first = await start()
     others = (chunk.knowing(first.answer) for chunk in chunks[1:])
-    return _joined(task, [first, *await in_order(starts(others), bounds.at_once)])
+    return joined(task, [first, *await in_order(starts(others), bounds.at_once)])
 
 
 def too_many_numbers(limit: int) -> RequestRefused:
@@ -175,8 +177,9 @@ async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
     return done
 
 
-def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
-    """Join chunks to the answer of the whole task. Times are means over all inputs."""
+def joined(task: Task[T], done: Sequence[Answered[T]], *, same_inputs: bool = False) -> Answered[T]:
+    """Join chunks to the answer of the whole task. Times are means over all inputs. `same_inputs`:
+    the chunks are parts of the same inputs, one after the other."""
     inputs = max(task.size, 1)
     timings = Timings(
         sum(chunk.size * chunk.timings.tokenization_ns for chunk in done) // inputs,
@@ -190,7 +193,8 @@ def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
     for chunk in done:
         lengths += chunk.lengths
         cuts += [Cut(begin + cut.index, cut.characters) for cut in chunk.cuts]
-        begin += chunk.size
+        if not same_inputs:
+            begin += chunk.size
     return Answered(answer, task.size, lengths, timings, cuts)
 
 

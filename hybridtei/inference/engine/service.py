@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
 from time import monotonic, perf_counter_ns
@@ -31,17 +30,20 @@ from hybridtei.inference.engine.admission import (
     Bounds,
     Deadlines,
     check_numbers,
+    joined,
     run_in_chunks,
 )
 from hybridtei.inference.engine.core import EngineBatch, EngineCore, ResultCache, shared_tokens
 from hybridtei.inference.engine.device import Device, ModelInstance
 from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.inference.tasks.base import Model, Task
-from hybridtei.models.text.reader import TextReader
+from hybridtei.models.text.reader import PORTION_CHARACTERS, TextReader
 from hybridtei.models.text.tokenizer import SHORT_CHARACTERS, Tokenizer
 from hybridtei.outputs import Cut, HeadOutputs, Timings
 from hybridtei.system.machine import LaneKind, available_cores
 from hybridtei.system.metrics import Registry, powers_of_two
+from hybridtei.system.own_thread import awaited
+from hybridtei.system.turns import Turns
 
 MEGABYTE = 1_000_000
 # Average bytes of a float32 in JSON: sign, point, nine digits, comma
@@ -89,8 +91,8 @@ class EngineService:
         # Nanoseconds of a ranked character, a mean in which the last pass is a third
         self.pace_ns: float | None = None
         self._closing = False
-        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
-        self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
+        self._pool = Turns(self.workers, "tokenize")
+        self._side_pool = Turns(1, "aside")
         self.beside = Admission(MAX_ASIDE)
         # Calls that collect inputs before they are ranked
         self.gathering = Admission(max(config.max_concurrent_requests // GATHERERS, 1))
@@ -113,7 +115,7 @@ class EngineService:
             await asyncio.to_thread(self._own_device.stop, end - monotonic())
         for pool in (self._pool, self._side_pool):
             # The queue refuses its remaining work
-            pool.shutdown(wait=False)
+            pool.shutdown()
 
     @property
     def reader(self) -> TextReader:
@@ -160,46 +162,60 @@ class EngineService:
                 first, *others = chunks = task.split(bounds.chunk)
                 if others:
                     return await run_in_chunks(task, chunks, bounds, self._run_chunk)
-            short = (
-                size <= SHORT_INPUTS and characters is not None and characters <= SHORT_CHARACTERS
-            )
-            answered = await self._run_chunk(first, size, short=short)
+            is_short = is_light = False
+            if characters is not None:
+                is_short = size <= SHORT_INPUTS and characters <= SHORT_CHARACTERS
+                is_light = characters <= PORTION_CHARACTERS
+            answered = await self._run_chunk(first, size, is_short=is_short, is_light=is_light)
             if bounds.max_numbers is not None:
                 check_numbers(first.numbers(answered.answer), bounds)
             return answered
 
-    async def _run_chunk(self, chunk: Task[T], size: int, *, short: bool = False) -> Answered[T]:
-        """Tokenise, compute, finish. `short`: on the event loop."""
-        began = perf_counter_ns()
-        with self.deadlines.limit():
-            if short:
-                # Faster than waking a thread of the pool
-                encodings = self._prepared(chunk)
-            else:
-                encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
-            lengths: list[int] = []
-            cuts: Sequence[Cut] = ()
-            for encoding in encodings:
-                lengths.append(len(encoding.input_ids))
-                if encoding.extent is not None and not cuts:
-                    cuts = cuts_of(encodings, size)
-            if chunk.embeds:
-                self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
-            tokenised = perf_counter_ns()
-            tokenisation = (tokenised - began) // max(size, 1)
-            if not chunk.heads:
-                # There is nothing to compute
-                answer = chunk.finish(self.model, encodings, HeadOutputs())
-                return Answered(answer, size, lengths, Timings(tokenisation, 0, 0), cuts)
-            request = await self.engine.run(encodings, chunk.heads, tokenised)
-            if chunk.finishes_aside(self.model.spec):
-                finish = partial(chunk.finish, self.model, encodings, request.outputs())
-                answer = await self._in(self._pool, finish)
-            else:
-                answer = chunk.finish(self.model, encodings, request.outputs())
-        times = request.timings()
-        timings = Timings(tokenisation, times.queue_ns, times.inference_ns)
-        return Answered(answer, size, lengths, timings, cuts)
+    async def _run_chunk(
+        self, chunk: Task[T], size: int, *, is_short: bool = False, is_light: bool = False
+    ) -> Answered[T]:
+        """Tokenise, compute, finish; in parts, if the chunk leaves windows for another one.
+        `is_short`: tokenise on the event loop; `is_light`: before others' long texts."""
+        parts: list[Answered[T]] = []
+        part: Task[T] | None = chunk
+        while part is not None:
+            began = perf_counter_ns()
+            with self.deadlines.limit():
+                if is_short:
+                    # Faster than waking a thread of the pool
+                    encodings = self._prepared(part)
+                else:
+                    prepare = partial(part.prepare, self.model)
+                    encodings = await self._in(self._pool, prepare, is_short=is_light)
+                lengths: list[int] = []
+                cuts: Sequence[Cut] = ()
+                for encoding in encodings:
+                    lengths.append(len(encoding.input_ids))
+                    if encoding.extent is not None and not cuts:
+                        cuts = cuts_of(encodings, size)
+                if part.embeds:
+                    self.check_answer(part.max_numbers(self.model.spec, sum(lengths)))
+                tokenised = perf_counter_ns()
+                tokenisation = (tokenised - began) // max(size, 1)
+                if not part.heads:
+                    # There is nothing to compute
+                    answer = part.finish(self.model, encodings, HeadOutputs())
+                    return Answered(answer, size, lengths, Timings(tokenisation, 0, 0), cuts)
+                request = await self.engine.run(encodings, part.heads, tokenised)
+                if part.finishes_aside(self.model.spec):
+                    finish = partial(part.finish, self.model, encodings, request.outputs())
+                    answer = await self._in(self._pool, finish, is_short=True)
+                else:
+                    answer = part.finish(self.model, encodings, request.outputs())
+            times = request.timings()
+            timings = Timings(tokenisation, times.queue_ns, times.inference_ns)
+            parts.append(Answered(answer, size, lengths, timings, cuts))
+            if not part.splits_itself:
+                break
+            part = part.rest(encodings)
+            if part is not None:
+                part = part.knowing(answer)
+        return parts[0] if len(parts) == 1 else joined(chunk, parts, same_inputs=True)
 
     def _prepared(self, chunk: Task[Any]) -> list[Encoding]:
         """Tokenise on the event loop."""
@@ -213,7 +229,7 @@ class EngineService:
         """Run work without a pass on a separate thread, so that it delays no pass. Raises
         Overloaded if `MAX_ASIDE` pieces are inside, and TimedOut."""
         with self.beside.inside(1), self.deadlines.limit():
-            return await self._in(self._side_pool, work)
+            return await self._in(self._side_pool, work, is_short=True)
 
     def check_answer(self, numbers: int) -> None:
         """Raises AnswerTooLarge if this count of numbers would exceed `--max-answer-bytes` as
@@ -225,13 +241,13 @@ class EngineService:
                 "(max-answer-bytes): send fewer inputs"
             )
 
-    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Run work on a pool. Cancelling the caller cancels work that has not begun. Raises
-        Unhealthy when closing."""
+    async def _in(self, pool: Turns, work: Callable[[], T], *, is_short: bool) -> T:
+        """Run work on a pool. Cancelling the caller cancels work that has not begun, and ends work
+        on a long text. Raises Unhealthy when closing."""
         if self._closing:
             raise Unhealthy
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, work)
+            return await awaited(partial(pool.submit, is_short=is_short), work)
         except BaseException as error:
             raise_panic(error)
             raise

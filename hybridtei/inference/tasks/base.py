@@ -99,6 +99,10 @@ class Task(Generic[Answer]):
         """Tokenise a chunk. Raises RequestError."""
         raise NotImplementedError
 
+    def rest(self, encodings: Sequence[Encoding]) -> Self | None:
+        """Return the same task for what `prepare` has left for another pass; None: nothing."""
+        return None
+
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Answer:
         """Return a chunk's answer. Raises NotANumber."""
         raise NotImplementedError

@@ -21,8 +21,10 @@ from hybridtei.batch import (
     LocatedEncoding,
     Offsets,
     Ragged,
+    WindowPlace,
     kept_tokens,
     offsets_of,
+    runs,
     with_shared_prefix,
 )
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
@@ -35,7 +37,13 @@ from hybridtei.inference.tasks.pooling import (
     without_marks,
     without_rows,
 )
-from hybridtei.inference.tasks.windows import in_windows, joined
+from hybridtei.inference.tasks.windows import (
+    BEGINNING,
+    MAX_CHUNK_CHARACTERS,
+    WINDOWS_AT_ONCE,
+    in_windows,
+    joined,
+)
 from hybridtei.models.checkpoint.kinds import Late
 from hybridtei.models.checkpoint.late import USUAL, Side
 from hybridtei.models.checkpoint.spec import ModelSpec, Router
@@ -57,8 +65,8 @@ PROMPTS = {
 
 TYPED_PROMPTS = frozenset(name for names in PROMPTS.values() for name in names)
 
-# Of a text whose windows' vectors are averaged
-MAX_WINDOWS = 64
+# Of a text whose windows' vectors are averaged, so it is read at once
+MAX_WINDOWS = WINDOWS_AT_ONCE
 
 WITHOUT_PROMPT = (
     "the model pools without a prompt's tokens (`include_prompt` false), which is not supported"
@@ -78,11 +86,13 @@ class Embed(Task[Embeddings]):
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
         """`LookUp` if the request asks for the table, or for a query of a model that looks queries
-        up."""
+        up; `EmbedWindows` if long texts are read in windows."""
         options = self.options
         is_query = options.input_type == "query" and spec.sparse and spec.sparse.queries
         if is_query or options.query_encoder == "table":
             return LookUp(self)
+        if options.long_inputs == "mean":
+            return EmbedWindows(self.inputs, self.heads, options)
         return self
 
     def lacks_side(self, prompts: Prompts) -> bool:
@@ -171,8 +181,10 @@ class Embed(Task[Embeddings]):
             allow_empty=allow_empty,
         )
 
-    def in_windows(self, model: Model, limit: int, first: int = 0) -> list[Encoding]:
-        """Tokenise texts, long ones in at most `limit` windows. `first`: as for
+    def in_windows(
+        self, model: Model, limit: int, first: int = 0, start: WindowPlace = BEGINNING
+    ) -> list[Encoding]:
+        """Tokenise texts, long ones in at most `limit` windows. `first`, `start`: as for
         `windows.in_windows`. Raises RequestError."""
         of_route = model
         if model.query is not None and self.route(model.spec) == "query":
@@ -188,6 +200,7 @@ class Embed(Task[Embeddings]):
             limit=limit,
             truncate=self.options.truncate is not False,
             first=first,
+            start=start,
         )
 
     def _not_cut(self, model: Model, encodings: Sequence[Encoding]) -> list[Encoding]:
@@ -410,6 +423,23 @@ def have_vectors(spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets) -> NDArra
 
 def _listed(heads: frozenset[Head]) -> str:
     return ", ".join(f"`{head}`" for head in sorted(heads))
+
+
+class EmbedWindows(Embed):
+    """Embed texts, long ones in windows. Its chunks have at most `MAX_CHUNK_CHARACTERS`, or one
+    text."""
+
+    __slots__ = ()
+    splits_itself: ClassVar[bool] = True
+
+    def for_model(self, spec: ModelSpec) -> EmbedWindows:
+        return self
+
+    def split(self, max_inputs: int) -> Sequence[EmbedWindows]:
+        sizes = [len(item) for item in self.inputs]
+        return [
+            self._of(begin, end) for begin, end in runs(sizes, MAX_CHUNK_CHARACTERS, max_inputs)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from hybridtei.batch import (
     Head,
     Ragged,
     WindowEncoding,
+    WindowPlace,
     runs,
     with_shared_prefix,
 )
@@ -32,7 +33,12 @@ from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.label import probabilities
 from hybridtei.inference.tasks.relevant import RelevantSpan, relevant_spans
-from hybridtei.inference.tasks.windows import in_windows
+from hybridtei.inference.tasks.windows import (
+    BEGINNING,
+    MAX_CHUNK_CHARACTERS,
+    TOKEN_CHARACTERS,
+    in_windows,
+)
 from hybridtei.models.checkpoint.kinds import Late
 from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.options import (
@@ -45,8 +51,6 @@ from hybridtei.options import (
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, best_first, refuse_nan
 
 MAX_CHUNK_DOCUMENTS = 256
-# Of a chunk's documents, whose token vectors take some 60 MB
-MAX_CHUNK_CHARACTERS = 65_536
 # Of `instruction`, since it is tokenised again for each document
 INSTRUCTION_CHARACTERS_MAX = 4_096
 NO_WEIGHTS = "`weights` should be numbers of at least 0, not all of them 0"
@@ -76,6 +80,8 @@ class Scored:
     windows: Sequence[Characters | None] = ()
     # The number of the last documents that no pass has scored
     unscored: int = 0
+    # True if the first document is the last one of the answer before, in its next windows
+    continues: bool = False
 
     @property
     def order(self) -> list[int]:
@@ -88,36 +94,54 @@ class Scored:
 
     @staticmethod
     def concat(parts: Sequence[Scored]) -> Scored:
+        """Join answers. Of a document that several have read, its best window counts."""
         spans = [spans for part in parts for spans in part.spans]
-        logits = [part.logits for part in parts if part.logits is not None]
         windows: list[Characters | None] = []
         for part in parts:
             windows += part.windows
-        return Scored(
+        rows = Scored(
             np.concatenate([part.scores for part in parts]),
             parts[0].query,
             spans,
-            np.concatenate(logits) if logits else None,
+            _concatenated([part.logits for part in parts]),
             windows,
         )
+        if not any(part.continues for part in parts):
+            return rows
+        begins: list[int] = []
+        row = 0
+        for part in parts:
+            begins += range(row + part.continues, row + len(part.scores))
+            row += len(part.scores)
+        return rows._of_best(begins)
 
-    def of_best_windows(self, encodings: Sequence[Encoding]) -> Scored:
-        """The scores of documents from those of their windows: each document's best one counts."""
+    def of_best_windows(self, encodings: Sequence[Encoding], *, continues: bool) -> Scored:
+        """The scores of documents from those of their windows: each document's best one counts.
+        `continues`: of the first document, windows were read before."""
         windows = [item for item in encodings if isinstance(item, WindowEncoding)]
         if not windows:
             return self
+        begins = np.flatnonzero(np.diff([window.document for window in windows], prepend=-1))
+        characters = [None if window.is_whole else window.characters for window in windows]
+        rows = replace(self, windows=characters, continues=continues)
+        return rows._of_best(begins.tolist())
+
+    def _of_best(self, begins: Sequence[int]) -> Scored:
+        """The best row of each run of rows. `begins`: their first rows."""
         values = self.scores
         if self.logits is not None:
             values = self.logits
-        begins = np.flatnonzero(np.diff([window.document for window in windows], prepend=-1))
         best: list[int] = []
-        characters: list[Characters | None] = []
-        for begin, end in pairwise([*begins.tolist(), len(windows)]):
-            row = begin + int(values[begin:end].argmax())
-            best.append(row)
-            characters.append(windows[row].characters if end - begin > 1 else None)
+        for begin, end in pairwise([*begins, len(values)]):
+            best.append(begin + int(values[begin:end].argmax()))
         logits = None if self.logits is None else self.logits[best]
-        return replace(self, scores=self.scores[best], logits=logits, windows=characters)
+        windows = [self.windows[row] for row in best] if self.windows else ()
+        return replace(self, scores=self.scores[best], logits=logits, windows=windows)
+
+
+def _concatenated(columns: Sequence[Floats | None]) -> Floats | None:
+    present = [column for column in columns if column is not None]
+    return np.concatenate(present) if present else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +154,8 @@ class _Question(Task[Scored]):
     options: RankOptions = DEFAULT
     # False if no later chunk needs the query's vectors
     keeps_query: bool = field(default=True, kw_only=True)
+    # Where the windows begin that are to be read
+    start: WindowPlace = field(default=BEGINNING, kw_only=True)
 
     def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Sequence[Self]:
         """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS
@@ -141,6 +167,12 @@ class _Question(Task[Scored]):
         if len(parts) < 2:
             return (self,)
         return [self._of(begin, end) for begin, end in parts]
+
+    def rest(self, encodings: Sequence[Encoding]) -> Self | None:
+        last = encodings[-1] if encodings else None
+        if isinstance(last, WindowEncoding) and last.rest is not None:
+            return replace(self, start=last.rest)
+        return None
 
     def cut_documents(self, model: Model) -> Sequence[str]:
         """Cut each document to `max_tokens_per_doc`, before any other cut."""
@@ -199,12 +231,18 @@ class Rerank(_Question):
                 read,
                 limit=windows,
                 truncate=options.truncate is not False,
+                start=self.start,
             )
         return encodings if model.spec.kind.template is None else with_shared_prefix(encodings)
 
     def _read(self, model: Model, documents: Sequence[str]) -> list[Encoding]:
-        pairs = [(self.query, document) for document in documents]
         side, cuts = self.options.truncation_direction, self.options.truncate is not False
+        query, longest = self.query, model.reader.max_input_length
+        if cuts and len(query) > longest * TOKEN_CHARACTERS:
+            # A pair keeps no more of it, and each pair would be tokenised with all of it
+            direction = side or model.reader.tokenizer.truncation_side
+            (query,) = model.reader.cut_to([query], longest, direction)
+        pairs = [(query, document) for document in documents]
         if model.spec.kind.template is None:
             return model.reader.read_pairs(
                 pairs,
@@ -226,7 +264,7 @@ class Rerank(_Question):
         scored = Scored(scores[:, 0], logits=logits[:, 0])
         if not self.options.max_chunks_per_doc:
             return scored
-        return scored.of_best_windows(encodings)
+        return scored.of_best_windows(encodings, continues=self.start.windows > 0)
 
 
 OF_QUERY, OF_DOCUMENTS = (EmbedOptions(input_type=side) for side in SIDES)
@@ -254,7 +292,9 @@ class RerankByVectors(_Question):
     query_vectors: Embeddings | None = None
 
     def knowing(self, first: Scored) -> Self:
-        """Return the question with the query's vectors."""
+        """Return the question with the query's vectors, if `first` has them."""
+        if first.query is None:
+            return self
         return replace(self, query_vectors=first.query, keeps_query=False)
 
     def check(self, spec: ModelSpec) -> None:
@@ -294,7 +334,7 @@ class RerankByVectors(_Question):
         if options.relevant_spans is not None:
             documents = [*task.locate(model, allow_empty=True)]
         elif windows > 1:
-            documents = task.in_windows(model, windows)
+            documents = task.in_windows(model, windows, start=self.start)
         else:
             if self.query_vectors is None and _are_read_alike(model):
                 with _past_query():
@@ -339,7 +379,7 @@ class RerankByVectors(_Question):
         scored = Scored(scores, deepcopy(query) if self.keeps_query else None, spans)
         if not self.options.max_chunks_per_doc:
             return scored
-        return scored.of_best_windows(encodings)
+        return scored.of_best_windows(encodings, continues=self.start.windows > 0)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
         if self.options.relevant_spans is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridtei.batch import Characters, Encoding, Ragged, WindowEncoding
+from hybridtei.batch import Characters, Encoding, Ragged, WindowEncoding, WindowPlace
 from hybridtei.errors import RequestError
 from hybridtei.models.text.reader import TextReader
 from hybridtei.outputs import HeadOutputs, max_weights
@@ -17,6 +17,13 @@ from hybridtei.outputs import HeadOutputs, max_weights
 SPARE_TOKENS = 2
 # Tokens of a document beside a long query, below which it is cut instead
 LEAST_WINDOW = 16
+# Windows in memory at a time. The next ones are read once these have their scores.
+WINDOWS_AT_ONCE = 64
+BEGINNING = WindowPlace()
+# Of a chunk's texts, whose token vectors take some 60 MB
+MAX_CHUNK_CHARACTERS = 65_536
+# Of a token, about
+TOKEN_CHARACTERS = 4
 Read = Callable[[Sequence[str]], list[Encoding]]
 
 
@@ -30,31 +37,55 @@ def in_windows(
     limit: int,
     truncate: bool,
     first: int = 0,
+    start: WindowPlace = BEGINNING,
 ) -> list[Encoding]:
-    """Read texts by `read`, long ones in at most `limit` windows. `empty`: the tokens of an empty
-    text, with the query if the model reads both together; `longest`: the most tokens. `truncate`:
-    as for `TextReader.windows`. `first`: the place of the first text in its chunk. The encodings
-    before those of the texts are the query's. Raises RequestError."""
+    """Read texts by `read` from `start` on, long ones in at most `limit` windows: about
+    `WINDOWS_AT_ONCE` windows, of which the last one knows where the others begin. `empty`: the
+    tokens of an empty text, with the query if the model reads both together; `longest`: the most
+    tokens. `truncate`: as for `TextReader.windows`. `first`: the place of the first text in its
+    chunk. The encodings before those of the texts are the query's. Raises RequestError."""
     room = longest - empty - SPARE_TOKENS
     if limit < 2 or room < LEAST_WINDOW:
         return read(texts)
-    windows = reader.windows(texts, room, limit, truncate=truncate)
-    # (document, characters) of each window
-    parts = [(place, part) for place, own in enumerate(windows) for part in own]
+    at_once = max(WINDOWS_AT_ONCE, len(texts))
+    # Each window's place, and the character after it
+    places: list[WindowPlace] = []
+    ends: list[int] = []
+    rest: WindowPlace | None = None
+    for place in range(start.document, len(texts)):
+        before, begin = 0, 0
+        if place == start.document:
+            before, begin = start.windows, start.character
+        windows = reader.windows(texts[place], room, limit - before, truncate=truncate, begin=begin)
+        for number, (begin, end) in enumerate(windows, before):
+            if len(places) == at_once:
+                rest = WindowPlace(place, begin, number)
+                break
+            places.append(WindowPlace(place, begin, number))
+            ends.append(end)
+        if rest is not None:
+            break
     try:
-        encodings = read([texts[place][begin:end] for place, (begin, end) in parts])
+        encodings = read(
+            [
+                texts[place.document][place.character : end]
+                for place, end in zip(places, ends, strict=True)
+            ]
+        )
     except RequestError as error:
         if error.place is not None:
-            error.place = first + parts[error.place][0]
+            error.place = first + places[error.place].document
         raise
-    of_query = len(encodings) - len(parts)
-    for row, (place, (begin, end)) in enumerate(parts, of_query):
+    of_query = len(encodings) - len(places)
+    for row, ((document, begin, number), end) in enumerate(
+        zip(places, ends, strict=True), of_query
+    ):
         encoding = encodings[row]
-        last = windows[place][-1]
+        size = len(texts[document])
         extent: Characters | None = None
         if encoding.extent is not None:
             extent = (0, begin + encoding.extent[1])
-        elif end == last[1] < len(texts[place]):
+        elif number == limit - 1 and end < size:
             extent = (0, end)
         encodings[row] = WindowEncoding(
             input_ids=encoding.input_ids,
@@ -62,10 +93,18 @@ def in_windows(
             adapter=encoding.adapter,
             route=encoding.route,
             extent=extent,
-            document=first + place,
+            document=first + document,
             characters=(begin, end),
+            is_whole=(begin, end) == (0, size),
+            rest=rest if row == len(encodings) - 1 else None,
         )
     return encodings
+
+
+def windows_of(texts: Sequence[Any], longest: int, limit: int) -> int:
+    """About the number of windows in which texts (or lists of ids) are read. `longest`: the most
+    tokens of one; `limit`: the most windows of a text."""
+    return sum(min(limit, 1 + len(text) // (longest * TOKEN_CHARACTERS)) for text in texts)
 
 
 def joined(encodings: Sequence[Encoding], outputs: HeadOutputs) -> HeadOutputs:

@@ -25,6 +25,7 @@ from hybridtei.models.checkpoint.rankers import SLOT, PairTemplate
 from hybridtei.models.text.tokenizer import Prompts, Text, Token, Tokenizer
 from hybridtei.options import Direction
 from hybridtei.system.own_thread import check_awaited
+from hybridtei.system.turns import give_way
 
 Input = str | list[int]
 T = TypeVar("T", str, list[int], Input)
@@ -136,7 +137,12 @@ class TextReader:
         slots = [piece for piece, special in pieces if not special]
         texts = [_filled(slot, instruction, item.text) for item in ready for slot in slots]
         # The tokens of all texts, question after question
-        raws = iter(self.tokenizer.literal.encode(texts, add_special_tokens=False))
+        tokenizer = self.tokenizer.literal
+        raws = (
+            raw
+            for portion in _portions(texts)
+            for raw in tokenizer.encode(portion, add_special_tokens=False)
+        )
         encodings: list[Encoding] = []
         for _ in ready:
             body = [
@@ -207,32 +213,58 @@ class TextReader:
             raise refused
         return encodings
 
-    def cut_to(self, texts: Sequence[str], tokens: int) -> list[str]:
+    def cut_to(
+        self, texts: Sequence[str], tokens: int, direction: Direction = "right"
+    ) -> list[str]:
         """Cut each text to `tokens` tokens. Characters beyond any model's length are cut off
         before tokenising."""
         limit = min(tokens, self.max_input_length) * CHARACTERS_PER_TOKEN
-        beginnings: list[str] = []
-        for portion in _portions([text[:limit] for text in texts]):
+        parts: list[str] = []
+        for portion in _portions([_cut(text, limit, direction) for text in texts]):
             raws = self.tokenizer.encode(portion, add_special_tokens=False, offsets=True)
-            beginnings += [
-                _beginning(text, raw, tokens) for text, raw in zip(portion, raws, strict=True)
+            parts += [
+                _kept(text, raw, tokens, direction) for text, raw in zip(portion, raws, strict=True)
             ]
-        return beginnings
+        return parts
 
     def windows(
-        self, texts: Sequence[str], room: int, limit: int, *, truncate: bool
-    ) -> list[list[Characters]]:
-        """The characters of the windows in which each text is read: at most `limit`, of `room`
-        tokens, each with the last eighth of the one before. Without `truncate` the last one
-        reaches to the end of the text, even beyond `room`."""
-        characters = limit * room * CHARACTERS_PER_TOKEN
-        rest = iter(texts)
-        windows: list[list[Characters]] = []
-        for portion in _portions([text[:characters] for text in texts]):
-            raws = self.tokenizer.encode(portion, add_special_tokens=False, offsets=True)
-            for raw, text in zip(raws, rest, strict=False):
-                windows.append(_windows_of(text, raw, room, limit, truncate))
-        return windows
+        self, text: str, room: int, limit: int, *, truncate: bool, begin: int = 0
+    ) -> Iterator[Characters]:
+        """Yield the characters of the windows in which a text is read from character `begin` on: at
+        most `limit`, of `room` tokens, each with the last eighth of the one before. Without
+        `truncate` the last one reaches to the end of the text, even beyond `room`.
+
+        The text is tokenised in portions, as far as windows are asked for."""
+        portion, longest = PORTION_CHARACTERS, room * CHARACTERS_PER_TOKEN
+        cut_windows = limit if truncate else limit - 1
+        while cut_windows > 0 or not truncate:
+            end = min(begin + portion, len(text))
+            check_awaited()
+            give_way()
+            (raw,) = self.tokenizer.encode(
+                [text[begin:end]], add_special_tokens=False, offsets=True
+            )
+            # Windows that end before the portion's last token
+            first = start = 0
+            while cut_windows > 0 and first + room < len(raw):
+                _, stop = raw.token_to_chars(first + room - 1) or (0, 0)
+                yield begin + start, begin + stop
+                cut_windows -= 1
+                first += room - room // 8
+                start, _ = raw.token_to_chars(first) or (0, 0)
+            if end == len(text) or cut_windows == 0:
+                if cut_windows > 0 or not truncate:
+                    yield begin + start, len(text)
+                return
+            if first:
+                # The next portion begins with the next window
+                begin += max(start, 1)
+            elif portion < longest:
+                portion = min(2 * portion, longest)
+            else:
+                # So many characters are a window, however few tokens they have
+                yield begin, end
+                cut_windows, begin = cut_windows - 1, end
 
     def tokens(
         self, text: str, *, add_special_tokens: bool, prompt_name: str | None
@@ -469,41 +501,26 @@ def _widened(encoding: AnyEncoding, side: Side, longest: int) -> AnyEncoding:
 
 
 def _portions(texts: Sequence[AnyText]) -> Iterator[Sequence[AnyText]]:
-    """Yield the texts in portions of at most `PORTION_CHARACTERS`. A longer text is alone in its
-    portion. Raises CancelledError if nothing awaits them any more."""
+    """Yield the texts in portions of at most `PORTION_CHARACTERS`; a longer text is alone in its
+    portion. Between two portions others' short texts are tokenised. Raises CancelledError if
+    nothing awaits them any more."""
     sizes = [len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts]
     for begin, end in runs(sizes, PORTION_CHARACTERS):
         if begin:
             check_awaited()
+            give_way()
         yield texts[begin:end]
 
 
-def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
+def _kept(text: str, raw: RawEncoding, tokens: int, direction: Direction) -> str:
     if len(raw) <= tokens:
         return text
     # `raw.offsets` would make a list for all tokens
-    last_token = raw.token_to_chars(tokens - 1)
-    if last_token is None:
-        return text
-    return text[: last_token[1]]
-
-
-def _windows_of(
-    text: str, raw: RawEncoding, room: int, limit: int, truncate: bool
-) -> list[Characters]:
-    if len(raw) <= room:
-        return [(0, len(text))]
-    windows: list[Characters] = []
-    begin = end = 0
-    while end < len(raw) and len(windows) < limit:
-        end = min(begin + room, len(raw))
-        first, _ = raw.token_to_chars(begin) or (0, 0)
-        _, last = raw.token_to_chars(end - 1) or (0, 0)
-        windows.append((first, last))
-        begin = end - room // 8
-    if end == len(raw) or not truncate:
-        windows[-1] = (windows[-1][0], len(text))
-    return windows
+    if direction == "left":
+        first, _ = raw.token_to_chars(len(raw) - tokens) or (0, 0)
+        return text[first:]
+    _, end = raw.token_to_chars(tokens - 1) or (0, len(text))
+    return text[:end]
 
 
 def _filled(slot: str, instruction: str, pair: Text) -> str:

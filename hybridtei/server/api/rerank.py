@@ -240,9 +240,7 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
         )
     load = load_of_pairs(request.query, request.texts)
     split = context.splits(load.inputs)
-    bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(
-        CHUNK_DOCUMENTS
-    )
+    bounds = context.bounds_of_ranking(task, CHUNK_DOCUMENTS if split else None)
     scored, usage = await context.run(task, load, bounds, scope="predict", check=checked)
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:

@@ -91,6 +91,16 @@ def test_windows_cover_the_text_to_its_end_and_are_bounded():
     assert encodings[-1].extent == (0, encodings[-1].characters[1])
 
 
+def test_texts_in_windows_are_computed_a_few_at_a_time():
+    """Each chunk is one request of the engine, and its windows are in memory together."""
+    model = MODELS["hybrid"]
+    texts = ["one", *[f"{'two ' * 20_000}{place}" for place in range(4)], "three", "four"]
+    task = Embed(texts, ALL, EmbedOptions(long_inputs="mean")).for_model(model.spec)
+    chunks = task.split(32)
+    assert [text for chunk in chunks for text in chunk.inputs] == texts
+    assert max(len(chunk.prepare(model)) for chunk in chunks) <= MAX_WINDOWS + 3
+
+
 def test_what_may_not_be_cut_is_refused_as_ever():
     task = Embed(["one", LONG], ALL, EmbedOptions(truncate=False, long_inputs="mean"))
     with pytest.raises(InvalidInput, match="less than 64 tokens") as refused:

@@ -1,14 +1,16 @@
 """Documents longer than the model, read in windows of which the best one counts."""
 
+import threading
 from itertools import pairwise
 
 import cohere
 import httpx
 import pytest
 
+from hybridtei.server.context import CHUNK_DOCUMENTS
 from tests.inference.engine import small
 from tests.server.conftest import labelled
-from tests.server.live import Running, serving
+from tests.server.live import Hold, Running, serving, until
 
 WORDS = [
     "the",
@@ -61,7 +63,7 @@ def test_the_score_is_that_of_the_best_window_which_the_answer_names(ranking, pa
         assert alone[0]["relevance_score"] == pytest.approx(
             items[index]["relevance_score"], abs=1e-6
         )
-        (windows,) = small.model().reader.windows([DOCUMENTS[index]], room, 100, truncate=True)
+        windows = [*small.model().reader.windows(DOCUMENTS[index], room, 100, truncate=True)]
         assert windows[0][0] == 0
         assert windows[-1][1] == len(DOCUMENTS[index])
         assert all(end > begin for (_, end), (begin, _) in pairwise(windows))
@@ -135,3 +137,19 @@ def test_the_flag_is_the_default_and_coheres_client_sends_the_field():
         )
         assert many.json()["usage"]["truncated"][0]["characters"][1] < len(LONG)
         assert many.headers["x-hybridtei-truncated"] == "20"
+
+
+def test_a_request_holds_a_permit_for_each_window_that_is_computed_at_once():
+    """A document of some 700 windows holds as many permits as 128 documents."""
+    hold = Hold()
+    with serving(labelled("LABEL_0"), gate=hold) as running:
+        free = running.service.config.max_concurrent_requests
+        body = {"query": "two", "documents": [LONG * 100], "max_chunks_per_doc": 1000}
+        asked = threading.Thread(target=running.post, args=("/v1/rerank", body))
+        asked.start()
+        try:
+            until(lambda: running.service.admission.free == free - 2 * CHUNK_DOCUMENTS)
+        finally:
+            hold.let_go()
+            asked.join()
+        until(lambda: running.service.admission.free == free)
