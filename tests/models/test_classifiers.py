@@ -302,3 +302,26 @@ def test_padding_of_a_configuration_that_names_none_is_transformers_default():
     decoders = {name: family for name, family in RECORDS.items() if family.is_decoder}
     default = {name: CONFIG_MAPPING[name]().pad_token_id for name in decoders}
     assert default == {name: family.padding for name, family in decoders.items()}
+
+
+CHAT_MODELS = {
+    "ChatML": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{% endfor %}",
+    "Llama 3": "{% for message in messages %}{{ message['role'] + '\\n\\n' + message['content'] | trim }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("labels", [1, 2, 3])
+@pytest.mark.parametrize("name", CHAT_MODELS)
+def test_a_classifier_made_from_a_chat_model_reads_texts(tmp_path, name, labels):
+    """Its template renders any role, so it says nothing about rankings."""
+    folder = tiny.write_classifier(tmp_path, "qwen3", labels)
+    (folder / "chat_template.jinja").write_text(CHAT_MODELS[name])
+    if labels == 2:
+        tiny.edit_json(folder / "config.json", id2label={0: "no", 1: "yes"})
+    encoder = Encoder.load(str(folder))
+    assert len(encoder.spec.labels) == labels
+    close(ours(encoder, TEXTS), theirs(folder, TEXTS))
+    if labels > 1:
+        pairs = [*pairwise(TEXTS[:4])]
+        close(ours(encoder, pairs), theirs(folder, pairs))

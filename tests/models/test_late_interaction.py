@@ -271,7 +271,14 @@ def test_what_is_not_served_is_refused_by_name(tmp_path):
     with pytest.raises(UnsupportedArchitecture, match="residual"):
         read_spec(folder)
     modules = json.loads((folder / "modules.json").read_text())
-    modules.append({"idx": 4, "name": "4", "path": "4_Other", "type": "x.LambdaTokenPooling"})
+    modules.append(
+        {
+            "idx": 4,
+            "name": "4",
+            "path": "4_Other",
+            "type": "sentence_transformers.models.LambdaTokenPooling",
+        }
+    )
     tiny.write_json(folder / "modules.json", modules)
     with pytest.raises(UnsupportedArchitecture, match="LambdaTokenPooling"):
         read_spec(folder)

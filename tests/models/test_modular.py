@@ -189,7 +189,10 @@ def test_what_modules_cannot_run_is_refused_by_name(tmp_path):
     norm = next(one["path"] for one in modules if one["type"].endswith("LayerNorm"))
     tiny.edit_json(folder / norm / "config.json", dimension=25)
     raised(WeightMismatch, folder, f"{norm}/config.json")
-    tiny.write_json(folder / "modules.json", [*modules, {"type": "x.LSTM", "path": ""}])
+    tiny.write_json(
+        folder / "modules.json",
+        [*modules, {"type": "sentence_transformers.models.LSTM", "path": ""}],
+    )
     assert "LSTM" in raised(UnsupportedArchitecture, folder, "modules.json")
     tiny.write_json(
         folder / "modules.json", [one for one in modules if not one["type"].endswith("Pooling")]

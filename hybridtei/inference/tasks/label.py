@@ -66,23 +66,18 @@ class Classify(Task[Classified]):
         options = self.options
         if options.max_tokens is not None:
             model = model.limited(options.max_tokens)
-        template, side = model.spec.kind.template, options.truncation_direction
-        if template is None:
-            return model.reader.read_pairs(
-                self.inputs, truncate=options.truncate is not False, direction=side
-            )
+        kind, side = model.spec.kind, options.truncation_direction
+        assert isinstance(kind, Labels)
+        truncate = options.truncate is not False
         pairs = [item for item in self.inputs if not isinstance(item, str)]
+        if kind.template is None or not (pairs or kind.judges_pairs):
+            return model.reader.read_pairs(self.inputs, truncate=truncate, direction=side)
         if len(pairs) < len(self.inputs):
             raise InvalidInput(
                 "`inputs` holds a text alone, but the model judges pairs: send [query, document]"
             )
         return with_shared_prefix(
-            model.reader.ask(
-                template,
-                pairs,
-                truncate=options.truncate is not False,
-                direction=side,
-            )
+            model.reader.ask(kind.template, pairs, truncate=truncate, direction=side)
         )
 
     def finish(

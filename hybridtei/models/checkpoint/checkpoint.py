@@ -78,6 +78,11 @@ class Checkpoint:
         """sentence-transformers' settings of the transformer, which count only with modules."""
         return self.home.transformer if self.modules else JsonObject({}, self.home.path)
 
+    @property
+    def renders_messages(self) -> bool:
+        """True if sentence-transformers renders texts by the chat template."""
+        return self.settings.object("modality_config").get("message") is not None
+
     @cached_property
     def published(self) -> JsonObject:
         """config.json, with the keys that the transformer's settings replace."""

@@ -133,10 +133,12 @@ class Late(Kind):
 @dataclass(frozen=True, kw_only=True)
 class Labels(Kind):
     """Logits of a text, a pair or each token. `activation`: sentence-transformers' function of a
-    reranker's logit, for information only, since scores follow TEI's rule."""
+    reranker's logit, for information only, since scores follow TEI's rule. `judges_pairs`: a text
+    alone has no meaning."""
 
     head: ClassifierHead
     activation: str | None = None
+    judges_pairs: bool = False
 
     @property
     def role(self) -> Role:
@@ -167,14 +169,17 @@ def _splade(checkpoint: Checkpoint) -> Kind | None:
 
 
 def _labels(checkpoint: Checkpoint) -> Kind | None:
-    head, template = language_ranker(checkpoint, read_classifier(checkpoint))
+    classifier = read_classifier(checkpoint)
+    head, template = language_ranker(checkpoint, classifier)
     if head is None:
         return None
+    is_rendered = classifier is None or checkpoint.renders_messages
     return Labels(
         head=head,
         template=template,
         skipped_padding=skipped_padding(checkpoint.family, head, checkpoint.config),
         activation=score_activation(checkpoint.config, checkpoint.root.sentence),
+        judges_pairs=template is not None and is_rendered,
     )
 
 

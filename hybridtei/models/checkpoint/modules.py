@@ -22,7 +22,7 @@ from hybridtei.models.checkpoint.checkpoint import (
     Flags,
     Modules,
 )
-from hybridtei.models.checkpoint.files import JsonObject, inside, read_json
+from hybridtei.models.checkpoint.files import JsonObject, read_json
 from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.hub_layouts import own_code
 from hybridtei.models.families.family import Pooling
@@ -41,6 +41,8 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
 # pplx-embed's module, which rounds pooled vectors (`ModelSpec.is_rounded`)
 QUANTIZER = "FlexibleQuantizer"
 CODER = "SparseAutoEncoder"
+# Packages whose modules are known, and pplx-embed's code
+PACKAGES = ("sentence_transformers.", "pylate.models.", f"st_quantize.{QUANTIZER}")
 # On pooled vectors, in any number and order
 STEPS = ("Dense", "LayerNorm")
 ORDER = (
@@ -87,10 +89,8 @@ StepModule = DenseModule | NormModule
 
 
 def read_modules(folder: Folder, *, late: bool = False) -> Modules:
-    """Return (type, path) of each module. Without modules.json: (), or for a Model2Vec its table.
-
-    The type is the class name alone, since modules have moved between versions.
-    """
+    """Return (type, path) of each module. Without modules.json: (), or for a Model2Vec its
+    table."""
     file = folder.path / "modules.json"
     if not file.exists():
         is_table = folder.object(optional=True).get("model_type") == "model2vec"
@@ -98,9 +98,8 @@ def read_modules(folder: Folder, *, late: bool = False) -> Modules:
     listed = read_json(file)
     if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
         raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
-    modules = _with_effect(
-        [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
-    )
+    names = class_names(folder, [module["type"] for module in listed], file)
+    modules = with_effect([*zip(names, (module["path"] for module in listed), strict=True)])
     order: Sequence[str] = ORDER
     if late:
         order = LATE_ORDER
@@ -109,8 +108,24 @@ def read_modules(folder: Folder, *, late: bool = False) -> Modules:
     unknown = [name for name, _ in modules if name not in order]
     if unknown:
         raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not supported")
-    _check_order(file, [name for name, _ in modules], order, orphans=late)
+    check_order(file, [name for name, _ in modules], order, orphans=late)
     return modules
+
+
+def class_names(folder: Folder, types: Sequence[str], file: Path) -> list[str]:
+    """Return the class name of each type, since modules have moved between versions. Raises
+    UnsupportedArchitecture for classes of a repository's own code, whatever their name."""
+    known = PACKAGES
+    # Jina's Transformer only chooses an adapter
+    if "lora_adaptations" in folder.object(optional=True):
+        known = (*PACKAGES, "custom_st.Transformer")
+    own = [name for name in types if not name.startswith(known)]
+    if own:
+        raise UnsupportedArchitecture(
+            f"{file}: modules of type {own} are the repository's own code, which hybridtei does "
+            f"not run; supported are sentence-transformers' {', '.join(ORDER)}"
+        )
+    return [name.rpartition(".")[2] for name in types]
 
 
 def _is_module(entry: object) -> bool:
@@ -119,7 +134,7 @@ def _is_module(entry: object) -> bool:
     )
 
 
-def _with_effect(modules: Modules) -> list[tuple[str, str]]:
+def with_effect(modules: Modules) -> list[tuple[str, str]]:
     """Return the modules without Dropout, which acts only in training, and without a second
     Normalize in a row."""
     modules = [module for module in modules if module[0] != "Dropout"]
@@ -155,93 +170,6 @@ def logit_score(checkpoint: Checkpoint) -> tuple[int, int | None] | None:
             f"{settings.file}: `true_token_id` and `false_token_id` are {ids}, should be token ids"
         )
     return ids[0], ids[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """Modules by route. `table`: the folder of the table that replaces the model for queries.
-    `default`: the route of texts whose kind the request does not name, or None."""
-
-    document: Modules
-    query: Modules = ()
-    table: Path | None = None
-    default: str | None = None
-
-
-def read_router(folder: Folder, modules: Modules) -> Routes:
-    """Return the routes of a Router; modules after the Router end both. Without a Router, `modules`
-    are the document route. Raises UnsupportedArchitecture unless there is one query route and one
-    document route."""
-    if not modules or modules[0][0] != "Router":
-        return Routes(modules)
-    prefix = modules[0][1]
-    settings = folder.within(prefix).object("router_config.json")
-    file = settings.file
-    types, structure = settings.get("types"), settings.get("structure")
-    if (
-        not isinstance(types, dict)
-        or not isinstance(structure, dict)
-        or set(structure) != {"query", "document"}
-    ):
-        raise UnsupportedArchitecture(
-            f"{file}: only routers with a query and a document route are supported"
-        )
-    if not all(
-        isinstance(paths, list) and all(isinstance(path, str) for path in paths)
-        for paths in structure.values()
-    ):
-        raise LoadError(f"{file}: `structure` should list the paths of each route's modules")
-    routes = {
-        name: [
-            *_with_effect(
-                [
-                    (str(types.get(path, "?")).rsplit(".", 1)[-1], str(Path(prefix) / path))
-                    for path in paths
-                ]
-            ),
-            *modules[1:],
-        ]
-        for name, paths in structure.items()
-    }
-    kinds = {name: [kind for kind, _ in route] for name, route in routes.items()}
-    if kinds["query"] == ["SparseStaticEmbedding"] and kinds["document"] in [
-        [kind, "SpladePooling"] for kind in TRANSFORMERS
-    ]:
-        return Routes(routes["document"], table=inside(folder.path, routes["query"][0][1]))
-    for name, names in kinds.items():
-        if not {"Pooling", STATIC} & {*names} or not {*names} <= {
-            *TRANSFORMERS,
-            STATIC,
-            "Pooling",
-            *STEPS,
-            "Normalize",
-        }:
-            raise UnsupportedArchitecture(
-                f"{file}: the {name} route is {names}; supported: a model of dense vectors in "
-                "each, or a SparseStaticEmbedding for queries and SPLADE for documents"
-            )
-        _check_order(file, names, ORDER, orphans=False)
-    return Routes(
-        routes["document"],
-        routes["query"],
-        default=_default_route(settings.object("parameters"), [*structure]),
-    )
-
-
-def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
-    if parameters.get("route_mappings"):
-        raise UnsupportedArchitecture(
-            f"{parameters.file}: `route_mappings` are not supported; name the routes query and "
-            "document"
-        )
-    default = parameters.get("default_route")
-    if default is None:
-        return names[0] if parameters.get("allow_empty_key", True) else None
-    if default not in names:
-        raise LoadError(
-            f"{parameters.file}: `default_route` is {default!r}; the routes are {', '.join(names)}"
-        )
-    return str(default)
 
 
 def splade_function(checkpoint: Checkpoint, override: str | None) -> str | None:
@@ -360,7 +288,7 @@ def read_steps(
     return tuple(read)
 
 
-def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
+def check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
     """Raises UnsupportedArchitecture for a Normalize before the end or a step before the pooling,
     since both change later steps. The Normalize at the end is an option of each request."""
     places = [order.index("Dense" if name in STEPS else name) for name in names]

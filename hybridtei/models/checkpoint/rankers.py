@@ -119,16 +119,16 @@ KNOWN = {
 
 
 def _template(checkpoint: Checkpoint, *, scores: bool) -> PairTemplate | None:
-    """Return the template of a model, or None. `scores`: the model has a head of its own, for which
-    any chat template that renders a query and a document counts. Raises LoadError, naming the
-    file."""
+    """Return the template of a model, or None. `scores`: a head of its own gives one score. Then
+    any chat template counts that renders a query and a document. Those of chat models render every
+    role, so of several labels they say nothing. Raises LoadError, naming the file."""
     home, config = checkpoint.home, checkpoint.config
     sentence = checkpoint.root.sentence
     instruction = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
     if (home.path / OWN_FILE).exists():
         return _own(home.path / OWN_FILE)
     modalities = checkpoint.settings.object("modality_config")
-    if modalities.get("message") is not None:
+    if checkpoint.renders_messages:
         return _of_chat(
             home, flat=modalities["message"].get("format") == "flat", instruction=instruction
         )
@@ -305,7 +305,8 @@ def language_ranker(
         )
     if not (causal or (ranks and family.is_decoder)):
         return classifier, None
-    template = _template(checkpoint, scores=classifier is not None)
+    scores = classifier is not None and classifier.role == "reranker"
+    template = _template(checkpoint, scores=scores)
     if classifier is not None:
         if template is not None:
             classifier = yes_of_two(classifier)

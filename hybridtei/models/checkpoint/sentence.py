@@ -116,10 +116,18 @@ def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> 
     return name.rsplit(".", 1)[-1] if isinstance(name, str) else None
 
 
-def adds_specials(settings: JsonObject, *, scores: bool) -> bool:
+def adds_specials(settings: JsonObject, *, scores: bool, renders: bool) -> bool:
     """Return True if texts get special tokens. `settings`: the transformer's. `scores`: the model
-    gives logits. Raises UnsupportedArchitecture for other settings that change its output."""
-    _check_outputs(settings.object("modality_config"), LOGITS + STATES if scores else STATES)
+    gives logits. `renders`: a template is rendered, or the settings do not count. Raises
+    UnsupportedArchitecture for other settings that change its output."""
+    modalities = settings.object("modality_config")
+    _check_outputs(modalities, LOGITS + STATES if scores else STATES)
+    if modalities.get("message") is not None and not renders:
+        raise UnsupportedArchitecture(
+            f"{settings.file}: `modality_config` has `message`: sentence-transformers renders each "
+            "text as a user's message by the chat template, which hybridtei does for pairs alone. "
+            "If the model was trained on plain texts, remove `message`"
+        )
     arguments = settings.object("processing_kwargs")
     calls = {
         f"{part}.{key}": value

@@ -35,11 +35,8 @@ from hybridtei.models.checkpoint.kinds import (
     read_kind,
 )
 from hybridtei.models.checkpoint.late import is_late
-from hybridtei.models.checkpoint.modules import (
-    read_modules,
-    read_router,
-    read_steps,
-)
+from hybridtei.models.checkpoint.modules import read_modules, read_steps
+from hybridtei.models.checkpoint.router import read_router
 from hybridtei.models.checkpoint.sentence import (
     adds_specials,
     check_similarity,
@@ -261,7 +258,11 @@ def _read(checkpoint: Checkpoint) -> ModelSpec:
             embeds=not isinstance(kind, Labels | Late),
             ignores=isinstance(kind, Labels) and kind.template is None,
         ),
-        bare=not adds_specials(home.transformer, scores=not isinstance(kind, Embedding)),
+        bare=not adds_specials(
+            home.transformer,
+            scores=not isinstance(kind, Embedding),
+            renders=not transformer or kind.template is not None,
+        ),
         removed_ids=removed_ids(home, words),
         has_token_types=has_token_types(checkpoint.family, config, words),
         padding_id=checkpoint.padding_id,

@@ -1,5 +1,6 @@
 """Chains of sentence-transformers modules, in every dialect; and each way they can be wrong, by class and file."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.checkpoint.modules import LEGACY_FLAGS, POOLINGS
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny
+from tests.inference.test_inference_free import routed
 from tests.models.refused import raised
 from tests.sampled import paired
 
@@ -33,7 +35,10 @@ def in_its_own_folder(folder, kind="Transformer"):
     chain = {kind: "0_Transformer", "Pooling": "1_Pooling"}
     tiny.write_json(
         folder / "modules.json",
-        [{"type": f"x.{name}", "path": path} for name, path in chain.items()],
+        [
+            {"type": f"sentence_transformers.models.{name}", "path": path}
+            for name, path in chain.items()
+        ],
     )
     return folder
 
@@ -122,8 +127,8 @@ def test_splade_is_asked_for_or_declared_never_guessed(splade):
 def test_a_splade_of_another_formula_is_refused(splade, copied, settings):
     folder = copied(splade)
     modules = [
-        {"type": "x.Transformer", "path": ""},
-        {"type": "x.SpladePooling", "path": "1_SpladePooling"},
+        {"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.SpladePooling", "path": "1_SpladePooling"},
     ]
     tiny.write_json(folder / "modules.json", modules)
     tiny.write_json(folder / "1_SpladePooling" / "config.json", {})
@@ -202,7 +207,7 @@ def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path, key):
 def test_a_module_we_do_not_run_is_refused_by_name(bert, copied, name):
     folder = copied(bert)
     modules = [
-        {"type": "x.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Transformer", "path": ""},
         {"type": f"sentence_transformers.models.{name}", "path": "1_X"},
     ]
     tiny.write_json(folder / "modules.json", modules)
@@ -213,9 +218,9 @@ def test_a_module_we_do_not_run_is_refused_by_name(bert, copied, name):
     "modules",
     [
         {},
-        {"type": "x.Transformer"},
-        [{"type": "x.Transformer"}],
-        [{"type": "x.Transformer", "path": None}],
+        {"type": "sentence_transformers.models.Transformer"},
+        [{"type": "sentence_transformers.models.Transformer"}],
+        [{"type": "sentence_transformers.models.Transformer", "path": None}],
         [{"type": 5, "path": ""}],
         ["Transformer"],
         3,
@@ -249,7 +254,10 @@ def test_an_empty_list_of_modules_is_as_good_as_none(bert, copied):
 )
 def test_an_order_that_is_not_run_is_refused(bert, copied, order):
     folder = copied(bert)
-    tiny.write_json(folder / "modules.json", [{"type": f"x.{name}", "path": ""} for name in order])
+    tiny.write_json(
+        folder / "modules.json",
+        [{"type": f"sentence_transformers.models.{name}", "path": ""} for name in order],
+    )
     assert "order" in raised(UnsupportedArchitecture, folder, "modules.json")
 
 
@@ -267,7 +275,10 @@ def test_a_module_path_does_not_lead_out_of_the_folder(splade, copied, name, pat
         del chain["Pooling"]
     tiny.write_json(
         folder / "modules.json",
-        [{"type": f"x.{word}", "path": where} for word, where in chain.items()],
+        [
+            {"type": f"sentence_transformers.models.{word}", "path": where}
+            for word, where in chain.items()
+        ],
     )
     assert path in raised(LoadError, folder, "", pooling="mean" if name == "Dense" else None)
 
@@ -280,3 +291,35 @@ def test_the_transformer_may_lie_in_a_folder_of_its_own(bert, copied, kind):
     assert (spec.pooling, spec.max_input_length) == (("mean",), 50)
     (folder / "0_Transformer" / "config.json").unlink()
     raised(MissingArtifact, folder, "0_Transformer/config.json")
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "custom_st.Transformer",
+        "custom_pooling.Pooling",
+        "my_layers.Dense",
+        "sentence_transformers_own.models.Pooling",
+        "Pooling",
+        "drop.Dropout",
+        "my_router.Router",
+    ],
+)
+def test_a_class_of_the_repositorys_own_code_is_refused_whatever_its_name(
+    bert, copied, name, trusted
+):
+    folder = copied(bert)
+    listed = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    listed.append({"type": name, "path": "1_Pooling"})
+    tiny.write_json(folder / "modules.json", listed)
+    assert name in raised(UnsupportedArchitecture, folder, "modules.json", trusted=trusted)
+
+
+def test_a_route_of_own_code_is_refused(tmp_path):
+    folder = routed(tmp_path)
+    file = folder / "router_config.json"
+    settings = json.loads(file.read_text())
+    settings["types"] = dict.fromkeys(settings["types"], "own.SpladePooling")
+    tiny.write_json(file, settings)
+    assert "own.SpladePooling" in raised(UnsupportedArchitecture, folder, "router_config.json")

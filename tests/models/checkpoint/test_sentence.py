@@ -212,7 +212,35 @@ def test_a_folder_that_modules_do_not_list_is_not_read(bert, copied):
     folder = copied(bert)
     tiny.write_dense(folder / "2_Dense", tiny.HIDDEN, 12)
     assert read_spec(folder).dense_width == tiny.HIDDEN
-    tiny.write_json(folder / "modules.json", [{"type": "x.Transformer", "path": ""}])
+    tiny.write_json(
+        folder / "modules.json", [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    )
     assert (folder / "1_Pooling" / "config.json").exists()
     assert "--pooling" in raised(MissingArtifact, folder, "modules.json")
     assert read_spec(folder, pooling="max").pooling == ("max",)
+
+
+MESSAGE = {
+    "text": {"method": "forward", "method_output_name": "last_hidden_state"},
+    "message": {"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"},
+}
+
+
+@pytest.mark.parametrize("name", ["bert", "splade", "reranker"])
+def test_texts_that_are_rendered_as_messages_are_refused(request, copied, tmp_path, name):
+    """sentence-transformers 6 renders every text by the chat template, if the base had one."""
+    if name == "reranker":
+        folder = tiny.write_classifier(tmp_path, "bert")
+    else:
+        folder = copied(request.getfixturevalue(name))
+    chain = {"bert": ["Pooling"], "splade": ["SpladePooling"], "reranker": []}[name]
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    for kind in chain:
+        modules.append({"type": f"sentence_transformers.models.{kind}", "path": f"1_{kind}"})
+        (folder / f"1_{kind}").mkdir(exist_ok=True)
+        if not (folder / f"1_{kind}" / "config.json").exists():
+            tiny.write_json(folder / f"1_{kind}" / "config.json", {})
+    tiny.write_json(folder / "modules.json", modules)
+    read_spec(folder)
+    with_settings(folder, modality_config=MESSAGE)
+    assert "`message`" in raised(UnsupportedArchitecture, folder, TRANSFORMER)
