@@ -25,6 +25,7 @@ from hybridtei.models.checkpoint import (
     modules,
     peft,
     rankers,
+    router,
     sentence,
     sizes,
     spec,
@@ -130,8 +131,8 @@ def rows() -> list[Row]:
         ),
         Row(
             ["router_config.json"],
-            f"{_listed(keys_read('settings', modules.read_router))}; of `parameters` "
-            f"{_listed(keys_read('parameters', modules))}",
+            f"{_listed(keys_read('settings', router))}; of `parameters` "
+            f"{_listed(keys_read('parameters', router))}",
             "Loading fails for `route_mappings` and for other routes than query and document.",
         ),
         Row(

@@ -115,14 +115,14 @@ def read_modules(folder: Folder, *, late: bool = False) -> Modules:
 def class_names(folder: Folder, types: Sequence[str], file: Path) -> list[str]:
     """Return the class name of each type, since modules have moved between versions. Raises
     UnsupportedArchitecture for classes of a repository's own code, whatever their name."""
-    known = PACKAGES
+    packages = PACKAGES
     # Jina's Transformer only chooses an adapter
     if "lora_adaptations" in folder.object(optional=True):
-        known = (*PACKAGES, "custom_st.Transformer")
-    own = [name for name in types if not name.startswith(known)]
-    if own:
+        packages = (*PACKAGES, "custom_st.Transformer")
+    foreign = [name for name in types if not name.startswith(packages)]
+    if foreign:
         raise UnsupportedArchitecture(
-            f"{file}: modules of type {own} are the repository's own code, which hybridtei does "
+            f"{file}: modules of type {foreign} are the repository's own code, which hybridtei does "
             f"not run; supported are sentence-transformers' {', '.join(ORDER)}"
         )
     return [name.rpartition(".")[2] for name in types]
