@@ -42,7 +42,7 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
 QUANTIZER = "FlexibleQuantizer"
 CODER = "SparseAutoEncoder"
 # Packages whose modules are known, and pplx-embed's code
-PACKAGES = ("sentence_transformers.", "pylate.models.", f"st_quantize.{QUANTIZER}")
+PACKAGES: tuple[str, ...] = ("sentence_transformers.", "pylate.models.", f"st_quantize.{QUANTIZER}")
 # On pooled vectors, in any number and order
 STEPS = ("Dense", "LayerNorm")
 ORDER = (
