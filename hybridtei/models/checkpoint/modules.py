@@ -122,8 +122,8 @@ def class_names(folder: Folder, types: Sequence[str], file: Path) -> list[str]:
     foreign = [name for name in types if not name.startswith(packages)]
     if foreign:
         raise UnsupportedArchitecture(
-            f"{file}: modules of type {foreign} are the repository's own code, which hybridtei does "
-            f"not run; supported are sentence-transformers' {', '.join(ORDER)}"
+            f"{file}: modules of type {foreign} are the repository's own code, which hybridtei "
+            f"does not run; supported are sentence-transformers' {', '.join(ORDER)}"
         )
     return [name.rpartition(".")[2] for name in types]
 
