@@ -18,7 +18,7 @@ SIZE = {"tokens": 334_718, "modules": 201}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 793,
+    "conditionals": 800,
     "literal_splats": 22,
     "no_nouns": 24,
     "comments_behind": 35,
