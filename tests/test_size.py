@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 334_718, "modules": 201}
+SIZE = {"tokens": 335_059, "modules": 202}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
