@@ -183,26 +183,35 @@ def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerpr
         _fingerprints[owner] = future
 
     def read() -> None:
-        try:
-            parts = fingerprint(spec, **options)
-        except Exception as error:
-            # The files changed while they were read
-            log.warning("no fingerprint: %s", error)
-            future.set_result(None)
-            return
-        changed = spec.loaded_files.changed()
-        if changed is not None:
-            log.warning("no fingerprint: %s is not the file that was loaded", changed)
-            future.set_result(None)
-            return
-        future.set_result(parts)
+        future.set_result(fingerprint_of_loaded(spec, **options))
 
     Thread(target=read, name="fingerprint", daemon=True).start()
     return future
 
 
+def fingerprint_of_loaded(spec: ModelSpec, **options: str | None) -> Fingerprint | None:
+    """Return the fingerprint of the files that were loaded, not of others that lie in the folder by
+    now: None, and a warning, if a file is missing or changed. `options`: arguments of
+    `fingerprint`."""
+    try:
+        parts = fingerprint(spec, **options)
+    except Exception as error:
+        # The files changed while they were read
+        log.warning("no fingerprint: %s", error)
+        return None
+    changed = spec.loaded_files.changed()
+    if changed is not None:
+        log.warning("no fingerprint: %s is not the file that was loaded", changed)
+        return None
+    return parts
+
+
+def model_of(parts: Fingerprint | None) -> str | None:
+    """Return `model` of a fingerprint."""
+    return None if parts is None else parts["model"]
+
+
 async def model_hash(reading: Future[Fingerprint | None]) -> str | None:
     """Wait for a fingerprint from `begin` and return its `model`. Cancelling one waiter does not
     affect the others."""
-    parts = await asyncio.shield(asyncio.wrap_future(reading))
-    return None if parts is None else parts["model"]
+    return model_of(await asyncio.shield(asyncio.wrap_future(reading)))

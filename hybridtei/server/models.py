@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -36,12 +36,18 @@ from hybridtei.errors import (
 )
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.device import STOP_SECONDS
-from hybridtei.options import SIDES, InputType
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.rerank import Scored
+from hybridtei.models.fingerprint import model_hash
+from hybridtei.options import SIDES, EmbedOptions, InputType, RankOptions
+from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.context import Context
+from hybridtei.server.ranking import rank
 from hybridtei.system import memory
 from hybridtei.system.metrics import Counter, Registry, text_of
 
 if TYPE_CHECKING:
+    from hybridtei.models.text.tokenizer import Token
     from hybridtei.retrieval.store.base import CollectionSchema
     from hybridtei.retrieval.store.collection import CollectionSchemas
     from hybridtei.server.routing import Route
@@ -336,6 +342,56 @@ def store_errors(registry: Registry) -> Counter:
     for kind in STORE_ERRORS.values():
         counter.add(0, kind=kind)
     return counter
+
+
+class Asked:
+    """A served model as one search asks it. `usage`: what embedding its queries cost."""
+
+    usage: Usage
+
+    def __init__(self, context: Context, *, is_batch: bool = False) -> None:
+        self.model_id = context.model.model_id
+        self.spec = context.service.model.spec
+        self._context, self._is_batch = context, is_batch
+
+    async def embed(
+        self, texts: Sequence[str], heads: frozenset[Head], options: EmbedOptions
+    ) -> Embeddings:
+        """Embed queries; a table is read without a permit. Raises Overloaded if too many
+        read it."""
+        task = Embed(texts, heads, options)
+        load = Load(
+            len(texts),
+            sum(map(len, texts)),
+            is_batch=self._is_batch,
+        )
+        if options.query_encoder == "model":
+            answer, self.usage = await self._context.run(task, load)
+            return answer
+        service = self._context.service
+        with service.beside.inside(1), service.admission.carrying(load.inputs):
+            answer, self.usage = await self._context.run(task, load)
+        return answer
+
+    async def rank(self, query: str, documents: Sequence[str], options: RankOptions) -> Scored:
+        """Score hits."""
+        scored, _ = await rank(
+            self._context,
+            self._context.ranking(
+                query,
+                documents,
+                options,
+            ),
+        )
+        return scored
+
+    def tokens_of(self, text: str) -> Iterable[Token]:
+        """The tokens of a text without special ones, with their places."""
+        return self._context.service.tokenizer.tokens(text, add_special_tokens=False)
+
+    async def fingerprint(self) -> str | None:
+        """The hash of the model's files."""
+        return await model_hash(self._context.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)

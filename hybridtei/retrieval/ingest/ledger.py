@@ -17,7 +17,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
-from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError
+from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.retrieval.ingest.chunking import (
     CHUNK,
     CHUNKS,
@@ -29,7 +29,6 @@ from hybridtei.retrieval.ingest.chunking import (
 )
 from hybridtei.retrieval.ingest.files import printable
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store
-from hybridtei.retrieval.store.collection import check_fits
 from hybridtei.retrieval.store.query import Filter, Match
 
 IDS_AT_ONCE = 1000
@@ -172,19 +171,3 @@ class Source:
             return {}
         sources = {name: str(path) for path, name in self.known.items()}
         return {SOURCES: sources | {self.label: str(self.place)}}
-
-
-async def created(store: Store, name: str, schema: CollectionSchema) -> CollectionSchema:
-    """The schema of the collection, which is created if it is missing. Raises CollectionMismatch if
-    it cannot store `schema`."""
-    existing = await store.describe(name)
-    if existing is None:
-        try:
-            await store.create(name, schema)
-        except StoreError:
-            # Another process may have created it meanwhile
-            if await store.describe(name) is None:
-                raise
-        existing = await store.describe(name) or schema
-    check_fits(existing, schema, name)
-    return existing

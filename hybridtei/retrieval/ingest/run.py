@@ -31,12 +31,13 @@ from hybridtei.errors import (
 from hybridtei.inference.load import find_model, text_model
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
+from hybridtei.models.fingerprint import fingerprint_of_loaded, model_of
+from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.retrieval.ingest.files import QUARANTINE, Quarantine, check_source, source_files
 from hybridtei.retrieval.ingest.ledger import (
     Source,
     StoredDocuments,
-    created,
     stored_documents,
 )
 from hybridtei.retrieval.ingest.options import (
@@ -52,15 +53,19 @@ from hybridtei.retrieval.ingest.prepare import Preparation
 from hybridtei.retrieval.ingest.write import Writer, wait_indexed
 from hybridtei.retrieval.store import open_store, place_of, with_default
 from hybridtei.retrieval.store.base import CollectionSchema, Store
-from hybridtei.retrieval.store.collection import check_fits, check_name
+from hybridtei.retrieval.store.collection import CollectionSchemas, check_fits, check_name
 from hybridtei.retrieval.store.plan import (
+    FINGERPRINT,
     budget_of_plan,
-    schema_for,
-    settled,
+    kept,
+    layout_of,
+    new_schema,
+    plan_of,
     signed,
     spread,
     with_budget,
 )
+from hybridtei.retrieval.store.proof import is_proved
 from hybridtei.retrieval.store.query import CollectionPlan
 
 Tell = Callable[[str], None]
@@ -159,6 +164,9 @@ class _Ingest:
             model = msgspec.structs.replace(model, model_id=model_id)
         self.model = model
         self.spec = getattr(encoder, "spec", None) or _spec(model, served)
+        # Of the files that were loaded: by the server, if one embeds
+        loaded = served and served["hybridtei"].get("fingerprint")
+        self.fingerprint = model_of(loaded or fingerprint_of_loaded(self.spec))
         self.heads = vector_heads(self.spec.heads, options.outputs)
         self.text = text_model(self.spec, engine)
         self.chunks = settings_for(
@@ -180,7 +188,7 @@ class _Ingest:
             stack.push_async_callback(store.close)
             try:
                 existing = await store.describe(name)
-                plan, schema = await self._planned(store, existing)
+                schema = await self._planned(store, existing)
                 source = Source.of(Path(options.source), existing, options.source_name)
                 stored: StoredDocuments = {}
                 if existing is not None:
@@ -190,18 +198,20 @@ class _Ingest:
                 load = self._loader(stack)
                 choices: dict[str, Any] = {"outputs": self.heads, "input_type": "document"}
                 if Head.MULTIVECTOR in self.heads:
-                    choices["multivector"] = budget_of_plan(plan)
+                    choices["multivector"] = budget_of_plan(plan_of(schema))
 
                 # Loads the embedder at the first text
                 def encode(texts: Any, **settings: Any) -> Any:
                     return load().encode(texts, **choices | settings)
 
+                if existing is not None:
+                    await self._prove(store, existing, schema, encode)
                 if not options.dry_run:
                     if existing is None or options.engine == "ray":
                         # Before the collection is created, so that a failed load leaves none; Ray
                         # needs the main thread
                         load()
-                    existing = await created(store, name, schema)
+                    existing, _ = await CollectionSchemas(store).collection(name, schema)
                     # Another process may have added a source meanwhile
                     source = Source.of(Path(options.source), existing, options.source_name)
                     if source.record:
@@ -227,28 +237,45 @@ class _Ingest:
         report = list(preparation.quarantine.report)
         return Summary(name, place_of(self.config), stats, rejected, options.dry_run, report)
 
-    async def _planned(
-        self, store: Store, existing: CollectionSchema | None
-    ) -> tuple[CollectionPlan, CollectionSchema]:
-        """The collection's plan and schema; a new one is spread over the cluster. Raises
-        CollectionMismatch if they differ."""
-        name, spec = self.options.collection, self.spec
-        chosen = with_budget(
+    async def _planned(self, store: Store, existing: CollectionSchema | None) -> CollectionSchema:
+        """The schema that this ingest fills; a new collection is spread over the cluster. Raises
+        CollectionMismatch if the collection has another one."""
+        name, spec, model_id = self.options.collection, self.spec, self.model.model_id
+        plan = with_budget(
             self.options.plan, self.model.multivector_tokens, self.model.multivector_dtype
         )
-        plan = settled(chosen, existing, self.heads, name, width=spec.multivector_width)
-        if existing is None and (nodes := await _nodes(store, self.tell)) > 1:
-            plan = spread(plan, nodes)
-            self.tell(
-                f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each"
-            )
-        unsigned = schema_for(
-            spec, self.model.model_id, plan, heads=self.heads, is_there=existing is not None
-        )
-        schema = signed(unsigned, spec)
-        if existing is not None:
-            check_fits(existing, schema, name)
-        return plan, schema
+        if existing is None:
+            if (nodes := await _nodes(store, self.tell)) > 1:
+                plan = spread(plan, nodes)
+                self.tell(
+                    f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each"
+                )
+            return new_schema(spec, model_id, plan, self.fingerprint, self.heads)
+        plan = kept(plan, existing, name)
+        schema = layout_of(spec, model_id, plan, self.heads, is_there=True)
+        schema = signed(schema, self.fingerprint)
+        check_fits(existing, schema, name)
+        return schema
+
+    async def _prove(
+        self,
+        store: Store,
+        existing: CollectionSchema,
+        schema: CollectionSchema,
+        encode: Callable[[Any], Embeddings],
+    ) -> None:
+        """Compare stored texts if the collection or the model has no fingerprint, and give the
+        collection the model's. Raises CollectionMismatch."""
+        fingerprint, name = schema.metadata.get(FINGERPRINT), self.options.collection
+        if FINGERPRINT in existing.metadata and fingerprint is not None:
+            return
+
+        async def embed(texts: Sequence[str]) -> Embeddings:
+            return await asyncio.to_thread(encode, texts)
+
+        proved = await is_proved(store, name, existing, embed, self.model.model_id)
+        if proved and fingerprint is not None and not self.options.dry_run:
+            await store.annotate(name, {FINGERPRINT: fingerprint})
 
     def _preparation(
         self, stack: AsyncExitStack, source: Source, stored: StoredDocuments, stats: IngestStats
@@ -291,6 +318,12 @@ class _Ingest:
             loaded = self.encoder or _embedder(self.options, self.model, self.engine)
             if self.is_owned:
                 stack.callback(loaded.close)
+                # The fingerprint is of the files that were there before the collection was made
+                if (changed := self.spec.loaded_files.changed()) is not None:
+                    raise LoadError(
+                        f"{changed} has changed since this ingest began: run it again, for the "
+                        "model that is there now"
+                    )
             if isinstance(loaded, Client):
                 what = f"{loaded.url}, {loaded.info()['model_dtype']}"
             else:

@@ -31,6 +31,7 @@ from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, UnknownCollection
+from hybridtei.models.fingerprint import fingerprint_of_loaded, model_of
 from hybridtei.retrieval.ingest.chunking import CONTEXT
 from hybridtei.retrieval.ingest.pipeline import embed_in_context
 from hybridtei.retrieval.migrate import MigrateOptions
@@ -50,9 +51,9 @@ from hybridtei.retrieval.store.plan import (
     MODEL_ID,
     MODEL_KEYS,
     fit_to_schema,
+    layout_of,
     plan_of,
     schema_for,
-    settled,
     signed,
     with_budget,
     without_packed,
@@ -362,10 +363,7 @@ class MigrationRun:
         )
         plan = with_budget(plan, before.multivector_tokens, before.multivector_dtype)
         heads = spec.heads & had
-        plan = settled(plan, None, heads, self._name, width=spec.multivector_width)
-        planned = await asyncio.to_thread(
-            signed, schema_for(spec, model_id, plan, heads=heads), spec
-        )
+        planned = await asyncio.to_thread(schema_for, spec, model_id, plan, heads=heads)
         # Keys of the user and of the ingest stay
         metadata = {
             key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS
@@ -402,14 +400,9 @@ class MigrationRun:
             )
             self._encoders[key] = Encoder.load(config=config, engine=self._engine)
         if schema is not None:
-            planned = schema_for(
-                self._encoders[key].spec,
-                model_id,
-                plan,
-                heads=heads_of(schema),
-                is_there=True,
-            )
-            check_fits(schema, signed(planned, self._encoders[key].spec))
+            spec = self._encoders[key].spec
+            planned = layout_of(spec, model_id, plan, heads_of(schema), is_there=True)
+            check_fits(schema, signed(planned, model_of(fingerprint_of_loaded(spec))))
         return self._encoders[key]
 
 

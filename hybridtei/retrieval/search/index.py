@@ -22,10 +22,11 @@ from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store
 from hybridtei.retrieval.store.collection import heads_of
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import (
+    FINGERPRINT,
     budget_of_plan,
+    new_schema,
     plan_of,
-    schema_for,
-    settled,
+    signed,
 )
 from hybridtei.retrieval.store.points import point_id, to_points
 from hybridtei.retrieval.store.query import CollectionPlan
@@ -66,11 +67,8 @@ class Index:
         Raises InvalidInput, naming the record, and the errors of `Encoder.encode`.
         """
         self._open(MemoryStore(), NAME, encoder or Encoder.load(), reranker)
-        model = self.encoder
-        heads = model.spec.heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
-        late = model.spec.multivector
-        plan = settled(CollectionPlan(), None, heads, NAME, width=0 if late is None else late.width)
-        self._schema = schema_for(model.spec, self._model_id, plan)
+        # `save` adds the fingerprint
+        self._schema = new_schema(self.encoder.spec, self._model_id, CollectionPlan(), None)
         try:
             self._loop.run(self._store.create(NAME, self._schema))
             self.add(records, show_progress=show_progress)
@@ -94,7 +92,8 @@ class Index:
         assert store is not None
         index._open(store, name, encoder or Encoder.load(), reranker)
         try:
-            index._schema = index._loop.run(index._searcher.fit(name)).schema
+            fit = index._loop.run(index._searcher.fit(name))
+            index._schema, index._may_sign = fit.schema, fit.is_proved
         except BaseException:
             index.close()
             raise
@@ -113,6 +112,8 @@ class Index:
             )
         self._ranker = reranker
         self._places = count()
+        # The vectors are known to be this encoder's
+        self._may_sign = True
 
     def add(
         self, records: Iterable[str | Mapping[str, Any]], *, show_progress: bool | None = None
@@ -120,6 +121,9 @@ class Index:
         """Embed and store more records. A record replaces the stored record of its `id`."""
         rows = _rows(records)
         iterator = iter(rows)
+        if self._store.kind != "memory" and FINGERPRINT not in self._schema.metadata:
+            self._schema = self._signed_schema()
+            self._loop.run(self._store.annotate(self._name, self._schema.metadata))
         # None: shown on a terminal
         hidden = None if show_progress is None else not show_progress
         with tqdm(total=length_hint(rows) or None, unit="text", disable=hidden) as bar:
@@ -146,6 +150,12 @@ class Index:
         points = to_points(embedded, ids, payloads)
         self._loop.run(self._store.upsert(self._name, points, self._schema))
 
+    def _signed_schema(self) -> CollectionSchema:
+        """The schema with the encoder's fingerprint, if the collection has none."""
+        if FINGERPRINT in self._schema.metadata or not self._may_sign:
+            return self._schema
+        return signed(self._schema, self._loop.run(self._searcher.model.fingerprint()))
+
     def search(
         self, query: str, limit: int = 10, *, filter: Any = None, **options: Unpack[LocalKeywords]
     ) -> list[SearchHit]:
@@ -169,7 +179,8 @@ class Index:
         a collection of this name exists."""
         store = open_store(StoreConfig(qdrant_path=str(folder)))
         assert store is not None
-        self._loop.run(_copied(self._store, self._name, store, name, self._schema))
+        schema = self._signed_schema()
+        self._loop.run(_copied(self._store, self._name, store, name, schema))
 
     def close(self) -> None:
         """Close the store and end the thread. The encoder stays open. A second call does

@@ -20,7 +20,6 @@ import numpy as np
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import Scored, declared_weights
-from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.tokenizer import Token
 from hybridtei.options import EmbedOptions, RankOptions
 from hybridtei.outputs import Embeddings
@@ -49,7 +48,7 @@ from hybridtei.retrieval.store.base import (
     Selector,
     Store,
 )
-from hybridtei.retrieval.store.collection import CollectionSchemas, Searchable
+from hybridtei.retrieval.store.collection import CollectionSchemas, Searchable, VectorModel
 from hybridtei.retrieval.store.plan import CALIBRATION
 from hybridtei.retrieval.store.query import MAX_LIMIT
 
@@ -74,21 +73,10 @@ class Ranker(Protocol):
     async def rank(self, query: str, documents: Sequence[str], options: RankOptions) -> Scored: ...
 
 
-class TextModel(Ranker, Protocol):
-    """A model that embeds queries: an `Encoder`, or a server's as one request asks it.
-    `tokens_of`: for highlights. `fingerprint`: the hash of its files, to compare with a
-    collection's."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    async def embed(
-        self, texts: Sequence[str], heads: frozenset[Head], options: EmbedOptions
-    ) -> Embeddings: ...
+class TextModel(VectorModel, Ranker, Protocol):
+    """A model that embeds queries. `tokens_of`: for highlights."""
 
     def tokens_of(self, text: str) -> Iterable[Token]: ...
-
-    async def fingerprint(self) -> str | None: ...
 
 
 class Searcher:
@@ -126,13 +114,10 @@ class Searcher:
     async def fit(self, collection: str, schema: CollectionSchema | None = None) -> Searchable:
         """The collection as this model searches it. `schema`: the collection's, if the caller has
         it. Raises UnknownCollection, CollectionMismatch, StoreError."""
-        model = self.model
         return await self._schemas.fit(
             collection,
             schema or await self._schemas.of(collection),
-            model.spec,
-            model.model_id,
-            model.fingerprint,
+            self.model,
             unlabelled=self._unlabelled,
         )
 

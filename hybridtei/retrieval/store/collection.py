@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from hybridtei.errors import (
     UnknownCollection,
 )
 from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.options import EmbedOptions
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.base import (
     MULTIVECTOR,
@@ -33,16 +34,35 @@ from hybridtei.retrieval.store.base import (
 from hybridtei.retrieval.store.plan import (
     CALIBRATION,
     FINGERPRINT,
+    MODEL_ID,
     PackedFormat,
+    budget_of_plan,
     fit_to_schema,
+    layout_of,
     packed_format,
     payload_of,
     plan_of,
-    schema_for,
 )
+from hybridtei.retrieval.store.proof import is_proved
 
 T = TypeVar("T")
-ReadFingerprint = Callable[[], Awaitable[str | None]]
+
+
+class VectorModel(Protocol):
+    """A model that makes a collection's vectors: an `Encoder`, or a server's as one request asks
+    it. `fingerprint`: the hash of the files that it was loaded from."""
+
+    @property
+    def model_id(self) -> str: ...
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    async def embed(
+        self, texts: Sequence[str], heads: frozenset[Head], options: EmbedOptions
+    ) -> Embeddings: ...
+
+    async def fingerprint(self) -> str | None: ...
 
 
 MAX_NAME_BYTES = 200
@@ -166,9 +186,13 @@ class Searchable:
     payload: Selector
     # True if the collection has fewer numbers of a vector than the model makes
     is_cut: bool
+    # True if the collection has no fingerprint, but the model makes its texts' vectors
+    is_proved: bool = False
 
     @classmethod
-    def of(cls, schema: CollectionSchema, spec: ModelSpec, name: str) -> Searchable:
+    def of(
+        cls, schema: CollectionSchema, spec: ModelSpec, name: str, *, is_proved: bool = False
+    ) -> Searchable:
         """The facts of a schema that `check_searchable` has accepted."""
         plan = plan_of(schema)
         return cls(
@@ -180,6 +204,7 @@ class Searchable:
             payload_of(schema),
             plan.dense_dim != spec.dense_width
             or (plan.multivector_dim or 0) != spec.multivector_width,
+            is_proved,
         )
 
     def fitted(self, embeddings: Embeddings) -> Embeddings:
@@ -236,28 +261,35 @@ class CollectionSchemas:
             await asyncio.sleep(LOOK_S)
 
     async def fit(
-        self,
-        name: str,
-        schema: CollectionSchema,
-        spec: ModelSpec,
-        model_id: str,
-        fingerprint: ReadFingerprint | None,
-        *,
-        unlabelled: bool = False,
+        self, name: str, schema: CollectionSchema, model: VectorModel, *, unlabelled: bool = False
     ) -> Searchable:
-        """The collection and the model, compared when the schema is new. Raises CollectionMismatch.
-
-        `fingerprint`: reads that of the model's files, for a collection that has one.
-        """
+        """The collection and the model, compared when the schema is new: by the fingerprint of the
+        model's files, or by stored texts if one of both has none. Raises CollectionMismatch."""
+        spec, model_id = model.spec, model.model_id
         key = name, model_id, unlabelled
         fit = self._fits.get(key)
         if fit is None or fit.schema is not schema or fit.spec is not spec:
-            own = None
-            if fingerprint is not None and FINGERPRINT in schema.metadata:
-                own = await fingerprint()
+            own = await model.fingerprint() if FINGERPRINT in schema.metadata else None
             check_searchable(schema, spec, model_id, name, fingerprint=own, unlabelled=unlabelled)
-            fit = self._fits[key] = Searchable.of(schema, spec, name)
+            is_proved = False
+            if own is None and MODEL_ID in schema.metadata:
+                is_proved = await self._is_proved(schema, name, model)
+            fit = Searchable.of(schema, spec, name, is_proved=is_proved)
+            self._fits[key] = fit
         return fit
+
+    async def _is_proved(self, schema: CollectionSchema, name: str, model: VectorModel) -> bool:
+        heads = common_heads(schema, model.spec)
+        options = EmbedOptions(
+            truncate=True,
+            input_type="document",
+            multivector=budget_of_plan(plan_of(schema)),
+        )
+
+        async def embed(texts: Sequence[str]) -> Embeddings:
+            return await model.embed(texts, heads, options)
+
+        return await is_proved(self.store, schema.stored_as or name, schema, embed, model.model_id)
 
     async def _others(self, name: str) -> str:
         """The end of an error's message: the store, the most similar name, and all names."""
@@ -286,20 +318,33 @@ class CollectionSchemas:
                 return True
         return False
 
-    async def create(self, name: str, schema: CollectionSchema) -> tuple[CollectionSchema, bool]:
-        """Create a collection, unless another client does so at the same time. Return its schema,
-        and True if created here.
+    async def collection(
+        self, name: str, schema: CollectionSchema
+    ) -> tuple[CollectionSchema, bool]:
+        """Get the collection of a name, for writing, or make it. Return its schema, and True if it
+        was made here: another client may do so at the same time.
 
-        Raises StoreError.
+        Raises CollectionMismatch if it cannot store `schema`; StoreError.
         """
-        self._cache.pop(name, None)
         try:
-            await self.store.create(name, schema)
-        except StoreError:
-            if current := await self._read(name):
-                return current, False
-            raise
-        return replace(schema, stored_as=name), True
+            current = await self.of(name, writing=True)
+        except UnknownCollection:
+            try:
+                await self.store.create(name, schema)
+                return replace(schema, stored_as=name), True
+            except StoreError:
+                if (found := await self._read(name)) is None:
+                    raise
+                current = found
+        check_fits(current, schema, name)
+        return current, False
+
+    async def sign(self, fit: Searchable, model: VectorModel) -> None:
+        """At a write, give a collection without a fingerprint that of the model that was proved to
+        make its vectors."""
+        is_unsigned = FINGERPRINT not in fit.schema.metadata
+        if is_unsigned and fit.is_proved and (own := await model.fingerprint()) is not None:
+            await self.store.annotate(fit.name, {FINGERPRINT: own})
 
     async def upsert(self, name: str, schema: CollectionSchema, points: Sequence[Stored]) -> bool:
         """Store points. Return False if a migration switches the name meanwhile: make the points
@@ -374,7 +419,7 @@ def check_searchable(
             f"collection {name!r} has the vectors {fields}; {model_id} makes "
             f"{', '.join(sorted(spec.heads)) or 'none'}"
         )
-    wanted = schema_for(spec, model_id, plan_of(schema), heads=heads, is_there=True)
+    wanted = layout_of(spec, model_id, plan_of(schema), heads, is_there=True)
     vectors = dict(wanted.vectors)
     for field, params in vectors.items():
         # For unit vectors the dot product equals the cosine

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from hybridtei.batch import VECTORS, Head, Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
-from hybridtei.inference.tasks.pooling import unpacked
+from hybridtei.inference.tasks.pooling import budgeted, unpacked
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.fingerprint import fingerprint
+from hybridtei.models.fingerprint import fingerprint_of_loaded, model_of
 from hybridtei.options import MultivectorBudget
 from hybridtei.outputs import Embeddings, cut, unit
 from hybridtei.retrieval.store.base import (
@@ -72,36 +72,31 @@ SMALL_TOKENS = 64
 SMALL_DTYPE: MultivectorDtype = "binary"
 
 
-def settled(
-    chosen: CollectionPlan,
-    existing: CollectionSchema | None,
-    heads: frozenset[Head],
-    name: str,
-    *,
-    width: int = 0,
-) -> CollectionPlan:
-    """The plan of a new collection, with defaults for missing fields, or the plan of an existing
-    one.
+def settled(chosen: CollectionPlan, heads: frozenset[Head], width: int = 0) -> CollectionPlan:
+    """The plan of a new collection, with defaults for missing fields.
 
     `width`: of the model's multi-vectors. A width that is no multiple of 8, whole or cut, is stored
-    as int8. Raises CollectionMismatch, field by field, if the chosen plan differs from the existing
-    collection's.
+    as int8. Raises InvalidInput for multi-vectors of bytes as the only vectors.
     """
-    if existing is None:
-        # Only a multi-vector of floats finds points
-        is_alone = heads & VECTORS == {Head.MULTIVECTOR}
-        dtype = SMALL_DTYPE
-        if is_alone:
-            dtype = "float"
-        elif (chosen.multivector_dim or width) % 8:
-            dtype = "int8"
-        chosen = with_budget(chosen, SMALL_TOKENS, dtype)
-        if is_alone and chosen.multivector_dtype != "float":
-            raise InvalidInput(
-                f"`multivector_dtype` is {chosen.multivector_dtype}: multi-vectors have to be "
-                "float if they are the only vectors"
-            )
-        return chosen
+    # Only a multi-vector of floats finds points
+    is_alone = heads & VECTORS == {Head.MULTIVECTOR}
+    dtype = SMALL_DTYPE
+    if is_alone:
+        dtype = "float"
+    elif (chosen.multivector_dim or width) % 8:
+        dtype = "int8"
+    plan = with_budget(chosen, SMALL_TOKENS, dtype)
+    if is_alone and plan.multivector_dtype != "float":
+        raise InvalidInput(
+            f"`multivector_dtype` is {plan.multivector_dtype}: multi-vectors have to be float if "
+            "they are the only vectors"
+        )
+    return plan
+
+
+def kept(chosen: CollectionPlan, existing: CollectionSchema, name: str) -> CollectionPlan:
+    """The plan of an existing collection. Raises CollectionMismatch, field by field, if the chosen
+    plan differs from it."""
     current = plan_of(existing)
     lines = [
         f"  {field}: there {getattr(current, field) or 'nothing'}, asked for {value or 'nothing'}"
@@ -177,11 +172,11 @@ def schema_for(
     *,
     heads: frozenset[Head] | None = None,
     sparse_idf: bool | None = None,
-    is_there: bool = False,
     **options: Any,
 ) -> CollectionSchema:
-    """The schema of a model's outputs: those of `dense`, `sparse` and `multivector` that the model
-    and `heads` have.
+    """The schema of a new collection of a model's outputs: those of `dense`, `sparse` and
+    `multivector` that the model and `heads` have. `hybridtei ingest`, the server and `Index.save`
+    make the same one.
 
     Dense and multi-vectors are compared by cosine: for unit vectors it is the dot product, and a
     vector that was cut without normalising still ranks correctly. In exchange, stores keep and
@@ -190,16 +185,52 @@ def schema_for(
     a SPLADE head never improves by it. `options`: the fields of a plan, instead of one.
     `dense_dim`, `multivector_dim`: widths to cut vectors to. `multivector_tokens`,
     `multivector_dtype`: the budget of documents' multi-vectors, stored in the metadata; numbers
-    other than floats are in the payload. `datatype`: of the vectors in Qdrant. `quantization`,
-    `on_disk`,
-    `on_disk_payload`, `shards`, `replicas`: Qdrant's. `is_there`: leave a width above the model's
-    to `check_fits`, which names both. Raises InvalidInput if the model has none of the outputs,
-    MissingArtifact without its tokenizer.
+    other than floats are in the payload, where `to_points` puts them if it gets the schema.
+    Default: 64 vectors of bits. `datatype`: of the vectors in Qdrant. `quantization`, `on_disk`,
+    `on_disk_payload`, `shards`, `replicas`: Qdrant's. The metadata have the fingerprint of the
+    files that were loaded, unless these have changed since. Raises InvalidInput if the model has
+    none of the outputs, MissingArtifact without its tokenizer.
     """
-    plan = plan or CollectionPlan(**options)
-    outputs = spec.heads & VECTORS
-    if heads is not None:
-        outputs &= heads
+    return new_schema(
+        spec,
+        model_id,
+        plan or CollectionPlan(**options),
+        model_of(fingerprint_of_loaded(spec)),
+        heads,
+        sparse_idf=sparse_idf,
+    )
+
+
+def new_schema(
+    spec: ModelSpec,
+    model_id: str,
+    plan: CollectionPlan,
+    fingerprint: str | None,
+    heads: frozenset[Head] | None = None,
+    *,
+    sparse_idf: bool | None = None,
+) -> CollectionSchema:
+    """`schema_for` with a fingerprint that the caller has; None: of a model whose files have
+    changed since it was loaded."""
+    outputs = spec.heads if heads is None else spec.heads & heads
+    chosen = settled(plan, outputs, spec.multivector_width)
+    schema = layout_of(spec, model_id, chosen, outputs, sparse_idf=sparse_idf)
+    return signed(schema, fingerprint)
+
+
+def layout_of(
+    spec: ModelSpec,
+    model_id: str,
+    plan: CollectionPlan,
+    heads: frozenset[Head],
+    *,
+    sparse_idf: bool | None = None,
+    is_there: bool = False,
+) -> CollectionSchema:
+    """The schema of a settled plan, without a fingerprint. `is_there`: of an existing collection;
+    leave a width above the model's to `check_fits`, which names both. Raises the errors of
+    `schema_for`."""
+    outputs = spec.heads & VECTORS & heads
     if not outputs:
         raise InvalidInput(
             f"{model_id}: makes no vectors for a collection: dense, sparse or multivector"
@@ -257,9 +288,11 @@ def schema_for(
     )
 
 
-def signed(schema: CollectionSchema, spec: ModelSpec) -> CollectionSchema:
-    """Add the model's fingerprint to the schema's metadata. Reads the weights. Raises OSError."""
-    return replace(schema, metadata={**schema.metadata, FINGERPRINT: fingerprint(spec)["model"]})
+def signed(schema: CollectionSchema, fingerprint: str | None) -> CollectionSchema:
+    """Add the model's fingerprint, if there is one, to the schema's metadata."""
+    if fingerprint is None:
+        return schema
+    return replace(schema, metadata={**schema.metadata, FINGERPRINT: fingerprint})
 
 
 def _width(width: int | None, full: int, field: str, *, is_there: bool) -> int:
@@ -303,6 +336,14 @@ def packed_format(schema: CollectionSchema) -> PackedFormat | None:
 def packed_text(rows: NDArray[Any]) -> str:
     """Base64 of int8 or uint8[k, bytes]."""
     return base64.b64encode(np.ascontiguousarray(rows).tobytes()).decode()
+
+
+def document_rows(rows: Ragged, schema: CollectionSchema) -> Ragged:
+    """Documents' multi-vectors as the collection keeps them: those of floats are merged and
+    quantised if it keeps bytes."""
+    if rows.values.dtype != np.float32 or packed_format(schema) is None:
+        return rows
+    return budgeted(rows, budget_of_plan(plan_of(schema)))
 
 
 def without_packed(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridtei.batch import Ragged
 from hybridtei.errors import InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.base import (
+    MULTIVECTOR,
     SPARSE,
     CollectionSchema,
     PointId,
@@ -35,6 +37,8 @@ from hybridtei.retrieval.store.base import (
 from hybridtei.retrieval.store.plan import (
     PACKED,
     PackedFormat,
+    document_rows,
+    fit_to_schema,
     packed_format,
     packed_text,
 )
@@ -63,24 +67,31 @@ def to_points(
     embeddings: Embeddings,
     ids: Sequence[PointId],
     payloads: Sequence[Mapping[str, Any]] | None = None,
+    schema: CollectionSchema | None = None,
 ) -> list[Stored]:
     """Make one point a row, with a named vector for each column that is not None. Empty sparse
     vectors are left out.
 
     Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values.
     Multi-vectors of other numbers go into the payload; InvalidPoint is raised if their key is
-    taken. Raises ValueError if counts differ.
+    taken. `schema`: cut, merge and quantise vectors as this collection keeps them. Raises
+    ValueError if counts differ.
     """
     check_ids(ids)
+    if schema is not None:
+        embeddings = fit_to_schema(embeddings, schema)
+        if embeddings.multivector is not None:
+            rows = document_rows(embeddings.multivector, schema)
+            embeddings = replace(embeddings, multivector=rows)
     if payloads is None:
         payloads = [{}] * len(ids)
-    rows = embeddings.multivector
-    if rows is not None and rows.values.dtype != np.float32:
+    multivector = embeddings.multivector
+    if multivector is not None and multivector.values.dtype != np.float32:
         for payload in payloads:
             check_key_is_free(payload)
         payloads = [
             {**payload, PACKED: packed_text(row)}
-            for payload, row in zip(payloads, rows, strict=True)
+            for payload, row in zip(payloads, multivector, strict=True)
         ]
         embeddings = replace(embeddings, multivector=None)
     if not len(embeddings) == len(ids) == len(payloads):
@@ -142,6 +153,10 @@ def _checked(point: Stored, schema: CollectionSchema) -> Stored:
             f"{where}: `vector` should map names ({_names(schema)}) to vectors, not be one "
             f"{type(point.vector).__name__}"
         )
+    if point.payload is not None and not isinstance(point.payload, Mapping):
+        kind = type(point.payload).__name__
+        raise InvalidPoint(f"{where}: `payload` is {kind}, should be an object")
+    packed, payload = packed_format(schema), dict(point.payload or {})
     vectors: dict[str, Any] = {}
     for name, vector in point.vector.items():
         if name in schema.sparse:
@@ -150,17 +165,22 @@ def _checked(point: Stored, schema: CollectionSchema) -> Stored:
                 vectors[name] = sparse
         elif name in schema.vectors:
             vectors[name] = _dense(vector, schema.vectors[name], f"{where}, vector `{name}`")
+        elif name == MULTIVECTOR and packed is not None:
+            params = VectorParams(
+                size=packed.width,
+                distance="Cosine",
+                multivector_config={},
+            )
+            rows = _dense(vector, params, f"{where}, vector `{name}`")
+            check_key_is_free(payload)
+            payload[PACKED] = packed_text(document_rows(Ragged.from_rows([rows]), schema).values)
         else:
             raise InvalidPoint(
                 f"{where}: the collection has no vector `{name}`; it has {_names(schema)}"
             )
-    packed = packed_format(schema)
-    if packed is not None and point.payload and PACKED in point.payload:
-        _check_packed(point.payload[PACKED], packed, f"{where}: `payload.{PACKED}`")
-    if point.payload is not None and not isinstance(point.payload, Mapping):
-        kind = type(point.payload).__name__
-        raise InvalidPoint(f"{where}: `payload` is {kind}, should be an object")
-    return Stored(identity, _plain(point.payload or {}, f"{where}: `payload", 0), vectors)
+    if packed is not None and PACKED in payload:
+        _check_packed(payload[PACKED], packed, f"{where}: `payload.{PACKED}`")
+    return Stored(identity, _plain(payload, f"{where}: `payload", 0), vectors)
 
 
 def _names(schema: CollectionSchema) -> str:

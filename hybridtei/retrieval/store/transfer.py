@@ -25,12 +25,11 @@ import orjson
 from msgspec import Struct
 
 from hybridtei import __version__
-from hybridtei.errors import InvalidInput, InvalidPoint, StoreUnavailable, UnknownCollection
+from hybridtei.errors import InvalidInput, InvalidPoint, StoreUnavailable
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
 from hybridtei.retrieval.store.collection import (
     OF_ONE_STORE,
     CollectionSchemas,
-    check_fits,
     schema_to_dict,
 )
 from hybridtei.retrieval.store.points import check_points
@@ -190,7 +189,7 @@ async def import_from(
         if schema is None:
             header = _read(lines.pop(0), Header, "line 1")
             name = name or header.collection
-            schema, created = await _collection(schemas, name, header)
+            schema, created = await schemas.collection(name, _portable(header.schema))
         if lines and lines[-1].startswith(END):
             end = lines.pop()
         written += await _store(schemas, str(name), schema, lines, number + 1)
@@ -224,19 +223,6 @@ async def _whole_lines(chunks: AsyncIterator[bytes], most: int) -> AsyncIterator
             raise InvalidInput(f"line {number}: has more than {most} bytes")
     if unended or number == 1:
         yield [bytes(unended)]
-
-
-async def _collection(
-    schemas: CollectionSchemas, name: str, header: Header
-) -> tuple[CollectionSchema, bool]:
-    """The schema, and True if the collection was created. Raises CollectionMismatch for other
-    vectors or another model."""
-    try:
-        schema = await schemas.of(name, writing=True)
-    except UnknownCollection:
-        return await schemas.create(name, _portable(header.schema))
-    check_fits(schema, header.schema, name)
-    return schema, False
 
 
 async def _store(

@@ -24,7 +24,7 @@ from hybridtei.options import EmbedOptions, Truncate
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.retrieval.store.query import Imported
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.models import StoreContext
+from hybridtei.server.models import Asked, StoreContext
 from hybridtei.server.routing import JSON_LINES, get, post
 from hybridtei.server.serve import HttpRequest
 
@@ -193,8 +193,6 @@ async def _collection(
 ) -> tuple[Context, Searchable, bool]:
     """The model, the collection, and True if this call created the collection. Raises
     UnknownCollection, CollectionMismatch."""
-    from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for
-
     schemas, created = stores.schemas, False
     try:
         schema = await schemas.of(name, writing=True)
@@ -203,18 +201,22 @@ async def _collection(
         if not create:
             raise UnknownCollection(f"{error}: send `create`: true to create it") from None
         context = stores.embedder(None)
-        schema = schema_for(context.service.model.spec, context.model.model_id)
-        if (files := await model_hash(context.fingerprint)) is not None:
-            schema = replace(schema, metadata={**schema.metadata, FINGERPRINT: files})
-        schema, created = await schemas.create(name, schema)
-    fit = await schemas.fit(
-        name,
-        schema,
-        context.service.model.spec,
-        context.model.model_id,
-        lambda: model_hash(context.fingerprint),
-    )
+        schema, created = await schemas.collection(name, await _new_schema(context))
+    model = Asked(context, is_batch=True)
+    fit = await schemas.fit(name, schema, model)
+    await schemas.sign(fit, model)
     return context, fit, created
+
+
+async def _new_schema(context: Context) -> CollectionSchema:
+    """The schema of a new collection of a served model."""
+    from hybridtei.retrieval.store.plan import new_schema, with_budget
+    from hybridtei.retrieval.store.query import CollectionPlan
+
+    config = context.model
+    plan = with_budget(CollectionPlan(), config.multivector_tokens, config.multivector_dtype)
+    fingerprint = await model_hash(context.fingerprint)
+    return new_schema(context.service.model.spec, config.model_id, plan, fingerprint)
 
 
 def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], list[FailedPoint]]:

@@ -7,9 +7,14 @@ qdrant-client is an extra, so functions of this module import it locally.
 from __future__ import annotations
 
 import asyncio
+<<<<<<< HEAD
 import logging
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
+=======
+from collections.abc import Sequence
+from functools import partial
+>>>>>>> 5d813fac (One maker of collections: fingerprint of what was loaded, one default plan, proof by stored texts (part 1))
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
@@ -17,12 +22,10 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, RequestError, TooManyCandidates
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.relevant import RelevantSpan
-from hybridtei.inference.tasks.rerank import Scored, rerank_task
-from hybridtei.models.fingerprint import model_hash
-from hybridtei.options import EmbedOptions, RankOptions, RankWeights, RelevantSpans
-from hybridtei.outputs import Embeddings, Load, Usage
+from hybridtei.inference.tasks.rerank import rerank_task
+from hybridtei.options import RankOptions, RankWeights, RelevantSpans
+from hybridtei.outputs import Usage
 from hybridtei.retrieval.search.options import (
     Budget,
     CheckedOptions,
@@ -36,12 +39,16 @@ from hybridtei.server.context import (
     Context,
     Reply,
 )
+<<<<<<< HEAD
 from hybridtei.server.models import Models, StoreContext
 from hybridtei.server.ranking import rank
+=======
+from hybridtei.server.models import Asked, Models, StoreContext
+from hybridtei.server.ranking import BudgetMs, deadline_of, rank
+>>>>>>> 5d813fac (One maker of collections: fingerprint of what was loaded, one default plan, proof by stored texts (part 1))
 from hybridtei.server.routing import post
 
 if TYPE_CHECKING:
-    from hybridtei.models.text.tokenizer import Token
     from hybridtei.retrieval.store.base import CollectionSchema
 
 log = logging.getLogger(__name__)
@@ -235,56 +242,6 @@ async def _searched(
     numbers = _numbers(results, spans_of) + budget.spent // BYTES_PER_NUMBER
     answer = answers[0] if request.query is not None else {"results": answers}
     return Reply(answer, model.usage, numbers)
-
-
-class Asked:
-    """A served model as one search asks it. `usage`: what embedding its queries cost."""
-
-    usage: Usage
-
-    def __init__(self, context: Context, *, is_batch: bool = False) -> None:
-        self.model_id = context.model.model_id
-        self.spec = context.service.model.spec
-        self._context, self._is_batch = context, is_batch
-
-    async def embed(
-        self, texts: Sequence[str], heads: frozenset[Head], options: EmbedOptions
-    ) -> Embeddings:
-        """Embed queries; a table is read without a permit. Raises Overloaded if too many
-        read it."""
-        task = Embed(texts, heads, options)
-        load = Load(
-            len(texts),
-            sum(map(len, texts)),
-            is_batch=self._is_batch,
-        )
-        if options.query_encoder == "model":
-            answer, self.usage = await self._context.run(task, load)
-            return answer
-        service = self._context.service
-        with service.beside.inside(1), service.admission.carrying(load.inputs):
-            answer, self.usage = await self._context.run(task, load)
-        return answer
-
-    async def rank(self, query: str, documents: Sequence[str], options: RankOptions) -> Scored:
-        """Score hits."""
-        scored, _ = await rank(
-            self._context,
-            self._context.ranking(
-                query,
-                documents,
-                options,
-            ),
-        )
-        return scored
-
-    def tokens_of(self, text: str) -> Iterable[Token]:
-        """The tokens of a text without special ones, with their places."""
-        return self._context.service.tokenizer.tokens(text, add_special_tokens=False)
-
-    async def fingerprint(self) -> str | None:
-        """The hash of the model's files."""
-        return await model_hash(self._context.fingerprint)
 
 
 def _written(

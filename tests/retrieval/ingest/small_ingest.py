@@ -21,12 +21,13 @@ from hybridtei.encoder import Encoder
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import CHUNK, DOCUMENT_ID, Chunker, settings_for
 from hybridtei.retrieval.ingest.files import Quarantine, source_files
-from hybridtei.retrieval.ingest.ledger import Source, created, stored_documents
+from hybridtei.retrieval.ingest.ledger import Source, stored_documents
 from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
 from hybridtei.retrieval.ingest.pipeline import ingest
 from hybridtei.retrieval.ingest.prepare import Preparation
 from hybridtei.retrieval.ingest.run import VECTORS
 from hybridtei.retrieval.ingest.write import Writer
+from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import schema_for
 from tests.fake_backend import FakeBackend
@@ -51,7 +52,7 @@ def raw(path):
 
 
 def plan(model):
-    return schema_for(model.spec, "small")
+    return schema_for(model.spec, "small", multivector_tokens=0, multivector_dtype="float")
 
 
 def ids_of(records):
@@ -109,7 +110,7 @@ class Ingest:
             used.encode, outputs=model.spec.heads & frozenset(VECTORS), input_type="document"
         )
         try:
-            schema = await created(store, name, plan(model))
+            schema, _ = await CollectionSchemas(store).collection(name, plan(model))
             if found.record:
                 await store.annotate(name, found.record)
             await ingest(preparation, encode, Writer(store, name, schema, preparation, 0.0))

@@ -24,6 +24,7 @@ from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import CALIBRATION, schema_for
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.server import ServerStore
+from tests.retrieval.search.small_search import FLOATS
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import Failure, speaking
 from tests.retrieval.store.stores import STAND_INS, asked, plan, standing_in
@@ -45,7 +46,7 @@ def folders(tmp_path_factory):
 
 async def filled(store, folder, rows):
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder)))
-    await store.create(NAME, schema_for(encoder.spec, str(folder)))
+    await store.create(NAME, schema_for(encoder.spec, str(folder), **FLOATS))
     await store.upsert(NAME, points(encoder, list(range(len(rows))), rows))
     return encoder
 
@@ -105,7 +106,9 @@ def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind
             str(folder): Encoder.load(config=ModelConfig(model_id=str(folder)))
             for folder in folders
         }
-        await store.create(NAME, schema_for(encoders[str(folders[0])].spec, str(folders[0])))
+        await store.create(
+            NAME, schema_for(encoders[str(folders[0])].spec, str(folders[0]), **FLOATS)
+        )
         await store.upsert(NAME, points(encoders[str(folders[0])], list(range(POINTS)), texts()))
         schemas, expected = CollectionSchemas(store), dict(enumerate(texts()))
         over = asyncio.Event()

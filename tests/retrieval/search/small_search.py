@@ -13,6 +13,8 @@ from tests.inference.engine import small
 from tests.retrieval.store.memory_store import MemoryStore
 
 MODEL = "small"
+# Every token's vector, as a vector of Qdrant
+FLOATS = {"multivector_tokens": 0, "multivector_dtype": "float"}
 TEXTS = [
     "one two three",
     "two three four",
@@ -57,7 +59,7 @@ async def filled(
 ):
     """A store with the texts as points 0, 1, …; `payload_of`: what differs in their payloads."""
     store = store or MemoryStore()
-    layout = schema_for(encoder.spec, MODEL, **plan)
+    layout = schema_for(encoder.spec, MODEL, **FLOATS | plan)
     await store.create(name, layout)
     kinds, budget = ("dense", "sparse", "multivector"), budget_of_plan(plan_of(layout))
     embedded = encoder.encode(list(texts), kinds, input_type="document", multivector=budget)

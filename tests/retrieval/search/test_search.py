@@ -27,6 +27,7 @@ from tests.inference.engine import small
 from tests.retrieval.search.fusion import Ranking, rrf, weighted_sum
 from tests.retrieval.search.rankers import ByLength
 from tests.retrieval.search.small_search import (
+    FLOATS,
     MODEL,
     TEXTS,
     encoder_of,
@@ -328,7 +329,7 @@ def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
     async def scenario():
         store = MemoryStore()
         await store.create(
-            "papers", schema_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3)
+            "papers", schema_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3, **FLOATS)
         )
         dense = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense
         rows = encoder.encode(
@@ -438,7 +439,7 @@ async def test_a_fit_is_made_once_and_again_for_another_schema(encoder, monkeypa
     # The schema was read again, and is equal.
     assert await searcher.fit("papers") is first
     await store.drop("papers")
-    await store.create("papers", schema_for(encoder.spec, MODEL, dense_dim=4))
+    await store.create("papers", schema_for(encoder.spec, MODEL, dense_dim=4, **FLOATS))
     second = await searcher.fit("papers")
     assert second is not first
     assert (first.is_cut, second.is_cut) == (False, True)

@@ -22,16 +22,20 @@ from hybridtei.retrieval.store.collection import (
 from hybridtei.retrieval.store.plan import (
     FINGERPRINT,
     PackedFormat,
+    kept,
+    layout_of,
+    new_schema,
     packed_format,
     plan_of,
     schema_for,
     settled,
-    signed,
     spread,
 )
 from hybridtei.retrieval.store.query import CollectionPlan
 from tests.retrieval.store.stores import asked, plan
 
+# Multi-vectors as Qdrant's vectors
+FLOATS = {"multivector_tokens": 0, "multivector_dtype": "float"}
 TOKENIZER = b'{"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}'
 
 
@@ -56,7 +60,7 @@ def spec(tmp_path):
 
 
 def test_every_output_has_its_vector(spec):
-    plan = schema_for(spec, "org/model")
+    plan = schema_for(spec, "org/model", **FLOATS)
     assert {name: (params.size, params.distance) for name, params in plan.vectors.items()} == {
         "dense": (32, "Cosine"),
         "multivector": (24, "Cosine"),
@@ -68,6 +72,7 @@ def test_every_output_has_its_vector(spec):
     assert plan.metadata == {
         "model_id": "org/model",
         "tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest(),
+        "model_fingerprint": fingerprint(spec)["model"],
     }
 
 
@@ -94,7 +99,7 @@ def test_only_wanted_heads_and_widths_are_kept(spec):
     plan = schema_for(spec, "m", heads=frozenset({Head.DENSE, Head.TOKENS}), dense_dim=16)
     assert (set(plan.vectors), set(plan.sparse)) == ({"dense"}, set())
     assert plan.vectors["dense"].size == 16
-    assert schema_for(spec, "m", multivector_dim=8).vectors["multivector"].size == 8
+    assert schema_for(spec, "m", multivector_dim=8, **FLOATS).vectors["multivector"].size == 8
     with pytest.raises(
         InvalidInput, match="`dense_dim` is 33, should be between 1 and the model's 32"
     ):
@@ -136,7 +141,7 @@ def test_every_difference_is_shown(spec):
 
 
 def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec):
-    bare, wanted = schema_for(spec, "m"), signed(schema_for(spec, "m"), spec)
+    bare, wanted = new_schema(spec, "m", CollectionPlan(), None), schema_for(spec, "m")
     check_fits(bare, wanted)  # of a release that kept no fingerprint
     check_fits(wanted, bare)
     check_fits(wanted, wanted)
@@ -155,7 +160,8 @@ def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec):
 
 
 def test_what_is_missing_is_shown_and_more_is_welcome(spec):
-    whole, part = schema_for(spec, "m"), schema_for(spec, "m", heads=frozenset({Head.DENSE}))
+    whole = schema_for(spec, "m", **FLOATS)
+    part = schema_for(spec, "m", heads=frozenset({Head.DENSE}))
     check_fits(whole, part)
     with pytest.raises(
         CollectionMismatch, match="vector multivector, size: there nothing, wanted 24"
@@ -219,39 +225,36 @@ PLANS = [
 
 @pytest.mark.parametrize("chosen", PLANS)
 def test_a_plan_is_read_off_the_collection_that_it_made(spec, chosen):
-    plan = settled(CollectionPlan(**chosen), None, ALL, "c")
+    plan = settled(CollectionPlan(**chosen), ALL)
     made = msgspec.convert(schema_to_dict(schema_for(spec, "org/model", plan)), CollectionSchema)
     there = plan_of(made)
     assert {name: getattr(there, name) for name in chosen if chosen[name]} == {
         name: one for name, one in chosen.items() if one
     }
-    kept = settled(CollectionPlan(**chosen), made, ALL, "c")
-    assert kept == there
+    assert kept(CollectionPlan(**chosen), made, "c") == there
     assert all(
         one.quantization_config is None for name, one in made.vectors.items() if name != "dense"
     )
-    check_fits(made, schema_for(spec, "org/model", kept, is_there=True), "c")
+    check_fits(made, layout_of(spec, "org/model", there, ALL, is_there=True), "c")
 
 
 def test_by_default_multivectors_are_bits_in_the_payload(spec):
-    made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
+    made = schema_for(spec, "org/model")
     assert set(made.vectors) == {"dense"}
     assert packed_format(made) == PackedFormat("binary", 24)
-    odd = schema_for(
-        spec, "org/model", settled(CollectionPlan(multivector_dim=12), None, ALL, "c", width=24)
-    )
+    odd = schema_for(spec, "org/model", multivector_dim=12)
     assert packed_format(odd) == PackedFormat("int8", 12)
-    alone = settled(CollectionPlan(), None, frozenset({Head.MULTIVECTOR}), "c")
+    alone = settled(CollectionPlan(), frozenset({Head.MULTIVECTOR}))
     assert alone.multivector_dtype == "float"
     with pytest.raises(InvalidInput, match="only vectors"):
-        settled(CollectionPlan(multivector_dtype="int8"), None, frozenset({Head.MULTIVECTOR}), "c")
+        settled(CollectionPlan(multivector_dtype="int8"), frozenset({Head.MULTIVECTOR}))
 
 
 def test_a_change_is_refused_with_the_difference(spec):
-    made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
+    made = schema_for(spec, "org/model")
     chosen = CollectionPlan(multivector_tokens=32, dense_dim=8, quantization="scalar", on_disk=True)
     with pytest.raises(CollectionMismatch) as error:
-        settled(chosen, made, ALL, "c")
+        kept(chosen, made, "c")
     lines = str(error.value).splitlines()
     assert "hybridtei migrate c" in lines[0]
     assert lines[1:] == [
@@ -263,16 +266,14 @@ def test_a_change_is_refused_with_the_difference(spec):
 
 
 def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec):
-    made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
+    made = schema_for(spec, "org/model")
     fields = schema_to_dict(made)
     fields["vectors"]["dense"]["size"] = 64
     wider = msgspec.convert(fields, CollectionSchema)
     with pytest.raises(CollectionMismatch, match="size: there 64, wanted 32"):
         check_fits(
             wider,
-            schema_for(
-                spec, "org/model", settled(CollectionPlan(), wider, ALL, "c"), is_there=True
-            ),
+            layout_of(spec, "org/model", kept(CollectionPlan(), wider, "c"), ALL, is_there=True),
             "c",
         )
 

@@ -9,7 +9,7 @@ import pytest
 
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for, signed
+from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for
 from tests.retrieval.search.small_search import MODEL, encoder_of, filled, run, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.api.conftest import POINTS
@@ -90,7 +90,7 @@ def test_points_need_a_collection(shelf):
 
 def test_a_collection_made_by_other_files_of_the_model_is_refused(tmp_path):
     spec, store = spec_in(tmp_path), MemoryStore()
-    schema = signed(schema_for(spec, MODEL), spec)
+    schema = schema_for(spec, MODEL)
     run(store.create("old", replace(schema, metadata={**schema.metadata, FINGERPRINT: "old"})))
     with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
         assert (
