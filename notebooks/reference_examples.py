@@ -80,7 +80,10 @@ schema = schema_for(encoder.spec, "minilm-hybrid")
 client = QdrantClient(":memory:")
 client.create_collection("notes", **create_arguments(schema))
 points = to_points(
-    encoder.encode(["a text"], kinds), ids=[point_id("notes.txt", 0)], payloads=[{"text": "a text"}]
+    encoder.encode(["a text"], kinds),
+    ids=[point_id("notes.txt", 0)],
+    payloads=[{"text": "a text"}],
+    schema=schema,
 )
 client.upsert("notes", [as_lists(point) for point in points])
 query = encoder.encode(["a query"], kinds, input_type="query")
