@@ -7,14 +7,9 @@ qdrant-client is an extra, so functions of this module import it locally.
 from __future__ import annotations
 
 import asyncio
-<<<<<<< HEAD
 import logging
-from collections.abc import Iterable, Sequence
-from functools import cache, partial
-=======
 from collections.abc import Sequence
-from functools import partial
->>>>>>> 5d813fac (One maker of collections: fingerprint of what was loaded, one default plan, proof by stored texts (part 1))
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
@@ -39,13 +34,8 @@ from hybridtei.server.context import (
     Context,
     Reply,
 )
-<<<<<<< HEAD
-from hybridtei.server.models import Models, StoreContext
-from hybridtei.server.ranking import rank
-=======
 from hybridtei.server.models import Asked, Models, StoreContext
-from hybridtei.server.ranking import BudgetMs, deadline_of, rank
->>>>>>> 5d813fac (One maker of collections: fingerprint of what was loaded, one default plan, proof by stored texts (part 1))
+from hybridtei.server.ranking import rank
 from hybridtei.server.routing import post
 
 if TYPE_CHECKING:
