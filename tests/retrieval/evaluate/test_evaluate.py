@@ -21,7 +21,7 @@ from hybridtei.retrieval.evaluate.measures import (
 )
 from hybridtei.retrieval.evaluate.run import as_dict, as_json, as_table, check_chart, write_chart
 from hybridtei.retrieval.store.collection import CollectionSchemas
-from tests.retrieval.search.small_search import MODEL, TEXTS, run, spec_in
+from tests.retrieval.search.small_search import FLOATS, MODEL, TEXTS, run, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import serving
 
@@ -147,7 +147,9 @@ def evaluated(folder, **model):
 
     async def scenario():
         spec, told = spec_in(folder, **model), []
-        with serving(spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as server:
+        with serving(
+            spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL, model=FLOATS
+        ) as server:
             async with AsyncClient(server.url) as client:
                 await client.upsert(
                     "papers",
