@@ -333,9 +333,9 @@ class CollectionSchemas:
                 await self.store.create(name, schema)
                 return replace(schema, stored_as=name), True
             except StoreError:
-                if (found := await self._read(name)) is None:
+                if (other := await self._read(name)) is None:
                     raise
-                current = found
+                current = other
         check_fits(current, schema, name)
         return current, False
 
@@ -343,8 +343,8 @@ class CollectionSchemas:
         """At a write, give a collection without a fingerprint that of the model that was proved to
         make its vectors."""
         is_unsigned = FINGERPRINT not in fit.schema.metadata
-        if is_unsigned and fit.is_proved and (own := await model.fingerprint()) is not None:
-            await self.store.annotate(fit.name, {FINGERPRINT: own})
+        if is_unsigned and fit.is_proved and (files := await model.fingerprint()) is not None:
+            await self.store.annotate(fit.name, {FINGERPRINT: files})
 
     async def upsert(self, name: str, schema: CollectionSchema, points: Sequence[Stored]) -> bool:
         """Store points. Return False if a migration switches the name meanwhile: make the points

@@ -63,12 +63,12 @@ async def is_proved(
             model_id,
         )
     for kind, values in cosines.items():
-        least = LEAST_OF_BYTES if kind == PACKED else LEAST
-        if (found := median(values)) < least:
+        bound = LEAST_OF_BYTES if kind == PACKED else LEAST
+        if (cosine := median(values)) < bound:
             raise CollectionMismatch(
                 f"collection {name!r} has no fingerprint of its model, so {model_id} embedded "
                 f"{len(stored)} of its texts again: their `{kind}` vectors and the stored ones "
-                f"have a cosine of {found:.3f}, should be {least} or more. Other weights made the "
+                f"have a cosine of {cosine:.3f}, should be {bound} or more. Other weights made the "
                 f"collection: `hybridtei migrate {name}` makes its vectors anew"
             )
     return bool(cosines)
@@ -95,18 +95,18 @@ def _cosines(
             and is_of_text
             and {PACKED} <= before.payload.keys() & after.payload.keys()
         ):
-            old, own = packed.vectors([before.payload[PACKED], after.payload[PACKED]])
-            cosines.setdefault(PACKED, []).append(_cosine(old, own))
+            rows = packed.vectors([before.payload[PACKED], after.payload[PACKED]])
+            cosines.setdefault(PACKED, []).append(_cosine(*rows))
     return cosines
 
 
-def _cosine(one: Any, other: Any) -> float:
+def _cosine(before: Any, after: Any) -> float:
     """The cosine of two vectors, or the mean over a multi-vector's rows of their best cosines."""
-    if isinstance(other, dict):
-        weights = dict(zip(map(int, one["indices"]), one["values"], strict=True))
-        pairs = zip(map(int, other["indices"]), other["values"], strict=True)
+    if isinstance(after, dict):
+        weights = dict(zip(map(int, before["indices"]), before["values"], strict=True))
+        pairs = zip(map(int, after["indices"]), after["values"], strict=True)
         product = sum(float(value) * float(weights.get(index, 0.0)) for index, value in pairs)
-        norms = np.linalg.norm(one["values"]) * np.linalg.norm(other["values"])
+        norms = np.linalg.norm(before["values"]) * np.linalg.norm(after["values"])
         return product / float(norms)
-    one, other = (unit(np.atleast_2d(np.asarray(each, np.float32))) for each in (one, other))
-    return float(maxsim(one, Ragged.from_rows([other]), mean=True)[0])
+    rows = [unit(np.atleast_2d(np.asarray(vector, np.float32))) for vector in (before, after)]
+    return float(maxsim(rows[0], Ragged.from_rows(rows[1:]), mean=True)[0])
