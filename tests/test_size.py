@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 335_059, "modules": 202}
+SIZE = {"tokens": 336_712, "modules": 203}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
