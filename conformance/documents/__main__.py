@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from hybridtei.retrieval.ingest.chunking import Document
+from hybridtei.retrieval.ingest.document import Document
 from hybridtei.retrieval.ingest.files import documents_of, source_files
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.report import Report

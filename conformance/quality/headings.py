@@ -27,7 +27,7 @@ import numpy as np
 import hybridtei
 from hybridtei import Encoder, Index
 from hybridtei.retrieval.evaluate.measures import paired_bootstrap
-from hybridtei.retrieval.ingest.chunking import Document
+from hybridtei.retrieval.ingest.document import Document
 from hybridtei.retrieval.ingest.files import documents_of, source_files
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.search.options import SearchHit

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hybridtei.retrieval.ingest.chunking import Rejection
+from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.tables import (
     Line,

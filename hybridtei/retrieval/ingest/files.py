@@ -14,6 +14,7 @@ writes again.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import stat
@@ -26,20 +27,13 @@ from types import MappingProxyType
 
 import orjson
 
-from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.retrieval.ingest.chunking import Rejection
-from hybridtei.retrieval.ingest.csv_rows import read_csv
+from hybridtei.errors import InvalidInput
+from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.reader import Reader, excerpt
 from hybridtei.retrieval.ingest.report import Report
-from hybridtei.retrieval.ingest.tables import Progress, read_jsonl, read_parquet
-from hybridtei.retrieval.ingest.text import Unfit
-from hybridtei.retrieval.ingest.whole import read_whole
+from hybridtei.retrieval.ingest.tables import Progress
 
-TABLES = {
-    **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
-    **dict.fromkeys((".csv", ".tsv"), read_csv),
-    ".parquet": read_parquet,
-}
 # Folders that programs fill: not what a person wrote.
 PROGRAMS_FOLDERS = frozenset(
     ("node_modules", "__pycache__", "venv", "target", "site-packages", "bower_components")
@@ -67,9 +61,9 @@ class SourceFile:
     left_out: str | None = None
 
     @property
-    def stamp(self) -> list[int] | None:
-        """Size and times of a file that is one document; None for a file of many documents."""
-        return None if self.path.suffix.lower() in TABLES else [self.size, *self.times]
+    def stamp(self) -> list[int]:
+        """Size and times, which a document that is the whole file keeps."""
+        return [self.size, *self.times]
 
 
 def source_files(
@@ -126,22 +120,20 @@ def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
     return SourceFile(path, label, status.st_size, (status.st_mtime_ns, status.st_ctime_ns))
 
 
-def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
-    """Yield (document or rejection, bytes of the file read so far). A file whose library is missing
-    is a rejection."""
-    suffix = file.path.suffix.lower()
-    try:
-        if file.unreadable is not None:
-            yield Rejection(file.label, "file", f"cannot be read: {file.unreadable}"), file.size
-        elif suffix in TABLES:
-            yield from TABLES[suffix](file.path, file.label, options)
-        else:
-            yield read_whole(file.path, file.label, options), file.size
-    except Unfit as error:
-        yield Rejection(file.label, "file", str(error)), file.size
-    except (LoadError, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        yield Rejection(file.label, "file", f"cannot be read: {reason}"), file.size
+# The process of whoever has none of his own
+_shared = Reader()
+atexit.register(_shared.end)
+
+
+def documents_of(
+    file: SourceFile, options: ReadOptions, reader: Reader = _shared
+) -> Iterator[Progress]:
+    """Yield (document or rejection, bytes of the file read so far). `reader`: the process that
+    reads it. A file that it cannot read is a rejection."""
+    if file.unreadable is not None:
+        yield Rejection(file.label, "file", f"cannot be read: {file.unreadable}"), file.size
+    else:
+        yield from reader.read(file.path, file.label, file.size, options)
 
 
 def _below(
@@ -194,7 +186,6 @@ def printable(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-EXCERPT_CHARACTERS = 200
 # Of a file; with a misnamed column every row would be rejected
 MAX_PER_SOURCE = 10_000
 MAX_FIRST_BYTES = 100_000
@@ -236,15 +227,8 @@ class Quarantine:
             "source": rejected.source,
             "location": rejected.location,
             "reason": reason,
-            "excerpt": _excerpt(rejected.written),
+            "excerpt": excerpt(rejected.written),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.write(orjson.dumps(entry) + b"\n")
-
-
-def _excerpt(data: object) -> str:
-    """The first characters of a record, made printable."""
-    if isinstance(data, bytes):
-        data = data[: 4 * EXCERPT_CHARACTERS].decode(errors="backslashreplace")
-    return str(data)[:EXCERPT_CHARACTERS].encode(errors="backslashreplace").decode()

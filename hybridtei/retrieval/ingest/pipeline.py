@@ -89,7 +89,8 @@ async def ingest(
     stats = preparation.stats
     stats.began_s = time.monotonic()
     if writer is None:
-        await asyncio.to_thread(_count, preparation)
+        with preparation.reader:
+            await asyncio.to_thread(_count, preparation)
         await _settle_missing(preparation, None, tell)
         return
     stats.stopped = True
@@ -172,6 +173,11 @@ async def _flow(
             await embedded.put(future)
         await embedded.put(None)
 
+    async def stop() -> None:
+        """End the reader at a signal, whatever it does."""
+        await stopping.wait()
+        preparation.reader.stop()
+
     async def write() -> None:
         while (future := await embedded.get()) is not None:
             embedded_batch = await future
@@ -180,17 +186,19 @@ async def _flow(
                 show(embedded_batch[0].done_bytes)
 
     with bar:
+        waiting = asyncio.create_task(stop())
         try:
-            async with (
-                _threads("read") as reading,
-                _threads("embed", parallel) as embedding,
-                asyncio.TaskGroup() as group,
-            ):
-                group.create_task(read(reading, embedding))
-                group.create_task(write())
+            async with _threads("read") as reading, _threads("embed", parallel) as embedding:
+                # Its end ends what the thread of reading waits for
+                with preparation.reader:
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(read(reading, embedding))
+                        group.create_task(write())
         except BaseExceptionGroup as failures:
             # The store's error first, since it names the remedy
             raise (failures.subgroup(StoreError) or failures).exceptions[0] from None
+        finally:
+            waiting.cancel()
         show(0 if stopping.is_set() else total_bytes)
 
 

@@ -30,12 +30,12 @@ from hybridtei.retrieval.ingest.chunking import (
     TITLE,
     Chunk,
     Chunker,
-    Document,
-    Rejection,
 )
+from hybridtei.retrieval.ingest.document import Document, Rejection
 from hybridtei.retrieval.ingest.files import Quarantine, SourceFile, documents_of
 from hybridtei.retrieval.ingest.ledger import Source, StoredDocuments, StoredVersion
 from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
+from hybridtei.retrieval.ingest.reader import Reader
 from hybridtei.retrieval.store.base import PointId
 from hybridtei.retrieval.store.points import point_id
 
@@ -144,6 +144,7 @@ class Preparation:
     source: Source
     stored: StoredDocuments
     earlier: Sequence[str] = ()
+    reader: Reader = field(default_factory=Reader)
     stats: IngestStats = field(default_factory=IngestStats)
     missing: list[tuple[str, str]] = field(default_factory=list)
     leftovers: list[PointId] = field(default_factory=list)
@@ -154,6 +155,8 @@ class Preparation:
         # `before`: the bytes of the files before this one
         batch, before = Batch(), 0
         for file in self.files:
+            if self.reader.is_stopped:
+                return
             if file.left_out is not None:
                 self.quarantine.report.add("left out", file.left_out, file.label)
                 continue
@@ -180,7 +183,7 @@ class Preparation:
         """True if the file is one document, stored with these settings and with the file's size and
         times."""
         versions = list(chain.from_iterable(self.stored.get(file.label, {}).values()))
-        if self.options.reread or file.stamp is None or len(versions) != 1:
+        if self.options.reread or len(versions) != 1:
             return False
         stored = versions[0]
         if stored.file != file.stamp or not stored.is_complete:
@@ -196,7 +199,7 @@ class Preparation:
         seen: dict[str, bool] = {}
         group: list[Document] = []
         characters = read_bytes = nameless = 0
-        for document, read_bytes in documents_of(file, self.options):
+        for document, read_bytes in documents_of(file, self.options, self.reader):
             if isinstance(document, Rejection):
                 self.quarantine.add(document)
                 nameless += document.document_id is None
@@ -230,21 +233,21 @@ class Preparation:
         changed: list[PendingDocument] = []
         for document in group:
             digest = document.digest()
+            # None: the file has many documents
+            stamp = file.stamp if document.document_id == file.label else None
             versions = stored.get(document.document_id, [])
             current = self._current(document, digest, versions)
             if current is None:
                 for note in document.notes:
                     self.quarantine.report.add("documents", note, document.document_id)
-                changed.append(
-                    PendingDocument(document, digest, self.settings, file.stamp, versions)
-                )
+                changed.append(PendingDocument(document, digest, self.settings, stamp, versions))
                 continue
             self.stats.unchanged += 1
             for version in versions:
                 if version is not current:
                     self.leftovers.extend(version.numbers)
-            if file.stamp is not None and current.file != file.stamp:
-                self.touched.update(dict.fromkeys(current.numbers, file.stamp))
+            if stamp is not None and current.file != stamp:
+                self.touched.update(dict.fromkeys(current.numbers, stamp))
         return changed
 
     def _current(

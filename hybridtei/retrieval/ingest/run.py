@@ -50,6 +50,7 @@ from hybridtei.retrieval.ingest.options import (
 from hybridtei.retrieval.ingest.pipeline import ingest as run_pipeline
 from hybridtei.retrieval.ingest.pipeline import stop_on_signals
 from hybridtei.retrieval.ingest.prepare import Preparation
+from hybridtei.retrieval.ingest.reader import Reader
 from hybridtei.retrieval.ingest.write import Writer, wait_indexed
 from hybridtei.retrieval.store import open_store, place_of, with_default
 from hybridtei.retrieval.store.base import CollectionSchema, Store
@@ -297,8 +298,11 @@ class _Ingest:
             raise InvalidInput(f"{options.source}: holds no files")
         chunker = Chunker(self.text, read_raw(self.spec.folder), self.chunks)
         stack.callback(chunker.close)
+        # Its process starts while the model is loaded
+        reader = stack.enter_context(Reader())
         return Preparation(
             files=files,
+            reader=reader,
             options=options,
             chunker=chunker,
             quarantine=Quarantine(quarantine),

@@ -16,10 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy
 import orjson
 
-from hybridtei.retrieval.ingest.chunking import Document, Rejection
+from hybridtei.retrieval.ingest.document import Document, Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.text import Unfit, as_utf8, normalised, notes_of
 from hybridtei.system.machine import require_extra
@@ -382,6 +381,8 @@ def _size(cells: Any) -> int:
 def _dictionary_size(places: Any, texts: Any) -> int:
     """The bytes of dictionary texts, from their offsets alone, since reading the texts would copy
     them."""
+    import numpy
+
     if not len(places):
         return 0
     kind = numpy.dtype("int64" if "large" in str(texts.type) else "int32")

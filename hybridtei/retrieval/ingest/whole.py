@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from hybridtei.errors import LoadError
-from hybridtei.retrieval.ingest.chunking import Document, Outline, Rejection
+from hybridtei.retrieval.ingest.document import Document, Outline, Rejection
 from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.kinds import (
     read_calendar,
@@ -73,7 +73,7 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
             raise Unfit("holds no text")
     except Unfit as error:
         return Rejection(source, "file", str(error), data, source)
-    except (LoadError, OSError):
+    except (LoadError, OSError, MemoryError):
         raise
     except Exception as error:
         # a library can raise anything for a broken file, which stops no other file

@@ -18,7 +18,8 @@ from typing import Any
 
 from hybridtei.errors import BackendError, InvalidPoint
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.ingest.chunking import FILE, Rejection
+from hybridtei.retrieval.ingest.chunking import FILE
+from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.ledger import IDS_AT_ONCE
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, PendingDocument, Preparation
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store, Stored

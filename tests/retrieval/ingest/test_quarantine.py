@@ -6,7 +6,7 @@ import pytest
 
 from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.ingest import files as module
-from hybridtei.retrieval.ingest.chunking import Rejection
+from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.files import Quarantine
 
 

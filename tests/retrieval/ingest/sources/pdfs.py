@@ -95,3 +95,41 @@ LOCKED_AES = b85decode(
     "IAUcpF)=bQVlX#mVP-WnW??flI5lK4IW;n6J|H|eH!)^7Vr4TiF)}b>FgIplW;HZsVKX#1HDoe5H8N#BAYBSCMQ&qq"
     "d2n<fI3O?}QVKpk3UhQ}a&&ldWo8O7Gc+*@B_%~qMhX"
 )
+
+
+def nested_forms(levels, fan=10):
+    """A page of a form that draws another `fan` times, and so on: `fan` to the power of `levels` words."""
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"",
+        FONT,
+    ]
+    for level in range(levels):
+        content = b"/X Do " * fan if level else b"BT /F1 12 Tf 10 10 Td (lighthouse) Tj ET " * fan
+        own = b"/Font << /F1 4 0 R >>"
+        if level:
+            own = b"/XObject << /X %d 0 R >>" % len(objects)
+        objects.append(
+            b"<< /Type /XObject /Subtype /Form /BBox [0 0 100 100] /Resources << %b >> /Length %d >>\nstream\n%b\nendstream"
+            % (own, len(content), content)
+        )
+    last = len(objects)
+    objects.append(b"<< /Length 5 >>\nstream\n/X Do\nendstream")
+    objects[2] = (
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 100 100] /Contents %d 0 R /Resources << /XObject << /X %d 0 R >> >> >>"
+        % (last + 1, last)
+    )
+    data, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(data))
+        data += b"%d 0 obj\n%b\nendobj\n" % (number, content)
+    table = b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
+    rows = b"".join(b"%010d 00000 n \n" % place for place in places)
+    return (
+        data
+        + table
+        + rows
+        + b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF"
+        % (len(objects) + 1, len(data))
+    )

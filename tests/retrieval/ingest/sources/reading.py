@@ -1,6 +1,6 @@
 """Reads a file as an ingest does."""
 
-from hybridtei.retrieval.ingest.chunking import Document
+from hybridtei.retrieval.ingest.document import Document
 from hybridtei.retrieval.ingest.files import documents_of, source_files
 from hybridtei.retrieval.ingest.options import ReadOptions
 

@@ -15,11 +15,11 @@ from hybridtei.retrieval.ingest import chunking
 from hybridtei.retrieval.ingest.chunking import (
     Chunker,
     ChunkSettings,
-    Document,
     longest_document,
     settings_for,
     tokens_around,
 )
+from hybridtei.retrieval.ingest.document import Document
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.run import earlier_hashes, settings_hash
 from tests.inference.engine import small

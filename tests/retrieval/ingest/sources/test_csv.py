@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybridtei.retrieval.ingest.chunking import Document, Rejection
+from hybridtei.retrieval.ingest.document import Document, Rejection
 from tests.retrieval.ingest.sources.reading import all_of
 
 

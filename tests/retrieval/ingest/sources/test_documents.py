@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.retrieval.ingest.chunking import Chunk, Document
+from hybridtei.retrieval.ingest.chunking import Chunk
+from hybridtei.retrieval.ingest.document import Document
 from hybridtei.retrieval.ingest.prepare import PendingDocument
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -7,7 +7,7 @@ from io import BytesIO
 
 import pytest
 
-from hybridtei.retrieval.ingest.chunking import Rejection
+from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.files import source_files
 from tests.retrieval.ingest.sources.archives import (
     DOCUMENT,

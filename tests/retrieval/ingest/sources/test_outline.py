@@ -10,7 +10,8 @@ from hybridtei import Encoder
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.inference.load import find_model, text_model
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
-from hybridtei.retrieval.ingest.chunking import Chunker, Document, settings_for
+from hybridtei.retrieval.ingest.chunking import Chunker, settings_for
+from hybridtei.retrieval.ingest.document import Document
 from hybridtei.retrieval.store import opened
 from tests.retrieval.ingest.sources.reading import all_of, text_of
 

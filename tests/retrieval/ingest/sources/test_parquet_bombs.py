@@ -13,7 +13,7 @@ READ = """
 import resource, sys, json
 from pathlib import Path
 import pyarrow, pyarrow.parquet, pyarrow.compute
-from hybridtei.retrieval.ingest.chunking import Rejection
+from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.files import documents_of, source_files
 pyarrow.set_memory_pool(pyarrow.system_memory_pool())

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hybridtei.retrieval.ingest.chunking import Chunk, Rejection
+from hybridtei.retrieval.ingest.chunking import Chunk
+from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.prepare import PendingDocument
 from tests.retrieval.ingest.sources.pdfs import DRAWN, LOCKED_AES, OPEN_AES, pdf_of, shown
 from tests.retrieval.ingest.sources.reading import all_of, text_of

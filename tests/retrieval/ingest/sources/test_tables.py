@@ -4,8 +4,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from hybridtei.retrieval.ingest.csv_rows import read_csv
+from hybridtei.retrieval.ingest.document import Document, Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.tables import read_jsonl, read_parquet
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest import tables, whole
-from hybridtei.retrieval.ingest.chunking import Rejection
+from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.text import KEPT, normalised
 from hybridtei.retrieval.search.searcher import Searcher
 from tests.inference.engine import small

@@ -1,0 +1,144 @@
+"""The reader's process: it reads files for the process that started it, and ends with it.
+
+    python -m hybridtei.retrieval.ingest.reader_child
+
+It takes frames of `Request` from standard input, and writes frames of `Found` to standard output:
+one for each document or rejection, and an empty one at the end of a file. The system ends it when a
+file takes more processor time or memory than `reader` allows.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from hybridtei.errors import LoadError
+from hybridtei.retrieval.ingest.csv_rows import read_csv
+from hybridtei.retrieval.ingest.document import Document, Rejection
+from hybridtei.retrieval.ingest.options import MEGABYTE
+from hybridtei.retrieval.ingest.reader import (
+    HEADER,
+    Found,
+    Request,
+    excerpt,
+)
+from hybridtei.retrieval.ingest.tables import Progress, read_jsonl, read_parquet
+from hybridtei.retrieval.ingest.text import Unfit
+from hybridtei.retrieval.ingest.whole import read_whole
+from hybridtei.system import memory
+
+TABLES = {
+    **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
+    ".parquet": read_parquet,
+}
+
+
+def read_file(path: Path, request: Request) -> Iterator[Progress]:
+    """Yield (document or rejection, bytes of the file read so far). A file whose library is missing
+    is a rejection."""
+    label, size, options = request.label, request.size, request.options
+    suffix = path.suffix.lower()
+    try:
+        if suffix in TABLES:
+            yield from TABLES[suffix](path, label, options)
+        else:
+            yield read_whole(path, label, options), size
+    except Unfit as error:
+        yield Rejection(label, "file", str(error)), size
+    except (LoadError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        yield Rejection(label, "file", f"cannot be read: {reason}"), size
+    except MemoryError:
+        reason = f"takes more than {request.memory_bytes / MEGABYTE:.0f} MB of memory to read"
+        yield Rejection(label, "file", reason), size
+
+
+class _Limits:
+    """The limits of the file that is read: processor time since the last document, and memory
+    beyond what the process had before."""
+
+    def __init__(self, request: Request) -> None:
+        self._seconds = request.seconds
+        self._next = 0.0
+        with suppress(OSError, ValueError):
+            _, most = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + request.memory_bytes, most))
+        self.renew()
+
+    def renew(self) -> None:
+        """Allow the processor time anew, at most once a second."""
+        used = time.process_time()
+        if used < self._next:
+            return
+        self._next = used + 1
+        with suppress(OSError, ValueError):
+            _, most = resource.getrlimit(resource.RLIMIT_CPU)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(used + self._seconds) + 1, most))
+
+
+def _mapped_bytes() -> int:
+    """The address space that this process has. Raises OSError where the system does not tell."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+    return int(pages) * resource.getpagesize()
+
+
+def _plain(part: Document | Rejection) -> Found:
+    if isinstance(part, Document):
+        return Found(document=part)
+    written = excerpt(part.written)
+    return Found(
+        rejection=Rejection(part.source, part.location, part.reason, written, part.document_id)
+    )
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until their end."""
+    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Request)
+
+    def answer(found: Found) -> None:
+        body = encoder.encode(found)
+        answers.write(HEADER.pack(len(body)) + body)
+
+    while header := requests.read(HEADER.size):
+        request = decoder.decode(requests.read(*HEADER.unpack(header)))
+        path = Path(os.fsdecode(request.path))
+        limits = _Limits(request)
+        for part, read_bytes in read_file(path, request):
+            found = _plain(part)
+            found.read_bytes = read_bytes
+            try:
+                answer(found)
+            except UnicodeEncodeError as error:
+                place = Rejection(request.label, part.location, f"holds no text: {error}"[:300])
+                answer(Found(rejection=place, read_bytes=read_bytes))
+            limits.renew()
+        answer(Found())
+        answers.flush()
+
+
+def main() -> None:
+    """Serve the standard streams. What a library prints goes to standard error."""
+    # A terminal signals this process too, but its parent ends it
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    memory.limit_heaps()
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with suppress(BrokenPipeError):
+        serve(requests, answers)
+    # The parent has ended: nobody reads what is left to flush
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
