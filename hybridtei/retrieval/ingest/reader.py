@@ -138,12 +138,12 @@ class Reader:
             with suppress(BrokenPipeError):
                 assert process.stdin is not None
                 process.stdin.write(HEADER.pack(len(body)) + body)
-            for found in self._answers(process, WAIT_FACTOR * seconds):
-                part = found.document or found.rejection
+            for message in self._answers(process, WAIT_FACTOR * seconds):
+                part = message.document or message.rejection
                 if part is None:
                     is_whole = True
                     return
-                location, read_bytes = f"after {part.location}", found.read_bytes
+                location, read_bytes = f"after {part.location}", message.read_bytes
                 yield part, read_bytes
             # Its status says why it ended
             with suppress(subprocess.TimeoutExpired):

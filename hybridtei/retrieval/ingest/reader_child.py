@@ -104,8 +104,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until their end."""
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Request)
 
-    def answer(found: Found) -> None:
-        body = encoder.encode(found)
+    def answer(message: Found) -> None:
+        body = encoder.encode(message)
         answers.write(HEADER.pack(len(body)) + body)
 
     while header := requests.read(HEADER.size):
@@ -113,10 +113,10 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         path = Path(os.fsdecode(request.path))
         limits = _Limits(request)
         for part, read_bytes in read_file(path, request):
-            found = _plain(part)
-            found.read_bytes = read_bytes
+            message = _plain(part)
+            message.read_bytes = read_bytes
             try:
-                answer(found)
+                answer(message)
             except UnicodeEncodeError as error:
                 place = Rejection(request.label, part.location, f"holds no text: {error}"[:300])
                 answer(Found(rejection=place, read_bytes=read_bytes))
