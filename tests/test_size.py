@@ -22,7 +22,7 @@ LAWS = {
     "literal_splats": 22,
     "no_nouns": 24,
     "comments_behind": 35,
-    "tokens_per_1000_code_lines": 8_337,
+    "tokens_per_1000_code_lines": 8_310,
 }
 LONGEST_FILE_LINES = 564
 # What a change may leave between a count and its number, in thousandths of the number.

@@ -70,19 +70,19 @@ class _Limits:
         self._seconds = request.seconds
         self._next = 0.0
         with suppress(OSError, ValueError):
-            _, most = resource.getrlimit(resource.RLIMIT_AS)
-            resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + request.memory_bytes, most))
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + request.memory_bytes, hard))
         self.renew()
 
     def renew(self) -> None:
-        """Allow the processor time anew, at most once a second."""
+        """Allow the processor time anew, at hard once a second."""
         used = time.process_time()
         if used < self._next:
             return
         self._next = used + 1
         with suppress(OSError, ValueError):
-            _, most = resource.getrlimit(resource.RLIMIT_CPU)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(used + self._seconds) + 1, most))
+            _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(used + self._seconds) + 1, hard))
 
 
 def _mapped_bytes() -> int:
