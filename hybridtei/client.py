@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -32,6 +32,7 @@ from hybridtei.options import (
     RankKeywords,
     RankOptions,
 )
+from hybridtei.system.forks import leave_to_parent, renew_in_children
 from hybridtei.system.own_loop import OwnLoop
 from hybridtei.system.retries import Retries, retry_after_s
 from hybridtei.system.terminal import without_passwords
@@ -96,10 +97,21 @@ class AsyncClient:
         headers = dict(HEADERS)
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
-        self._http = httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=timeout_s, transport=transport
+        self._connect = partial(
+            httpx.AsyncClient,
+            base_url=url,
+            headers=headers,
+            timeout=timeout_s,
+            transport=transport,
         )
+        self._http: httpx.AsyncClient | None = None
         self._facts: dict[str, Any] | None = None
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Leave the connections to the parent of this forked process."""
+        leave_to_parent(self._http)
+        self._http = None
 
     async def encode(
         self,
@@ -268,6 +280,8 @@ class AsyncClient:
         """Send a GET, or a POST of `body`, to any route. Return the decoded answer."""
         where = self.url + path
         retries = Retries(self._patience_s)
+        if self._http is None:
+            self._http = self._connect()
         try:
             content = None if body is None else orjson.dumps(body)
         except TypeError as error:
@@ -298,7 +312,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -49,7 +49,7 @@ from hybridtei.options import (
 )
 from hybridtei.outputs import WHOLE, Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
-from hybridtei.system.own_thread import OwnThread, check_awaited
+from hybridtei.system.own_thread import OwnThreads, check_awaited
 
 T = TypeVar("T")
 # Inputs whose token states are in memory at a time
@@ -88,7 +88,7 @@ class Encoder:
         self._engine = engine
         self._closed = False
         # The calls of `aencode` and of searches
-        self._thread = OwnThread("encoder")
+        self._thread = OwnThreads("encoder")
 
     @classmethod
     def load(
@@ -383,6 +383,7 @@ class Encoder:
             raise BackendError(
                 "the model was freed by `close()`: load it again by `Encoder.load()`"
             )
+        self._backend.check_process()
         answers: list[T] = []
         place = 0
         for chunk in task.split(max_inputs):

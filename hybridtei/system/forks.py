@@ -1,10 +1,20 @@
-"""What a forked process makes anew: threads, connections and held locks stay with its parent."""
+"""Forked processes, such as those of gunicorn's `--preload`, Celery's prefork or a DataLoader:
+threads, connections and held locks stay with the parent, so the child makes them anew.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
-from typing import Protocol
+from concurrent.futures import Future, wait
+from typing import Any, Protocol
 from weakref import WeakSet
+
+# Ends the error of what only its own process can use
+REMEDY = (
+    "in a forked process: load or open it in each process, or start processes by spawn "
+    '(`multiprocessing.get_context("spawn")`)'
+)
 
 
 class Renewable(Protocol):
@@ -15,11 +25,28 @@ class Renewable(Protocol):
 
 
 _renewables: WeakSet[Renewable] = WeakSet()
+_work: WeakSet[Future[Any]] = WeakSet()
+_of_parent: list[object] = []
 
 
 def renew_in_children(renewable: Renewable) -> None:
     """Call `renewable.renew()` in each process that is forked from this one."""
     _renewables.add(renewable)
+
+
+def finish_before_forks(work: Future[Any]) -> None:
+    """Let forks of this process wait for work in another thread, which a child could not end."""
+    _work.add(work)
+
+
+def leave_to_parent(*things: object) -> None:
+    """Keep what is the parent's until this process has ended: a runtime would wait for threads that
+    only the parent has, and a loop would deregister the sockets of both from their `epoll`."""
+    _of_parent.extend(thing for thing in things if thing is not None)
+
+
+def _finish() -> None:
+    wait([*_work])
 
 
 def _renew_all() -> None:
@@ -29,4 +56,6 @@ def _renew_all() -> None:
 
 # Windows has no forks
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)
+    # An interpreter that ends frees what modules hold
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_of_parent))
+    os.register_at_fork(before=_finish, after_in_child=_renew_all)

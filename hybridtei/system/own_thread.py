@@ -1,4 +1,4 @@
-"""Blocking work that coroutines await: in one thread, one piece after the other.
+"""Blocking work that coroutines await, in threads of its own.
 
 The work learns when nothing awaits it any more: a cancelled coroutine cannot stop a thread.
 """
@@ -32,20 +32,20 @@ def check_awaited() -> None:
         raise CancelledError
 
 
-class OwnThread:
-    """A thread that starts with the first work. A forked process starts its own."""
+class OwnThreads:
+    """At most `count` threads, which start with work. A forked process starts its own."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, count: int = 1) -> None:
+        self._name, self._count = name, count
         self.renew()
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Forget the thread and the work of the parent process."""
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        """Forget the threads and the work of the parent process."""
+        self._pool = ThreadPoolExecutor(self._count, thread_name_prefix=self._name)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Call `work` in the thread when earlier work has ended."""
+        """Call `work` in a thread, when one is free."""
         return await awaited(self._pool.submit, work)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from threadpoolctl import threadpool_limits
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, gather_index, offsets_of, pack
 from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
+from hybridtei.system.forks import REMEDY, leave_to_parent, renew_in_children
 from hybridtei.system.machine import LaneKind
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class Backend:
     size of a batch that fills the device; more tokens only make other batches wait. `lanes`: the
     useful number of threads that call `forward`. `ahead`: the number of batches that the engine may
     prepare in addition to one per lane. `fills_cores`: a pass outside a lane uses every core.
+    `survives_forks`: it computes in a forked process too.
     `shares_prefixes`: it computes a batch's `prefix` once. `is_table`: one pass gives dense vectors
     of any number of texts, without further memory.
     """
@@ -42,9 +45,12 @@ class Backend:
     fills_cores = False
     shares_prefixes = False
     is_table = False
+    survives_forks = True
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
+        self._process = os.getpid()
+        renew_in_children(self)
         self._passes, self._counting = 0, threading.Lock()
 
     @property
@@ -61,6 +67,17 @@ class Backend:
         """Run the trunk once, and each head of the batch once. `use_all_cores`: no batch waits, so
         the pass may use more threads than the caller's. Raises BackendError."""
         raise NotImplementedError
+
+    def renew(self) -> None:
+        """Never free the runtime's objects in this forked process."""
+        leave_to_parent({**vars(self)})
+
+    def check_process(self) -> None:
+        """Raises BackendError in a forked process that lacks the runtime's threads or device."""
+        if not self.survives_forks and os.getpid() != self._process:
+            raise BackendError(
+                f"the model was loaded in another process, and {self.name} does not work {REMEDY}"
+            )
 
     def enter_lane(self, kind: LaneKind) -> None:
         """Prepare the calling thread. Each of several threads calls this once before `forward`,
@@ -166,6 +183,10 @@ class Routed(Backend):
     def forwards(self) -> int:
         """The passes of both."""
         return sum(backend.forwards for backend in self.backends)
+
+    def check_process(self) -> None:
+        for backend in self.backends:
+            backend.check_process()
 
     def enter_lane(self, kind: LaneKind) -> None:
         for backend in self.backends:

@@ -21,8 +21,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Literal
 
@@ -57,6 +57,7 @@ from hybridtei.retrieval.store.base import (
 )
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
+from hybridtei.system.own_thread import OwnThreads
 
 # The depth of a search made only for statistics
 ENOUGH = 100
@@ -429,7 +430,7 @@ def _without(key: str, candidates: Sequence[Candidate], query_filter: Filter | N
 
 # Few threads, so that many searches neither use much more than MAX_FLOAT_BYTES nor fill asyncio's
 # own pool.
-_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="maxsim")
+_THREADS = OwnThreads("maxsim", 2)
 
 
 async def packed_scores(
@@ -448,8 +449,7 @@ async def packed_scores(
 async def _in_thread(
     records: Sequence[Stored], rows: Floats, packed: PackedFormat
 ) -> dict[PointId, float]:
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_THREADS, _maxsims, records, rows, packed)
+    return await _THREADS.run(partial(_maxsims, records, rows, packed))
 
 
 def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:

@@ -44,6 +44,7 @@ from hybridtei.retrieval.store.embedded_process import LOCK, is_own, listening_a
 from hybridtei.retrieval.store.points import checked_batches
 from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system import machine
+from hybridtei.system.forks import leave_to_parent, renew_in_children
 from hybridtei.system.frames import HEADER, frame, unframe
 from hybridtei.system.own_loop import started
 
@@ -86,19 +87,26 @@ class EmbeddedStore:
         self._folder = Path(os.path.abspath(path))
         self._lock = self._folder / LOCK
         self.place = f"embedded Qdrant in {self._folder}"
-        self._starting: asyncio.Task[None] | None = None
-        # Held while the process executes a call, even if its caller was cancelled
-        self._turn = asyncio.Lock()
-        # The names of waiting calls, the running one included
-        self._waiting: list[str] = []
         # Mean duration of calls by name
         self._mean_s: dict[str, float] = {}
         # Of the latest process
         self.pid: int | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.renew()
+        renew_in_children(self)
         # Of the folder that the process has open
         self._identity: tuple[int, ...] | None = None
         self._closed = False
+
+    def renew(self) -> None:
+        """Leave the connection to the parent of this forked process, whose own joins later."""
+        leave_to_parent(self._streams)
+        self._streams = None
+        self._starting: asyncio.Task[None] | None = None
+        # Held while the process executes a call, even if its caller was cancelled
+        self._turn = asyncio.Lock()
+        # The names of waiting calls, the running one included
+        self._waiting: list[str] = []
 
     async def collections(self) -> list[str]:
         return list(await self._call("collections"))

@@ -27,6 +27,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import HybridTeiError, StoreAway, StoreError, StoreUnavailable
+from hybridtei.system.forks import REMEDY, renew_in_children
 from hybridtei.system.own_loop import started
 from hybridtei.system.retries import retry_after_s
 
@@ -253,11 +254,19 @@ class Nodes:
     ) -> None:
         self._nodes = [Node(url, client) for url, client in clients.items()]
         self._check, self._check_after_s, self._check_s = check, check_after_s, check_s
+        self._is_forked = False
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Refuse all calls of this forked process: gRPC's channels do not survive a fork."""
+        self._is_forked = True
 
     async def call(self, attempt: Attempt[T], among: Collection[str] | None = None) -> T:
         """Try the call at one node after the other until one answers. `among`: only these nodes.
         Raises the last node's StoreError."""
         failure: StoreAway | None = None
+        if self._is_forked:
+            raise StoreError(f"the store was opened in another process, and does not work {REMEDY}")
         for node in self._nodes:
             if among is not None and node.url not in among:
                 continue

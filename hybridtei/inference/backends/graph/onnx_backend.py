@@ -48,6 +48,7 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
+from hybridtei.system.forks import finish_before_forks, renew_in_children
 from hybridtei.system.frames import nested
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes, own_processors
 
@@ -233,6 +234,8 @@ def _mapped(
     with memory.reused_blocks():
         first = opened(Session(path, threads[0], is_packed=True))
     openings = [Opening() for _ in others]
+    for opening in openings:
+        finish_before_forks(opening)
     Thread(target=_open, args=(others, openings, stack.pop_all()), name="sessions").start()
     return [first, *openings]
 
@@ -307,6 +310,11 @@ class MlmHead:
         self._openings = open_sessions(
             graph, {"matrix": self.layers.table}, weights, counts, cache_gb=cache_gb
         )
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Keep the session that needs no other threads than its caller's: they are the parent's."""
+        self._openings = self._openings[:1]
 
     def product(self, *, use_all_cores: bool) -> Product:
         """A function that multiplies float32[t, h] by the table."""
@@ -384,6 +392,10 @@ class OnnxBackend(HostBackend):
         self._session, self._openings, self._inputs = first, openings, first.inputs
         self.padding = padding_of(self._inputs)
 
+    def renew(self) -> None:
+        super().renew()
+        self._openings, self._counts = self._openings[:1], self._counts[:1]
+
     @property
     def _all_cores(self) -> Session:
         return session_if_open(self._openings[len(self._counts) - 1]) or self._session
@@ -440,7 +452,8 @@ class OnnxBackend(HostBackend):
     def close(self) -> None:
         """Free the weights."""
         wait(self._openings)
-        del self._session, self._openings, self._heads
+        self._openings = []
+        del self._session, self._heads
 
     def _hidden(self, batch: PackedBatch, *, use_all_cores: bool, shrink: bool = False) -> Floats:
         session = self._all_cores if use_all_cores else self._session

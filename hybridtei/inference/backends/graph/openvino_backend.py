@@ -69,6 +69,7 @@ class OpenVinoBackend(HostBackend):
 
     name = "openvino"
     padding = Padding.ATTENTION
+    survives_forks = False
 
     def __init__(
         self,

@@ -112,6 +112,14 @@ class TorchBackend(Backend):
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.catch_up()
+        self.survives_forks = not on_gpu
+
+    def renew(self) -> None:
+        """Compute in one thread: a forked process lacks the threads of OpenMP, and waits for them
+        for ever."""
+        super().renew()
+        if self.survives_forks:
+            torch.set_num_threads(1)
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """`use_all_cores` has no effect: more threads cost more than they save here. A batch that
