@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -65,6 +65,26 @@ class Upserted(Struct, frozen=True):
     failed: list[dict[str, Any]]
 
 
+class _Connections:
+    """httpx's client, made at the first request. A forked process makes its own."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self._client: httpx.AsyncClient | None = None
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Leave the connections to the parent process."""
+        leave_to_parent(self._client)
+        self._client = None
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = httpx.AsyncClient(**self._settings)
+        return self._client
+
+
 class AsyncClient:
     """A hybridtei server by its URL. For one of several models use `http://host:3000/m/ALIAS`.
 
@@ -97,21 +117,13 @@ class AsyncClient:
         headers = dict(HEADERS)
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
-        self._connect = partial(
-            httpx.AsyncClient,
+        self._connections = _Connections(
             base_url=url,
             headers=headers,
             timeout=timeout_s,
             transport=transport,
         )
-        self._http: httpx.AsyncClient | None = None
         self._facts: dict[str, Any] | None = None
-        renew_in_children(self)
-
-    def renew(self) -> None:
-        """Leave the connections to the parent of this forked process."""
-        leave_to_parent(self._http)
-        self._http = None
 
     async def encode(
         self,
@@ -280,8 +292,6 @@ class AsyncClient:
         """Send a GET, or a POST of `body`, to any route. Return the decoded answer."""
         where = self.url + path
         retries = Retries(self._patience_s)
-        if self._http is None:
-            self._http = self._connect()
         try:
             content = None if body is None else orjson.dumps(body)
         except TypeError as error:
@@ -291,7 +301,7 @@ class AsyncClient:
             try:
                 # httpx's own timeout is for each read, not for the whole answer
                 async with asyncio.timeout(self._timeout_s):
-                    answer = await self._http.request(
+                    answer = await self._connections.client.request(
                         "GET" if content is None else "POST", path, content=content
                     )
                 if answer.status_code not in RETRIED:
@@ -312,8 +322,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._http is not None:
-            await self._http.aclose()
+        await self._connections.client.aclose()
 
     async def __aenter__(self) -> Self:
         return self

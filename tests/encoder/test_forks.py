@@ -132,7 +132,9 @@ def test_celery_forks(environment, tmp_path):
 )
 def test_other_engines(hybrid, backend, expected):
     pytest.importorskip(backend)
-    done = ran([sys.executable, "-c", textwrap.dedent(OTHERS), backend, str(hybrid)], timeout=HANG_S)
+    done = ran(
+        [sys.executable, "-c", textwrap.dedent(OTHERS), backend, str(hybrid)], timeout=HANG_S
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(expected)
     assert ("spawn" in done.stdout) is (backend == "openvino")
