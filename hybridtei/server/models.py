@@ -33,6 +33,7 @@ from hybridtei.errors import (
     StoreError,
     StoreUnavailable,
     UnknownModel,
+    UnsupportedHead,
 )
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.device import STOP_SECONDS
@@ -154,6 +155,17 @@ class Models:
             f"`{alias}`" for alias, entry in self.entries.items() if entry.state == "ready"
         )
         raise UnknownModel(f"the model `{shown}` is not served here; served are {served}")
+
+    def advised(self, error: UnsupportedHead, capability: Sequence[Able]) -> UnsupportedHead:
+        """The error, with the names of the models that have the best capability of a route."""
+        able = [
+            f"`{context.served_name}`"
+            for context in self.ready
+            if capability and capability[0](context)
+        ]
+        if len(self.ready) == 1 or not able:
+            return error
+        return type(error)(f"{error}; here {', '.join(able)} can")
 
     def listed(self) -> list[Context]:
         """The ready models, each followed by its sides if it reads queries and documents

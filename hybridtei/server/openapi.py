@@ -166,7 +166,7 @@ def document(app: Litestar) -> dict[str, Any]:
     kinds = [
         kind
         for _, route in paths_and_routes
-        for kind in (*route.requests, *answers_of(route), route.error)
+        for kind in (*route.requests, *answers_of(route), route.wire.error)
     ]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=f"{REFERENCE}{{name}}")
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
@@ -303,9 +303,9 @@ def _name_fields(components: dict[str, Any]) -> None:
 
 def _errors(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     """Status -> the response's schema."""
-    content = _json(schema_of[repr(route.error)])
+    content = _json(schema_of[repr(route.wire.error)])
     # An error of a body may also be plain text
-    of_bodies = content if route.error.takes_body_errors else content | PLAIN_TEXT
+    of_bodies = content if route.wire.error.takes_body_errors else content | PLAIN_TEXT
     return NO_KEY | {
         status: {"description": meaning, "content": of_bodies if status in OF_BODIES else content}
         for status, meaning in ERRORS.items()

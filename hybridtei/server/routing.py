@@ -14,18 +14,19 @@ import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from traceback import clear_frames
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 from litestar import Request
 from litestar.exceptions import HTTPException, MethodNotAllowedException
-from msgspec import Struct
 
 from hybridtei import errors
-from hybridtei.errors import ErrorType, HybridTeiError, NoKey, Overloaded, anchor_of
+from hybridtei.errors import HybridTeiError, NoKey, Overloaded, UnsupportedHead, anchor_of
 from hybridtei.server.answers import Answer, Headers, is_path
 from hybridtei.server.http.body import BodyError, ClientDisconnected, first_fields
+from hybridtei.server.wires import TEI, ClientsErrorResponse, ErrorResponse, Wire, error_form
 
 if TYPE_CHECKING:
     from hybridtei.server.context import Reply
@@ -36,105 +37,6 @@ if TYPE_CHECKING:
 AnyRequest = Request[Any, Any, Any]
 
 log = logging.getLogger(__name__)
-
-
-class ErrorResponse(Struct, frozen=True):
-    """Errors of TEI's routes and of hybridtei's own. Errors of a body's schema are plain text.
-    Errors of unknown paths and methods, and of keys on TEI's routes, have no body."""
-
-    # False: errors of bodies are plain text
-    takes_body_errors: ClassVar[bool] = False
-
-    error: str
-    error_type: ErrorType
-
-    @classmethod
-    def of(cls, error: Exception) -> tuple[int, Struct]:
-        """(status, body)."""
-        status, message, error_type = facts_of(error)
-        return status, cls(message, error_type)
-
-
-class OpenAICompatErrorResponse(Struct, frozen=True):
-    """Errors of OpenAI's, Cohere's and Voyage's embeddings, flat like TEI's."""
-
-    takes_body_errors: ClassVar[bool] = False
-
-    message: str
-    code: int
-    type: ErrorType
-
-    @classmethod
-    def of(cls, error: Exception) -> tuple[int, Struct]:
-        """(status, body)."""
-        status, message, error_type = facts_of(error)
-        return status, cls(message, status, error_type)
-
-
-class OpenAIError(Struct, frozen=True):
-    """The cause, where OpenAI's clients read it. `param`: the field that the message names."""
-
-    message: str
-    type: ErrorType
-    code: str
-    param: str | None
-
-
-class ErrorDetail(Struct, frozen=True):
-    """The cause, in the format that clients of FastAPI servers read."""
-
-    loc: list[str]
-    msg: str
-    type: str
-
-
-class ClientsErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
-    """Errors of routes that clients other than TEI's call: flat, and again as OpenAI's clients read
-    them (`error`), and as Voyage's do (`detail`)."""
-
-    takes_body_errors: ClassVar[bool] = True
-
-    error: OpenAIError
-    detail: str | list[ErrorDetail]
-
-    @classmethod
-    def of(cls, error: Exception) -> tuple[int, Struct]:
-        """(status, body)."""
-        status, message, error_type = facts_of(error)
-        match = FIELD.search(message) if status in (400, 422) else None
-        field_name = None if match is None else match[1]
-        cause = OpenAIError(message, error_type, str(status), field_name)
-        detail = cls.detail_of(message, error_type)
-        return status, cls(message, status, error_type, error=cause, detail=detail)
-
-    @classmethod
-    def detail_of(cls, message: str, error_type: ErrorType) -> str | list[ErrorDetail]:
-        """The cause under FastAPI's name. Voyage's client reads a text."""
-        return message
-
-
-class ListedErrorResponse(ClientsErrorResponse, frozen=True, kw_only=True):
-    """As `ClientsErrorResponse`, for routes of infinity's client, which fails unless `detail` is a
-    list."""
-
-    @classmethod
-    def detail_of(cls, message: str, error_type: ErrorType) -> str | list[ErrorDetail]:
-        """The cause in a list."""
-        return [ErrorDetail(["body"], message, error_type)]
-
-
-# The field that a message begins with: `input[20]` gives input
-FIELD = re.compile(r"(?:target type: |field `|^(?:Input validation error: )?`)(\w+)[\[`.:]")
-
-
-def facts_of(error: Exception) -> tuple[int, str, ErrorType]:
-    """The status, message and type of an error, also of one that Litestar or a body raised."""
-    if isinstance(error, BodyError):
-        return error.status, str(error), "Overloaded" if error.status == 503 else "Validation"
-    if isinstance(error, HTTPException):
-        return error.status_code, error.detail, "NotFound"
-    kind = error if isinstance(error, HybridTeiError) else HybridTeiError
-    return kind.http_status, kind.prefix + str(error), kind.error_type
 
 
 JSON, JSON_LINES = b"application/json", b"application/jsonl"
@@ -169,8 +71,10 @@ class Route:
     capability: Sequence[Able] = ()
     # The role that a key needs; any: every known key; None: no key is needed
     role: KeyRole | Literal["any"] | None = "infer"
-    # The struct of its errors
-    error: Any = ErrorResponse
+    # What it answers as the servers do whose clients call it
+    wire: Wire = TEI
+    # The same for the structs of `request` after the first
+    shared_wire: Wire | None = None
     # Served with --only-tei-routes too
     is_tei: bool = False
     # Served only with TEI's face, instead of another route of the same path
@@ -240,15 +144,6 @@ def _registering(
     return register
 
 
-# Fields of the routes of rerankers and classifiers in /v1 and /v2, and of those of embeddings
-LISTED: Mapping[str, Any] = {"error": ListedErrorResponse}
-FLAT: Mapping[str, Any] = {"error": ClientsErrorResponse}
-# Of a path that TEI shares with OpenAI, where the server answers as TEI
-TEI_ONLY: Mapping[str, Any] = {
-    "error": OpenAICompatErrorResponse,
-    "is_tei": True,
-    "only_tei": True,
-}
 PAGE = "/page"
 # Statuses after which the connection closes, since the rest of the body is not read
 CLOSING = (408, 413, 503)
@@ -256,6 +151,8 @@ CLOSING = (408, 413, 503)
 BELOW = "/m/{alias:str}"
 # In the `opt` of Litestar's handlers
 ROUTE, ALLOW = "route", "allow"
+# In a scope: the row of a request in another API than its route's first
+WIRE = "hybridtei.wire"
 PREFLIGHT_METHODS = (b"access-control-allow-methods", b"GET,POST")
 # A preflight that asks for more is answered as TEI answers
 MAX_ALLOWED_HEADERS_BYTES = 2_000
@@ -281,34 +178,43 @@ def route_of(scope: Any) -> Route | None:
     return None if handler is None else handler.opt.get(ROUTE)
 
 
+def _is_teis(scope: Any) -> bool:
+    """True if a request is answered as TEI does, or reached no route."""
+    route = route_of(scope)
+    return route is None or (route.is_tei and WIRE not in scope)
+
+
 def request_error(request: AnyRequest, error: Exception) -> Answer:
     """The error in the route's format. A 401 of TEI's routes has no body."""
     route = route_of(request.scope)
+    if isinstance(error, UnsupportedHead) and route is not None:
+        error = request.app.state.models.advised(error, route.capability)
     log.error("%.1000s (errors.md#%s)", error, anchor_of(error))
     # Frames keep the request's memory until garbage collection
     clear_frames(error.__traceback__)
-    if isinstance(error, NoKey) and (route is None or route.is_tei):
+    is_teis = _is_teis(request.scope)
+    if isinstance(error, NoKey) and is_teis:
         return Answer(401, [])
-    headers = _help(route, error)
+    headers = _help(request.scope, error)
     if isinstance(error, NoKey):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, errors.TokensUsed):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
-    elif isinstance(error, Overloaded) and route is not None and not route.is_tei:
+    elif isinstance(error, Overloaded) and not is_teis:
         # TEI sends no such header, but OpenAI's clients obey it: 1 second, its smallest value
         headers.append((b"retry-after", b"1"))
-    return _written(route, error, headers)
+    return _written(request.scope, error, headers)
 
 
 def body_error(request: AnyRequest, error: BodyError) -> Answer:
     """Plain text, or the route's struct if its clients read nothing else."""
-    route = route_of(request.scope)
+    scope = request.scope
     clear_frames(error.__traceback__)
-    headers = _help(route, error)
+    headers = _help(scope, error)
     if error.status in CLOSING:
         headers.append((b"connection", b"close"))
-    if route is not None and not route.is_tei and route.error.takes_body_errors:
-        return _written(route, error, headers)
+    if not _is_teis(scope) and _form(scope).takes_body_errors:
+        return _written(scope, error, headers)
     return Answer(
         error.status,
         [*headers, (b"content-type", b"text/plain; charset=utf-8")],
@@ -316,59 +222,67 @@ def body_error(request: AnyRequest, error: BodyError) -> Answer:
     )
 
 
-def _help(route: Route | None, error: Exception) -> Headers:
+def _help(scope: Any, error: Exception) -> Headers:
     """Errors of routes other than TEI's link to the page that explains cause and remedy."""
-    if route is None or route.is_tei:
+    if _is_teis(scope):
         return []
     return [(b"link", f'<{PAGE}/errors.html#{anchor_of(error)}>; rel="help"'.encode())]
 
 
-def _written(route: Route | None, error: Exception, headers: Headers) -> Answer:
-    status, body = (ErrorResponse if route is None else route.error).of(error)
+def _form(scope: Any) -> Any:
+    """The struct of a request's errors."""
+    route = route_of(scope)
+    form = (scope.get(WIRE) or (TEI if route is None else route.wire)).error
+    return form if _is_teis(scope) else error_form(scope, form)
+
+
+def _written(scope: Any, error: Exception, headers: Headers) -> Answer:
+    status, body = _form(scope).of(error)
     return Answer(status, [*headers, (b"content-type", JSON)], msgspec.json.encode(body))
 
 
 def framework_error(request: AnyRequest, error: HTTPException) -> Answer:
     """404, 405 and the like; 405 has the path's methods. Without a body where the server answers as
     TEI. A preflight of an unknown path is answered, too."""
-    as_tei = request.app.state.server.as_tei
+    scope, as_tei = request.scope, request.app.state.server.as_tei
     if request.method == "OPTIONS":
-        return Answer(200, preflight_headers(request.scope, as_tei=as_tei))
+        return Answer(200, preflight_headers(scope, as_tei=as_tei))
     headers: Headers = []
     is_wrong_method = isinstance(error, MethodNotAllowedException)
-    if is_wrong_method and is_path(request.scope):
+    path, meant, form = _meant(scope["raw_path"])
+    if is_wrong_method and is_path(scope):
         headers = [(b"allow", allow_header((error.headers or {})["allow"].split(", ")))]
         error = HTTPException(f"{request.method} is not a method of this path", status_code=405)
     elif is_wrong_method or error.status_code == 404:
-        error = HTTPException(_unknown_path(request), status_code=404)
+        hint = "/docs lists the paths" if meant in (None, path) else f"{meant} exists"
+        error = HTTPException(f"there is no path {path}; {hint}", status_code=404)
     if as_tei:
         return Answer(error.status_code, headers)
-    status, message, error_type = facts_of(error)
-    body: Struct = ErrorResponse(message, error_type)
-    if OPENAI_PATH.match(request.scope["raw_path"]):
-        status, body = ClientsErrorResponse.of(error)
+    status, body = error_form(scope, form).of(error)
     return Answer(status, [*headers, (b"content-type", JSON)], msgspec.json.encode(body))
 
 
-OPENAI_PATH = re.compile(rb"(/m/[^/]+)?/+(v[12]|embeddings|models)(/|$)")
+# Unknown paths that OpenAI's clients ask for
+OPENAI_PATH = re.compile(r"/(v[12]|openai|embeddings|models|completions)(/|$)")
 
 
-def _unknown_path(request: AnyRequest) -> str:
-    """A sentence with the known path that was probably meant, if there is one: the longest end of
-    the path without doubled slashes and capitals."""
-    raw = request.scope["raw_path"].decode("latin-1")
-    path = f"{raw:.200}"
-    names = [name for name in path.lower().split("/") if name]
-    below = ""
-    if names[:1] == ["m"]:
+def _meant(raw_path: bytes) -> tuple[str, str | None, Any]:
+    """A path, the known path that was probably meant, and the form of that one's errors. It is the
+    longest end of the path without capitals and without names that follow themselves: a client adds
+    `/embeddings` to its base address, `…/v1/embeddings`."""
+    path = f"{raw_path.decode('latin-1'):.200}"
+    below, end = "", path.lower()
+    if end.startswith("/m/"):
         below = "/".join(path.split("/")[:3])
-        names = names[2:]
-    paths = {path for route in ROUTES for path in route.paths}
+        end = end[len(below) :]
+    names = [name for name, _ in groupby(filter(None, end.split("/")))]
+    routes = {path: route for route in ROUTES if not route.only_tei for path in route.paths}
     for begin in range(len(names)):
         known_path = "/" + "/".join(names[begin:])
-        if known_path in paths and below + known_path != path:
-            return f"there is no path {path}; {below}{known_path} exists"
-    return f"there is no path {path}; /docs lists the paths"
+        if known_path in routes:
+            route = routes[known_path]
+            return path, below + known_path, (route.shared_wire or route.wire).error
+    return path, None, ClientsErrorResponse if OPENAI_PATH.search(path) else ErrorResponse
 
 
 def client_disconnected(request: AnyRequest, error: ClientDisconnected) -> Answer:
@@ -380,7 +294,7 @@ def unforeseen_error(request: AnyRequest, error: Exception) -> Answer:
     """A defect of this server: the traceback goes to the log only."""
     log.critical("unforeseen error on %s", request.scope.get("path"), exc_info=error)
     message = f"internal error: {type(error).__name__}"
-    return _written(route_of(request.scope), HybridTeiError(message), [])
+    return _written(request.scope, HybridTeiError(message), [])
 
 
 HANDLERS: Mapping[Any, Any] = {

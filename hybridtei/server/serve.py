@@ -54,7 +54,8 @@ from hybridtei.server.http.body import (
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Certificate, Keyring, check_host, check_origin
 from hybridtei.server.models import Models, StoreBounds, StoreContext, check_capacity
-from hybridtei.server.routing import ALLOW, ROUTE, Route, preflight_headers
+from hybridtei.server.routing import ALLOW, ROUTE, WIRE, Route, preflight_headers
+from hybridtei.server.wires import BODY
 from hybridtei.system.tracing import Recorder, arrived, span
 
 if TYPE_CHECKING:
@@ -248,14 +249,19 @@ def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
         return request
     if kind is bytes:
         return body
-    is_peer = route.is_peer
+    is_peer, wire = route.is_peer, route.wire
+    scope: Any = request.scope
+    scope[BODY] = body
     if route.is_shared:
         kind = kind_of(body, route.request)
         is_peer = kind is not next(iter(route.request.values()))
         if not is_peer:
-            check_type(first_fields(request.scope))
+            check_type(first_fields(scope))
             check_size(len(body), request.shared.server.payload_limit)
-    return (decode_peers if is_peer else decode)(body, kind)
+        elif route.shared_wire is not None:
+            wire = scope[WIRE] = route.shared_wire
+    payload = (decode_peers if is_peer else decode)(body, kind)
+    return wire.read(payload) if wire.older or wire.forms else payload
 
 
 def choose(

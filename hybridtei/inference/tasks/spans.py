@@ -109,6 +109,7 @@ class EmbedSpans(Task[Embeddings]):
         """Tokenise, and find each span's tokens. Raises RequestError, for a span with its place and
         offsets."""
         self.task.check_width(model.spec)
+        model = model.limited(self.task.options.max_tokens)
         reader, side = model.reader, self.task.side(model.spec)
         longest = reader.max_input_length
         if side is not None and side.length:

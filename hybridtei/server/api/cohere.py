@@ -24,8 +24,9 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import EMBED
-from hybridtei.server.routing import FLAT, post
+from hybridtei.server.routing import post
 from hybridtei.server.vectors import quantiser
+from hybridtei.server.wires import ClientsErrorResponse, Form, Wire
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
@@ -48,6 +49,7 @@ class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
 
     texts: FullTexts | None = None
     inputs: Annotated[list[CohereInput], NOT_EMPTY] | None = None
+    images: Form = None
     model: ServedModel = None
     input_type: Annotated[
         str | None,
@@ -96,13 +98,18 @@ class CohereEmbedResponse(Struct, frozen=True):
     meta: dict[str, Any]
 
 
+COHERE = Wire(
+    tried="cohere, cohere-ai, litellm", error=ClientsErrorResponse, forms={"images": ([],)}
+)
+
+
 @post(
     "/v1/embed",
     CohereEmbedRequest,
     CohereEmbedResponse,
     span="cohere_embed",
     capability=EMBED,
-    **FLAT,
+    wire=COHERE,
 )
 async def cohere_embed_v1(context: Context, request: CohereEmbedRequest) -> Reply:
     """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on
@@ -116,7 +123,7 @@ async def cohere_embed_v1(context: Context, request: CohereEmbedRequest) -> Repl
     CohereEmbedResponse,
     span="cohere_embed",
     capability=EMBED,
-    **FLAT,
+    wire=COHERE,
 )
 async def cohere_embed_v2(context: Context, request: CohereEmbedRequest) -> Reply:
     """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on

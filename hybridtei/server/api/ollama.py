@@ -8,7 +8,7 @@ from hashlib import sha256
 from time import perf_counter_ns
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from hybridtei import __version__
 from hybridtei.batch import EMBEDDINGS, Head
@@ -22,6 +22,13 @@ from hybridtei.server.models import EMBED, Models
 from hybridtei.server.routing import get, post
 from hybridtei.server.serve import HttpRequest
 from hybridtei.server.vectors import SPLADE_NORMALIZE
+from hybridtei.server.wires import OllamaErrorResponse, Wire
+
+OLLAMA = Wire(
+    tried="ollama, llm-ollama, Open WebUI",
+    error=OllamaErrorResponse,
+    older={"name": "model", "prompt": "input"},
+)
 
 
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
@@ -54,11 +61,12 @@ class OllamaEmbedResponse(Struct, frozen=True):
     OllamaEmbedRequest,
     OllamaEmbedResponse,
     capability=EMBED,
+    wire=OLLAMA,
 )
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless
     `truncate` is false."""
-    text = request.input or request.prompt
+    text = request.input
     if not text:
         # Clients send an empty text to load a model
         return Reply(OllamaEmbedResponse(context.served_name, [], 0, 0, 0))
@@ -102,6 +110,7 @@ class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
     OllamaPromptRequest,
     dict[Literal["embedding"], list[float]],
     capability=EMBED,
+    wire=OLLAMA,
 )
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
     """Ollama embeddings of one text: its vector is not scaled to length 1. A long text is cut."""
@@ -130,8 +139,9 @@ class OllamaDetails(Struct, frozen=True):
 
 
 class OllamaModel(Struct, frozen=True):
-    """A served model. `digest`: its fingerprint; until the weights have been read, a hash of its id
-    and revision."""
+    """A served model. `digest`: a hash of its name and fingerprint; until the weights have been
+    read, of its name, id and revision. Ollama's clients take two names of one digest for one
+    model."""
 
     name: str
     model: str
@@ -141,10 +151,18 @@ class OllamaModel(Struct, frozen=True):
     details: OllamaDetails
 
 
+class OllamaRunning(OllamaModel, frozen=True):
+    """A model in memory, where it stays."""
+
+    expires_at: str
+    context_length: int
+
+
 class OllamaShowRequest(Struct, frozen=True):
-    """Request of `/api/show`."""
+    """Request of `/api/show` and `/api/pull`."""
 
     model: ServedModel = None
+    name: Annotated[str | None, Meta(description="`model` under its older name.")] = None
 
 
 class OllamaShowResponse(Struct, frozen=True):
@@ -156,6 +174,8 @@ class OllamaShowResponse(Struct, frozen=True):
 
 
 STARTED_AT = datetime.now(UTC).isoformat()
+# Ollama writes the time at which it unloads a model
+NEVER = datetime(9999, 1, 1, tzinfo=UTC).isoformat()
 
 
 @post(
@@ -163,6 +183,7 @@ STARTED_AT = datetime.now(UTC).isoformat()
     OllamaShowRequest,
     OllamaShowResponse,
     role="any",
+    wire=OLLAMA,
     any_type=True,
     takes_permits=False,
 )
@@ -179,16 +200,21 @@ async def show(context: Context, request: OllamaShowRequest) -> Reply:
     )
 
 
-@get("/api/tags", dict[Literal["models"], list[OllamaModel]], source="models")
+@get("/api/tags", dict[Literal["models"], list[OllamaModel]], source="models", wire=OLLAMA)
 async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models, in Ollama's format."""
     return Reply({"models": [_listed(context) for context in models.listed()]})
 
 
-@get("/api/ps", dict[Literal["models"], list[OllamaModel]], source="models")
+@get("/api/ps", dict[Literal["models"], list[OllamaRunning]], source="models", wire=OLLAMA)
 async def list_running(models: Models, request: HttpRequest) -> Reply:
-    """The models in memory: all."""
-    return await list_models(models, request)
+    """The models in memory: all, for ever."""
+    running = []
+    for context in models.listed():
+        facts: dict[str, Any] = structs.asdict(_listed(context))
+        length = context.service.reader.max_input_length
+        running.append(OllamaRunning(**facts, expires_at=NEVER, context_length=length))
+    return Reply({"models": running})
 
 
 @post(
@@ -196,6 +222,7 @@ async def list_running(models: Models, request: HttpRequest) -> Reply:
     OllamaShowRequest,
     dict[Literal["status"], str],
     role="any",
+    wire=OLLAMA,
     any_type=True,
     takes_permits=False,
 )
@@ -204,7 +231,7 @@ async def pull(context: Context, request: OllamaShowRequest) -> Reply:
     return Reply({"status": "success"})
 
 
-@get("/api/version", dict[Literal["version"], str], source="models")
+@get("/api/version", dict[Literal["version"], str], source="models", wire=OLLAMA)
 async def version(models: Models, request: HttpRequest) -> Reply:
     """The version in whole numbers: Open WebUI reads it to check that the server is up."""
     return Reply({"version": __version__.partition(".dev")[0]})
@@ -216,11 +243,10 @@ def _listed(context: Context) -> OllamaModel:
     # Empty if the files lie elsewhere
     weights = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))
     header = context.fingerprint_header
-    if header is None:
-        model = f"{context.model.model_id}@{context.model.revision}"
-        digest = sha256(model.encode()).hexdigest()
-    else:
-        digest = header[1].decode()
+    model = f"{context.model.model_id}@{context.model.revision}".encode()
+    if header is not None:
+        model = header[1]
+    digest = sha256(b"%b\n%b" % (name.encode(), model)).hexdigest()
     return OllamaModel(
         name,
         name,

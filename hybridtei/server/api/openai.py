@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, structs
@@ -44,7 +45,7 @@ from hybridtei.server.api.tei import (
 )
 from hybridtei.server.context import Context, Reply, usage_of
 from hybridtei.server.models import EMBED
-from hybridtei.server.routing import FLAT, LISTED, TEI_ONLY, post
+from hybridtei.server.routing import post
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -57,10 +58,26 @@ from hybridtei.server.vectors import (
     heads_of,
     smaller_vectors,
 )
+from hybridtei.server.wires import (
+    ClientsErrorResponse,
+    Form,
+    ListedErrorResponse,
+    OpenAICompatErrorResponse,
+    VoyageErrorResponse,
+    Wire,
+)
 
 log = logging.getLogger(__name__)
 
 JinaType = Literal["float", "base64", "binary", "ubinary"]
+JinaTypes = Annotated[
+    JinaType | Annotated[list[JinaType], Meta(max_length=1)] | None,
+    Meta(description="Jina's form of vectors; older clients call it `encoding_type`."),
+]
+Normalized = Annotated[
+    bool | None,
+    Meta(description="false: do not scale to length 1; Jina's, and vLLM's `normalize`."),
+]
 Side = Annotated[
     str | None, Meta(description="query or document, for models that treat them differently.")
 ]
@@ -95,7 +112,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     input_type: Side = None
     truncation: Truncate = None
     modality: Annotated[
-        str | None, Meta(description="From infinity's clients, where `dimensions` 0 means all.")
+        Any, Meta(description="text, from infinity's clients, where `dimensions` 0 means all.")
     ] = None
     task: Annotated[
         str | None,
@@ -106,13 +123,14 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
             )
         ),
     ] = None
-    embedding_type: Annotated[
-        JinaType | Annotated[list[JinaType], Meta(max_length=1)] | None,
-        Meta(description="Jina's form of vectors."),
-    ] = None
-    normalized: Annotated[
-        bool | None, Meta(description="From Jina's clients; false: do not scale to length 1.")
-    ] = None
+    embedding_type: JinaTypes = None
+    encoding_type: JinaTypes = None
+    normalized: Normalized = None
+    normalize: Normalized = None
+    return_multivector: Form = None
+    return_sparse: Form = None
+    embed_dtype: Form = None
+    endianness: Form = None
     truncate: Annotated[
         bool | Literal["NONE", "START", "END"] | None,
         Meta(description="`truncation` under Jina's name, or the side that is cut off, NVIDIA's."),
@@ -158,19 +176,12 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def width(self) -> int | None:
         """The number of dimensions; None: all."""
-        width = self.output_dimension
-        if width is None:
-            width = self.dimensions
-        if width == 0 and self.modality is not None:
-            return None
-        return width
+        return None if self.dimensions == 0 and self.modality is not None else self.dimensions
 
     @property
     def cuts(self) -> bool | None:
         """True: cut long inputs; None: the server's default."""
-        if self.truncation is not None or self.truncate is None:
-            return self.truncation
-        return self.truncate not in (False, "NONE")
+        return None if self.truncate is None else self.truncate not in (False, "NONE")
 
     @property
     def cut_side(self) -> Direction:
@@ -219,30 +230,35 @@ class OpenAICompatResponse(Struct, frozen=True):
     usage: OpenAICompatUsage
 
 
-@post(
-    "/v1/embeddings",
-    OpenAICompatRequest,
-    OpenAICompatResponse,
-    capability=EMBED,
-    **FLAT,
+OPENAI = Wire(
+    tried="openai, litellm, langchain, llama-index (OpenAI, Jina), voyageai, AI SDK, Dify",
+    error=ClientsErrorResponse,
+    older={
+        "output_dimension": "dimensions",
+        "truncation": "truncate",
+        "encoding_type": "embedding_type",
+        "normalize": "normalized",
+    },
+    forms={
+        "return_multivector": (False,),
+        "return_sparse": (False,),
+        "embed_dtype": ("float32",),
+        "endianness": ("native", "little"),
+        "modality": ("text", ["text"]),
+    },
 )
-@post(
-    "/embeddings",
-    OpenAICompatRequest,
-    OpenAICompatResponse,
-    in_schema=False,
-    capability=EMBED,
-    **LISTED,
+INFINITY = replace(OPENAI, tried="infinity_client, openai", error=ListedErrorResponse)
+# Of paths that TEI has too, where the server answers as TEI
+OPENAI_OF_TEI = replace(OPENAI, error=OpenAICompatErrorResponse, forms={})
+embedding = partial(
+    post, request=OpenAICompatRequest, answer=OpenAICompatResponse, capability=EMBED
 )
-@post("/v1/embeddings", OpenAICompatRequest, OpenAICompatResponse, capability=EMBED, **TEI_ONLY)
-@post(
-    "/embeddings",
-    OpenAICompatRequest,
-    OpenAICompatResponse,
-    in_schema=False,
-    capability=EMBED,
-    **TEI_ONLY,
-)
+
+
+@embedding("/v1/embeddings", wire=OPENAI)
+@embedding("/embeddings", in_schema=False, wire=INFINITY)
+@embedding("/v1/embeddings", wire=OPENAI_OF_TEI, is_tei=True, only_tei=True)
+@embedding("/embeddings", in_schema=False, wire=OPENAI_OF_TEI, is_tei=True, only_tei=True)
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""
     inputs, is_batch = parse_inputs(request.items)
@@ -375,10 +391,13 @@ class ContextualizedRequest(Struct, frozen=True, kw_only=True):
     """Request of Voyage's `/v1/contextualizedembeddings`."""
 
     inputs: Annotated[
-        list[Annotated[list[FullText], Meta(min_length=1)]],
+        list[FullText | Annotated[list[FullText], Meta(min_length=1)]],
         Meta(
             min_length=1,
-            description="The chunks of each document, in order, which the model reads together.",
+            description=(
+                "The chunks of each document, in order, which the model reads together; or each "
+                "document as a text."
+            ),
         ),
     ]
     model: ServedModel = None
@@ -389,7 +408,11 @@ class ContextualizedRequest(Struct, frozen=True, kw_only=True):
     ] = None
     encoding_format: Literal["float", "base64"] | None = None
     enable_auto_chunking: Annotated[
-        bool | None, Meta(description="true is refused: clients send chunks.")
+        bool | None, Meta(description="true: each text is one chunk, or refused if it is longer.")
+    ] = None
+    chunk_size: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Most tokens of a chunk [default: the model's length]."),
     ] = None
 
 
@@ -410,32 +433,34 @@ class ContextualizedResponse(Struct, frozen=True):
     usage: dict[str, int]
 
 
+VOYAGE = Wire(tried="voyageai, litellm (voyage)", error=VoyageErrorResponse)
+
+
 @post(
     "/v1/contextualizedembeddings",
     ContextualizedRequest,
     ContextualizedResponse,
     capability=EMBED,
-    **FLAT,
+    wire=VOYAGE,
 )
 async def contextualized_embed(context: Context, request: ContextualizedRequest) -> Reply:
     """Embeddings of documents' chunks: a list of unit vectors for each document."""
+    documents = [[item] if isinstance(item, str) else item for item in request.inputs]
+    # Clients that let the server make the chunks read their texts
+    told = documents if request.enable_auto_chunking else [()] * len(documents)
     with context.counting_failures():
-        if request.enable_auto_chunking:
-            raise InvalidInput(
-                "`enable_auto_chunking` is true: this server takes each document as a list of "
-                "chunks"
-            )
-        check_chunks(sum(map(len, request.inputs)), "inputs")
-    texts = [joined(chunks) for chunks in request.inputs]
+        check_chunks(sum(map(len, documents)), "inputs")
+    texts = [joined(chunks) for chunks in documents]
     side = None
     if request.input_type is not None:
         side = SIDES.get(request.input_type, "document")
-    options = EmbedOptions(dimensions=request.output_dimension, input_type=side)
-    task = Embed(
-        (),
-        frozenset({Head.DENSE}),
-        context.settled(options),
+    options = EmbedOptions(
+        truncate=False if request.enable_auto_chunking else None,
+        max_tokens=request.chunk_size,
+        dimensions=request.output_dimension,
+        input_type=side,
     )
+    task = Embed((), frozenset({Head.DENSE}), context.settled(options))
     smaller = smaller_vectors(context, task, request.output_dtype)
     written = answers.as_base64 if request.encoding_format == "base64" else as_given
 
@@ -443,7 +468,10 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
         vectors = smaller(answer).dense
         assert vectors is not None
         rows = by_text(texts, map(written, vectors))
-        data = [{"object": "list", "data": _listed(row), "index": i} for i, row in enumerate(rows)]
+        data = [
+            {"object": "list", "data": _listed(row, chunks), "index": i}
+            for i, (row, chunks) in enumerate(zip(rows, told, strict=True))
+        ]
         return {
             "object": "list",
             "data": data,
@@ -454,7 +482,10 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
     return await embed_spans(context, EmbedSpans(texts, task, "inputs[{}]"), write)
 
 
-def _listed(vectors: Sequence[Any]) -> list[dict[str, Any]]:
-    return [
+def _listed(vectors: Sequence[Any], chunks: Sequence[str]) -> list[dict[str, Any]]:
+    items = [
         {"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)
     ]
+    for item, chunk in zip(items, chunks, strict=False):
+        item["text"] = chunk
+    return items

@@ -19,12 +19,14 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import NOTHING, Context, Reply
 from hybridtei.server.models import Models
-from hybridtei.server.routing import LISTED, get, post
+from hybridtei.server.routing import get, post
 from hybridtei.server.serve import HttpRequest
+from hybridtei.server.wires import ListedErrorResponse, Wire
 
 
 class ModelItem(Struct, frozen=True):
-    """A served model, with the fields that clients of OpenAI and infinity need."""
+    """A served model, with the fields that clients of OpenAI, infinity, vLLM (`max_model_len`) and
+    OpenRouter (`context_length`) need: the tokens of an input."""
 
     id: str
     object: Literal["model"]
@@ -34,6 +36,8 @@ class ModelItem(Struct, frozen=True):
     stats: dict[str, float]
     backend: str
     capabilities: list[str]
+    max_model_len: int
+    context_length: int
 
 
 class ModelList(Struct, frozen=True):
@@ -43,6 +47,7 @@ class ModelList(Struct, frozen=True):
     data: list[ModelItem]
 
 
+LISTS = Wire(tried="openai, infinity_client, litellm, Open WebUI", error=ListedErrorResponse)
 STARTED = int(time.time())
 # Seconds that the first requests wait; half a gigabyte is read in this time
 FINGERPRINT_WAIT_S = 0.5
@@ -78,13 +83,13 @@ async def info(context: Context, request: HttpRequest) -> Reply:
     return Reply(answer)
 
 
-@get(["/v1/models", "/models"], ModelList, source="models", **LISTED)
+@get(["/v1/models", "/models"], ModelList, source="models", wire=LISTS)
 async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models."""
     return Reply(ModelList("list", [*map(_listed, models.listed())]))
 
 
-@get("/v1/models/{name:path}", ModelItem, source="models", in_schema=False, **LISTED)
+@get("/v1/models/{name:path}", ModelItem, source="models", in_schema=False, wire=LISTS)
 async def retrieve_model(models: Models, request: HttpRequest) -> Reply:
     """One model, by its name."""
     name = request.scope["path_params"]["name"].strip("/")
@@ -95,7 +100,10 @@ def _listed(context: Context) -> ModelItem:
     backend, able = context.service.backend.name, capabilities(context.heads)
     if context.service.model.spec.role == "classifier":
         able = ["classify"]
-    return ModelItem(context.served_name, "model", STARTED, "infinity", {}, backend, able)
+    length = context.service.reader.max_input_length
+    return ModelItem(
+        context.served_name, "model", STARTED, "infinity", {}, backend, able, length, length
+    )
 
 
 def capabilities(heads: frozenset[Head]) -> list[str]:

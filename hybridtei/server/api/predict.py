@@ -19,6 +19,7 @@ from hybridtei.server.answers import label_scores
 from hybridtei.server.api.tei import (
     DIRECTIONS,
     NOT_EMPTY,
+    Activation,
     Enveloped,
     FullText,
     OneOrMore,
@@ -33,7 +34,8 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, NameOf, Reply, Write, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import CLASSIFY, TAG
-from hybridtei.server.routing import LISTED, ListedErrorResponse, post
+from hybridtei.server.routing import post
+from hybridtei.server.wires import ListedErrorResponse, Wire
 
 
 class ClassifyRequest(Struct, frozen=True, kw_only=True):
@@ -47,14 +49,13 @@ class ClassifyRequest(Struct, frozen=True, kw_only=True):
     use_activation: Annotated[
         bool | None, Meta(description="vLLM's; false: logits instead of probabilities.")
     ] = None
-    activation: Annotated[
-        bool | None, Meta(description="`use_activation` under its older name.")
-    ] = None
+    activation: Activation = None
+    softmax: Activation = None
     truncate_prompt_tokens: PromptTokens = None
 
     @property
     def logits(self) -> bool:
-        return self.raw_scores or self.use_activation is False or self.activation is False
+        return self.raw_scores or self.use_activation is False
 
 
 class ClassifyResponse(Enveloped, frozen=True):
@@ -129,12 +130,19 @@ def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
     return top_k, function
 
 
+CLASSIFIERS = Wire(
+    tried="infinity_client, vLLM's documented requests",
+    error=ListedErrorResponse,
+    older={"activation": "use_activation", "softmax": "use_activation"},
+)
+
+
 @post(
     "/classify",
     ClassifyRequest,
     ClassifyResponse | VllmClassifyResponse,
     capability=CLASSIFY,
-    error=ListedErrorResponse,
+    wire=CLASSIFIERS,
 )
 async def classify(context: Context, request: ClassifyRequest) -> Reply:
     """Classification in infinity's or vLLM's format, depending on the server's setting."""
@@ -164,7 +172,7 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
     VllmClassifyResponse,
     span="classify",
     capability=CLASSIFY,
-    **LISTED,
+    wire=CLASSIFIERS,
 )
 async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
     """Classification for vLLM's clients."""

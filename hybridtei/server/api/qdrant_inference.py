@@ -34,7 +34,8 @@ from hybridtei.server.api.tei import FullText
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.models import EMBED_HYBRID, NO_NAMES, Models
-from hybridtei.server.routing import facts_of, post
+from hybridtei.server.routing import post
+from hybridtei.server.wires import Wire, facts_of
 
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = get_args(Vector)
@@ -139,7 +140,7 @@ class _Target:
     InferenceRequest,
     InferenceResponse,
     source="models",
-    error=InferenceError,
+    wire=Wire(tried="Qdrant 1.18's inference, qdrant-client", error=InferenceError),
     key_in_body=True,
 )
 async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:

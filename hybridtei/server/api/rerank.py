@@ -4,6 +4,8 @@ Weaviate send `documents`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -30,6 +32,7 @@ from hybridtei.retrieval.search.options import Budget
 from hybridtei.server.api.tei import (
     DIRECTIONS,
     NOT_EMPTY,
+    Activation,
     CutSide,
     Enveloped,
     PromptTokens,
@@ -51,7 +54,14 @@ from hybridtei.server.context import (
 from hybridtei.server.http.body import decode, decode_peers, kind_of
 from hybridtei.server.models import RANK
 from hybridtei.server.ranking import rank
-from hybridtei.server.routing import LISTED, post
+from hybridtei.server.routing import post
+from hybridtei.server.wires import (
+    ClientsErrorResponse,
+    Document,
+    DocumentsErrorResponse,
+    Form,
+    Wire,
+)
 
 # The event loop looks up each field in each of thousands of documents
 MAX_RANK_FIELDS = 32
@@ -128,6 +138,8 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     truncation_direction: TruncationSide = "Right"
     truncation_side: CutSide = None
     use_activation: UseActivation = None
+    activation: Activation = None
+    return_embeddings: Form = None
     truncate_prompt_tokens: PromptTokens = None
     instruction: Instruction = None
     weights: GivenWeights = None
@@ -148,21 +160,15 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     def options(self) -> RankOptions:
         """A budget of time begins now."""
         max_tokens = self.truncate_prompt_tokens
-        truncate = self.truncation if self.truncate is None else self.truncate
         return options_of(
             RankOptions,
             self,
-            truncate=max_tokens is not None or truncate,
+            truncate=max_tokens is not None or self.truncate,
             truncation_direction=DIRECTIONS[self.truncation_side or self.truncation_direction],
             max_tokens=max_tokens,
             raw_scores=self.raw_scores is True or self.use_activation is False,
             relevant_spans=self.relevant_spans and self.relevant_spans.if_enabled,
         ).begun()
-
-    @property
-    def most(self) -> int | None:
-        """The number of results; None: all."""
-        return self.top_n or self.top_k or None
 
 
 class RankedDocument(Struct, frozen=True, omit_defaults=True):
@@ -179,8 +185,8 @@ class RankedDocument(Struct, frozen=True, omit_defaults=True):
 
 
 class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
-    """Answer to `documents`, with the fields of every kind of client. `data` and `results` are the
-    same."""
+    """Answer to `documents`. Voyage's clients read `data`, where a document is a text, all others
+    `results`."""
 
     object: Literal["rerank"]
     results: list[RankedDocument]
@@ -253,29 +259,38 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     return await context.reply(write, scored.scores, usage, numbers)
 
 
-@post("/v2/rerank", DocumentsRequest, DocumentsResponse, span="rerank", capability=RANK, **LISTED)
+RANKED = Wire(
+    tried="cohere, voyageai, litellm (cohere, fireworks_ai, jina_ai, voyage), Dify, Open WebUI",
+    error=ClientsErrorResponse,
+    older={"top_k": "top_n", "truncation": "truncate", "activation": "use_activation"},
+    forms={"return_embeddings": (False,)},
+    document="object",
+)
+COHERE_2 = replace(RANKED, tried="cohere, litellm (cohere), Milvus", document=None)
+# Weaviate's module fails on an `error` that is no text
+BARE = replace(
+    RANKED, tried="infinity_client, litellm (hosted_vllm), Weaviate", error=DocumentsErrorResponse
+)
+ranking = partial(
+    post, request=DocumentsRequest, answer=DocumentsResponse, span="rerank", capability=RANK
+)
+
+
+@ranking("/v2/rerank", wire=COHERE_2)
 async def rerank_as_cohere(context: Context, request: DocumentsRequest) -> Reply:
     """Reranking of `documents`, which the answer does not repeat by default."""
-    return await rerank_documents(context, request, repeats=False)
+    return await rerank_documents(context, request, COHERE_2.document)
 
 
-@post(
-    ["/v1/reranking", "/reranking"],
-    DocumentsRequest,
-    DocumentsResponse,
-    span="rerank",
-    in_schema=False,
-    capability=RANK,
-    **LISTED,
-)
-@post("/v1/rerank", DocumentsRequest, DocumentsResponse, span="rerank", capability=RANK, **LISTED)
+@ranking(["/v1/reranking", "/reranking"], in_schema=False, wire=RANKED)
+@ranking("/v1/rerank", wire=RANKED)
 async def rerank_documents(
-    context: Context, request: DocumentsRequest, *, plain: bool = False, repeats: bool = True
+    context: Context, request: DocumentsRequest, form: Document = RANKED.document
 ) -> Reply:
     """Reranking of `documents`. The answer repeats them unless `return_documents` is false."""
-    options = request.options
-    if request.return_documents is not None:
-        repeats = request.return_documents
+    options, repeats = request.options, request.return_documents
+    if repeats is None:
+        repeats = form is not None
     raw = request.documents
     with context.counting_failures():
         if not raw:
@@ -290,9 +305,9 @@ async def rerank_documents(
         documents = [text_of(document, place, fields) for place, document in enumerate(raw)]
         returned_bytes = 0
         if request.return_documents or request.by_property is not UNSET:
-            returned_bytes = _returnable_bytes(raw)
+            returned_bytes = 2 * _returnable_bytes(raw)
         elif repeats:
-            returned_bytes = sum(map(len, documents))
+            returned_bytes = 2 * sum(map(len, documents))
         task = context.ranking(request.query, documents, options)
     scored, usage = await rank(context, task, "documents")
 
@@ -300,13 +315,14 @@ async def rerank_documents(
         if isinstance(task, RerankByVectors) and not options.raw_scores:
             scores = as_relevance(task, scored)
         items: list[dict[str, Any]] = [
-            {"index": i, "relevance_score": scores[i]} for i in scored.order[: request.most]
+            {"index": i, "relevance_score": scores[i]}
+            for i in scored.order[: request.top_n or None]
         ]
         if repeats:
             # Without `return_documents` a document is its text
             answered = raw if request.return_documents else documents
             for item in items:
-                item["document"] = _returned(answered[item["index"]], plain=plain)
+                item["document"] = _returned(answered[item["index"]], plain=form == "text")
         for item in items if scored.spans else ():
             if spans := scored.spans[item["index"]]:
                 item["relevant_spans"] = spans
@@ -314,6 +330,8 @@ async def rerank_documents(
             if window := scored.windows[item["index"]]:
                 item["window"] = window
         answer = _object(context, request, items, scores, usage)
+        if repeats:
+            answer["data"] = [{**item, "document": documents[item["index"]]} for item in items]
         if options.deadline_ns is not None:
             answer["budget"] = Budget.spent(len(documents), scored.unscored)
         return answer
@@ -339,24 +357,27 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
     if context.server.as_tei or kind_of(body, BY_FIELD) is RerankRequest:
         request = decode(body, RerankRequest)
     else:
-        request = decode_peers(body, DocumentsRequest)
+        request = BARE.read(decode_peers(body, DocumentsRequest))
     return await rerank_either(context, request)
 
 
 @post(
-    "/rerank", BY_FIELD, list[Rank] | DocumentsResponse, span="rerank", capability=RANK, is_tei=True
+    "/rerank",
+    BY_FIELD,
+    list[Rank] | DocumentsResponse,
+    span="rerank",
+    capability=RANK,
+    is_tei=True,
+    shared_wire=BARE,
 )
 async def rerank_either(context: Context, request: RerankRequest | DocumentsRequest) -> Reply:
     """Reranking of `texts` or `documents`."""
     if isinstance(request, RerankRequest):
         return await rerank(context, request)
-    # The answer repeats documents as strings, not objects
-    by_default = context.server.rerank_documents_as == "string"
-    # infinity's client always sends `raw_scores` and needs a string; vLLM's never sends it and
-    # needs an object.
-    return await rerank_documents(
-        context, request, plain=by_default or request.raw_scores is not UNSET
-    )
+    # infinity's client always sends `raw_scores` and needs a text; vLLM's never sends it
+    if context.server.rerank_documents_as == "string" or request.raw_scores is not UNSET:
+        return await rerank_documents(context, request, "text")
+    return await rerank_documents(context, request, BARE.document)
 
 
 def _returnable_bytes(documents: Sequence[str | dict[str, Any]]) -> int:

@@ -21,6 +21,7 @@ from hybridtei.options import EmbedOptions, Instruction, RankOptions
 from hybridtei.outputs import Floats, Load, Usage, unit
 from hybridtei.server.api.tei import (
     DIRECTIONS,
+    Activation,
     CutSide,
     Enveloped,
     PromptTokens,
@@ -31,8 +32,9 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import RANK
-from hybridtei.server.routing import LISTED, post
+from hybridtei.server.routing import post
 from hybridtei.server.vectors import pooled, pooled_head
+from hybridtei.server.wires import ListedErrorResponse, Wire
 
 Side = str | list[str] | None
 
@@ -50,6 +52,7 @@ class ScoreRequest(Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: PromptTokens = None
     truncation_side: CutSide = None
     use_activation: UseActivation = None
+    activation: Activation = None
     instruction: Instruction = None
 
     @property
@@ -95,7 +98,14 @@ class ScoreResponse(Enveloped, frozen=True):
 Pairs = Sequence[tuple[str, str]]
 
 
-@post(["/score", "/v1/score"], ScoreRequest, ScoreResponse, capability=RANK, **LISTED)
+SCORES = Wire(
+    tried="vLLM's documented requests",
+    error=ListedErrorResponse,
+    older={"activation": "use_activation"},
+)
+
+
+@post(["/score", "/v1/score"], ScoreRequest, ScoreResponse, capability=RANK, wire=SCORES)
 async def score(context: Context, request: ScoreRequest) -> Reply:
     """Scores of pairs, in their order."""
     pairs = request.pairs

@@ -44,6 +44,7 @@ CutSide = Annotated[
 UseActivation = Annotated[
     bool | None, Meta(description="vLLM's; false: give logits instead of probabilities.")
 ]
+Activation = Annotated[bool | None, Meta(description="`use_activation` under its older name.")]
 PromptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,
     Meta(

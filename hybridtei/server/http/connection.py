@@ -92,7 +92,8 @@ def bound(hostname: str, port: int, *, shared: bool = False) -> socket.socket:
     if shared:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if version == 6:
-        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        # `::` answers IPv4 too, on every system, as gRPC's port does
+        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     try:
         listening.bind((hostname, port))
     except OSError as error:

@@ -1,6 +1,7 @@
 """What clients of OpenAI's, Cohere's, Voyage's, infinity's and Ollama's servers rely on, which TEI has not."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
@@ -105,7 +106,9 @@ def test_param_is_the_named_field(server, body, param):
 def test_detail_is_a_text_for_voyage_and_a_list_for_infinity(server):
     of_voyage = server.post("/v1/embeddings", {"input": []}).json()
     assert of_voyage["detail"] == of_voyage["message"]
-    of_infinity = server.post("/v1/rerank", {"query": "a", "documents": []}).json()
+    of_jina = server.post("/v1/rerank", {"query": "a", "documents": []}).json()
+    assert of_jina["detail"] == of_jina["message"]
+    of_infinity = server.post("/embeddings", {"input": []}).json()
     assert [detail["msg"] for detail in of_infinity["detail"]] == [of_infinity["message"]]
 
 
@@ -251,7 +254,11 @@ def test_a_404_names_the_path_that_was_meant(server, path, meant):
 
 
 def test_the_rest_of_ollama(server):
-    assert server.get("/api/ps").json() == server.get("/api/tags").json()
+    running = server.get("/api/ps").json()["models"]
+    for model in running:
+        assert datetime.fromisoformat(model.pop("expires_at")) > datetime.now(UTC)
+        assert model.pop("context_length") == server.get("/info").json()["max_input_length"]
+    assert running == server.get("/api/tags").json()["models"]
     assert server.post("/api/pull", {"model": "small"}).json() == {"status": "success"}
 
 

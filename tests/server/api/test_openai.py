@@ -214,7 +214,12 @@ def test_the_last_id_of_the_vocabulary_is_none_of_them(server):
         ([["one"], ["two", " "]], {}, 422, "`inputs[1][1]` is [3, 4], which holds no token"),
         ([["one"], [""]], {}, 400, "`inputs[1]` cannot be empty"),
         ([["one"], []], {}, 422, "length >= 1"),
-        ([["one"]], {"enable_auto_chunking": True}, 422, "`enable_auto_chunking` is true"),
+        (
+            [["one"], "two three"],
+            {"enable_auto_chunking": True, "chunk_size": 3},
+            422,
+            "`inputs[1]` must have less than 3 tokens. Given: 4",
+        ),
         ([["one"] * 8001] * 2, {}, 422, "`inputs` holds 16002 chunks > maximum allowed 16000"),
         ([["one"]] * 2049, {}, 422, "holds 2049 texts > maximum allowed 2048 (max-split-texts)"),
     ],

@@ -2,7 +2,9 @@
 
 import base64
 import logging
+import re
 
+import httpx
 import numpy as np
 import ollama
 import openai
@@ -13,15 +15,16 @@ from hybridtei.server.app import context_for, create_models_app
 from hybridtei.server.models import Models
 from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
+from tests.server.conftest import labelled
 from tests.server.live import serving, serving_app
 
 TEXTS = ["a hybrid search", "one two"]
 PROMPTS = {"query": "query", "document": "passage"}
 
 
-def named(alias, **changes):
+def named(alias, spec=None, **changes):
     registry = Registry()
-    service = small.service(small.model_spec(**changes), registry=registry)
+    service = small.service(spec or small.model_spec(**changes), registry=registry)
     model = NamedModel(model_id=f"org/{alias}", alias=alias)
     return context_for(service, ServerConfig(), model, registry)
 
@@ -162,3 +165,48 @@ def test_a_model_without_sides_counts_none(dense_server):
     dense_server.post("/embed", {"inputs": "one"})
     assert "\nhybridtei_requests_without_side_total " not in dense_server.get("/metrics").text
     assert len(dense_server.get("/v1/models").json()["data"]) == 1
+
+
+def posted(base, path, body):
+    return httpx.post(f"{base}{path}", json=body, trust_env=False)
+
+
+@pytest.mark.parametrize("path", ["/api/tags", "/api/ps"])
+def test_names_of_different_vectors_have_different_digests(several, path):
+    """Ollama's clients take two names of one digest for one model."""
+    models = httpx.get(f"{several}{path}", trust_env=False).json()["models"]
+    assert len({model["digest"] for model in models}) == len(models) == 7
+    assert all(re.fullmatch("[0-9a-f]{64}", model["digest"]) for model in models)
+
+
+@pytest.mark.parametrize("path", ["/api/show", "/api/pull"])
+def test_ollamas_older_name_of_the_model(several, path):
+    for name in ("plain", "small:query"):
+        by_name, by_model = (posted(several, path, {key: name}) for key in ("name", "model"))
+        assert by_name.status_code == 200
+        assert by_name.json() == by_model.json()
+    missing = posted(several, path, {"name": "is-not-served"})
+    assert (missing.status_code, "is-not-served" in missing.json()["error"]) == (404, True)
+    # Ollama takes the first of the two that is not empty
+    assert posted(several, path, {"model": "", "name": "is-not-served"}).status_code == 404
+    assert posted(several, path, {"model": "small", "name": "is-not-served"}).status_code == 200
+
+
+def test_a_model_of_another_kind_names_those_that_can():
+    contexts = {
+        "small": named("small"),
+        "ranks": named("ranks", spec=labelled("LABEL_0")),
+    }
+    app = create_models_app(Models(contexts), ServerConfig(), schemas=None)
+    with serving_app(app) as url:
+        for path, body in (
+            ("/api/embed", {"model": "ranks:latest", "input": "one"}),
+            ("/v1/embeddings", {"model": "ranks", "input": "one"}),
+            ("/m/ranks/embed", {"inputs": "one"}),
+        ):
+            answer = posted(url, path, body)
+            assert answer.status_code == 424
+            assert "odel is not an embedding model; here `small` can" in answer.text
+        # TEI's sentence alone where no other model could
+        answer = posted(url, "/predict_tokens", {"model": "small", "inputs": "one"})
+        assert "can" not in answer.json()["error"]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -16,14 +17,9 @@ from hybridtei.outputs import HeadOutputs
 from hybridtei.server.answers import Origins
 from hybridtei.server.http.body import BodyError, SchemaError
 from hybridtei.server.http.connection import ConnectionLimits
-from hybridtei.server.routing import (
-    HANDLERS,
-    ROUTE,
-    ErrorResponse,
-    OpenAICompatErrorResponse,
-    Route,
-    facts_of,
-)
+from hybridtei.server.models import Models
+from hybridtei.server.routing import HANDLERS, ROUTE, Route
+from hybridtei.server.wires import TEI, ErrorResponse, OpenAICompatErrorResponse, facts_of
 from hybridtei.system.metrics import Registry
 
 TEI_STATUS = {
@@ -130,7 +126,8 @@ def test_the_nearest_row_counts():
 def ask(error, shape):
     """A route that raises, behind our handlers."""
 
-    of_error = Route(paths=["/"], methods=["GET"], work=ask, request=None, answer=None, error=shape)
+    wire = replace(TEI, error=shape)
+    of_error = Route(paths=["/"], methods=["GET"], work=ask, request=None, answer=None, wire=wire)
 
     @get("/", opt={ROUTE: of_error})
     async def route() -> None:
@@ -139,7 +136,10 @@ def ask(error, shape):
     app = Litestar([route], exception_handlers=dict(HANDLERS), openapi_config=None)
     server = ServerConfig()
     app.state = SimpleNamespace(
-        server=server, origins=Origins([]), limits=ConnectionLimits(server, Registry())
+        server=server,
+        origins=Origins([]),
+        limits=ConnectionLimits(server, Registry()),
+        models=Models({}),
     )
 
     async def call():
