@@ -131,7 +131,15 @@ OPENAI = body(
     output_dtype=PRECISIONS,
     task="retrieval.query",
     embedding_type=("float", "base64", "binary", ["ubinary"]),
+    encoding_type=("float", "base64", "binary"),
     normalized=BOOL,
+    normalize=BOOL,
+    return_multivector=BOOL,
+    return_sparse=BOOL,
+    embed_dtype=("float32", "float16"),
+    endianness=("native", "big"),
+    modality=("text", ["text"], "image", 5),
+    output_dimension=(1, 8, 32),
     late_chunking=BOOL,
     long_inputs=LONG_INPUTS,
     truncation=BOOL,
@@ -139,12 +147,13 @@ OPENAI = body(
     truncation_side=SIDES,
 )
 CONTEXTUALIZED = body(
-    {"inputs": listed(TEXTS, 3), "model": "any"},
+    {"inputs": (listed(TEXTS, 3), TEXTS), "model": "any"},
     input_type=("query", "document", None),
     output_dimension=(1, 8, 32),
     output_dtype=PRECISIONS,
     encoding_format=("float", "base64", None),
     enable_auto_chunking=(True, False, False, False),
+    chunk_size=(1, 8, 32_000),
 )
 COHERE = body(
     (
@@ -156,6 +165,7 @@ COHERE = body(
     output_dimension=(1, 8, 32),
     max_tokens=(-1, 0, 1, 5, None),
     truncate=("NONE", "START", "END"),
+    images=([], ["data:"]),
 )
 RERANK = body(
     {"query": text, "texts": RANKED},
@@ -178,6 +188,8 @@ RANK_DOCUMENTS = body(
     truncation_side=SIDES,
     raw_scores=True,
     use_activation=BOOL,
+    activation=BOOL,
+    return_embeddings=BOOL,
     truncation=BOOL,
     property="x",
 )
@@ -185,6 +197,7 @@ SCORE = body(
     ({"text_1": text, "text_2": (text, TEXTS)}, {"queries": text, "documents": (text, TEXTS)}),
     truncation_side=SIDES,
     use_activation=BOOL,
+    activation=BOOL,
 )
 PREDICT = body(
     {
@@ -199,7 +212,9 @@ PREDICT = body(
     raw_scores=BOOL,
     parameters=({"top_k": 2}, {"function_to_apply": ("sigmoid", "softmax", "none")}, {}),
 )
-CLASSIFY = body({"input": (text, TEXTS)}, raw_scores=True, use_activation=False)
+CLASSIFY = body(
+    {"input": (text, TEXTS)}, raw_scores=True, use_activation=False, activation=BOOL, softmax=BOOL
+)
 ENTITIES = body(
     {"inputs": (text, TEXTS)},
     parameters={"aggregation_strategy": ("none", "simple", "max"), "ignore_labels": ["O"]},
@@ -265,8 +280,8 @@ FORMS: dict[str, Any] = {
     "/v2/embed": COHERE,
     "/api/embed": body(({"input": (text, TEXTS)}, {"prompt": text}), truncate=True, dimensions=8),
     "/api/embeddings": body(({"prompt": (text, "")}, {"input": text}), model="small"),
-    "/api/show": some(model="small", verbose=True),
-    "/api/pull": some(model="small", verbose=True),
+    "/api/show": some(model="small", name="small", verbose=True),
+    "/api/pull": some(model="small", name=("small", ""), verbose=True),
     "/rerank": RERANK,
     "/v1/rerank": RANK_DOCUMENTS,
     "/v1/reranking": RANK_DOCUMENTS,
