@@ -233,7 +233,9 @@ def _form(scope: Any) -> Any:
     """The struct of a request's errors."""
     route = route_of(scope)
     form = (scope.get(WIRE) or (TEI if route is None else route.wire)).error
-    return form if _is_teis(scope) else error_form(scope, form)
+    if _is_teis(scope):
+        return form
+    return error_form(scope, form)
 
 
 def _written(scope: Any, error: Exception, headers: Headers) -> Answer:
@@ -282,7 +284,9 @@ def _meant(raw_path: bytes) -> tuple[str, str | None, Any]:
         if known_path in routes:
             route = routes[known_path]
             return path, below + known_path, (route.shared_wire or route.wire).error
-    return path, None, ClientsErrorResponse if OPENAI_PATH.search(path) else ErrorResponse
+    if OPENAI_PATH.search(path):
+        return path, None, ClientsErrorResponse
+    return path, None, ErrorResponse
 
 
 def client_disconnected(request: AnyRequest, error: ClientDisconnected) -> Answer:

@@ -261,7 +261,9 @@ def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
         elif route.shared_wire is not None:
             wire = scope[WIRE] = route.shared_wire
     payload = (decode_peers if is_peer else decode)(body, kind)
-    return wire.read(payload) if wire.older or wire.forms else payload
+    if wire.older or wire.forms:
+        payload = wire.read(payload)
+    return payload
 
 
 def choose(

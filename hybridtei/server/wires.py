@@ -59,7 +59,7 @@ class ErrorForm(Struct, frozen=True):
             OpenAIError: OpenAIError(message, error_type, str(status), field_name),
             DETAILS: [ErrorDetail(["body"], message, error_type)],
         }
-        return status, cls(*[values[kind] for kind in types_of(cls)])
+        return status, cls(*map(values.__getitem__, types_of(cls)))
 
 
 DETAILS = list[ErrorDetail]
@@ -189,11 +189,12 @@ class Wire:
             value = getattr(request, name, None)
             if value is not None and value not in obeyed:
                 raise SchemaError(f"{name}: expected one of {[*obeyed]}, got {value!r:.100}")
+        newer: dict[str, Any] = {}
         for old, name in self.older.items():
             value = getattr(request, old, None)
             if value is not None and getattr(request, name) in (None, ""):
-                request = structs.replace(request, **{name: value})
-        return request
+                newer[name] = value
+        return structs.replace(request, **newer)
 
 
 TEI = Wire(tried="TEI's, huggingface_hub, haystack, llama-index (TEI)")

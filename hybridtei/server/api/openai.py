@@ -176,7 +176,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def width(self) -> int | None:
         """The number of dimensions; None: all."""
-        return None if self.dimensions == 0 and self.modality is not None else self.dimensions
+        if self.dimensions == 0 and self.modality is not None:
+            return None
+        return self.dimensions
 
     @property
     def cuts(self) -> bool | None:
@@ -447,7 +449,9 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
     """Embeddings of documents' chunks: a list of unit vectors for each document."""
     documents = [[item] if isinstance(item, str) else item for item in request.inputs]
     # Clients that let the server make the chunks read their texts
-    told = documents if request.enable_auto_chunking else [()] * len(documents)
+    chunk_texts: Sequence[Sequence[str]] = [()] * len(documents)
+    if request.enable_auto_chunking:
+        chunk_texts = documents
     with context.counting_failures():
         check_chunks(sum(map(len, documents)), "inputs")
     texts = [joined(chunks) for chunks in documents]
@@ -455,11 +459,12 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
     if request.input_type is not None:
         side = SIDES.get(request.input_type, "document")
     options = EmbedOptions(
-        truncate=False if request.enable_auto_chunking else None,
         max_tokens=request.chunk_size,
         dimensions=request.output_dimension,
         input_type=side,
     )
+    if request.enable_auto_chunking:
+        options = structs.replace(options, truncate=False)
     task = Embed((), frozenset({Head.DENSE}), context.settled(options))
     smaller = smaller_vectors(context, task, request.output_dtype)
     written = answers.as_base64 if request.encoding_format == "base64" else as_given
@@ -470,7 +475,7 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
         rows = by_text(texts, map(written, vectors))
         data = [
             {"object": "list", "data": _listed(row, chunks), "index": i}
-            for i, (row, chunks) in enumerate(zip(rows, told, strict=True))
+            for i, (row, chunks) in enumerate(zip(rows, chunk_texts, strict=True))
         ]
         return {
             "object": "list",

@@ -331,7 +331,7 @@ async def rerank_documents(
                 item["window"] = window
         answer = _object(context, request, items, scores, usage)
         if repeats:
-            answer["data"] = [{**item, "document": documents[item["index"]]} for item in items]
+            answer["data"] = [item | {"document": documents[item["index"]]} for item in items]
         if options.deadline_ns is not None:
             answer["budget"] = Budget.spent(len(documents), scored.unscored)
         return answer
