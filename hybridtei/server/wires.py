@@ -50,8 +50,10 @@ class ErrorForm(Struct, frozen=True):
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
         status, message, error_type = facts_of(error)
-        match = FIELD.search(message) if status in (400, 422) else None
-        field_name = None if match is None else match[1]
+        match = FIELD.search(message)
+        field_name = None
+        if match is not None and status in (400, 422):
+            field_name = match[1]
         values = {
             str: message,
             int: status,

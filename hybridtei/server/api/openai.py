@@ -183,7 +183,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     @property
     def cuts(self) -> bool | None:
         """True: cut long inputs; None: the server's default."""
-        return None if self.truncate is None else self.truncate not in (False, "NONE")
+        if self.truncate is None:
+            return None
+        return self.truncate not in (False, "NONE")
 
     @property
     def cut_side(self) -> Direction:
