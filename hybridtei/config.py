@@ -256,6 +256,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "of its models; the next request waits until it has started again. 0: it stays."
         ),
     ] = 0
+    drain_delay: Annotated[
+        float,
+        flag(
+            "How long a stopping server still takes requests, while /health answers 503, so that "
+            "proxies turn to others first.",
+            ge=0,
+            le=86400,
+        ),
+    ] = 0.0
     drain_seconds: Annotated[
         float, flag("How long a stopping server waits for open requests.", ge=0, le=86400)
     ] = 30.0

@@ -8,9 +8,10 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,7 @@ from hybridtei.cli.flags import (
     read_settings,
 )
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
-from hybridtei.errors import UsageError
+from hybridtei.errors import LoadError, UsageError
 from hybridtei.system import memory
 from hybridtei.system.logs import described
 
@@ -63,6 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
     arguments.model_id = model_ids[0] if model_ids else None
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     server, store = read_settings(arguments, ServerConfig), read_settings(arguments, StoreConfig)
+    server, warnings = with_opentelemetry(server, arguments, os.environ)
     check(server, arguments.models, model_ids)
     # Before any thread starts, including threads that imports start
     memory.limit_heaps()
@@ -78,8 +80,8 @@ def run(arguments: argparse.Namespace) -> None:
         model_id=model_ids if len(model_ids) > 1 else model.model_id,
     )
     log.log(logging.INFO if as_tei else logging.DEBUG, "%s", settings)
-    for warning in outdated(vars(arguments), os.environ):
-        log.warning("%s", warning)
+    for line in (*outdated(vars(arguments), os.environ), *warnings):
+        log.warning("%s", line)
     hostname, why = address(server, is_given=is_set("hostname", arguments), as_tei=arguments.as_tei)
     log.info("address  %s: %s", hostname, why, extra={"facts": {"address": hostname}})
     tei_face = server.tei_face or (arguments.as_tei and not is_set("tei_face", arguments))
@@ -99,6 +101,39 @@ def run(arguments: argparse.Namespace) -> None:
         else read_models(Path(arguments.models), model)
     )
     start.serve(models, engine, server, store, model, fixed_permits=fixed_permits)
+
+
+# Fields -> OpenTelemetry's variables for them, the first before the others
+OTEL = {
+    "otlp_endpoint": ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+    "otlp_service_name": ("OTEL_SERVICE_NAME",),
+}
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+def with_opentelemetry(
+    server: ServerConfig, arguments: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[ServerConfig, list[str]]:
+    """The settings with OpenTelemetry's variables in place of flags that are not given, and what to
+    warn of. Clusters set these variables for all programs, so none of them stops the server."""
+    values: dict[str, Any] = {}
+    for field, names in OTEL.items():
+        for name in names:
+            if environment.get(name) and not is_set(field, arguments):
+                values.setdefault(field, environment[name])
+    from hybridtei.system import tracing
+
+    warnings = []
+    if "otlp_endpoint" in values:
+        protocols = [environment[name] for name in PROTOCOLS if environment.get(name)]
+        try:
+            tracing.require()
+            if protocols[:1] not in ([], ["grpc"]):
+                raise LoadError(f"this server sends traces by gRPC, not by {protocols[0]}")
+        except LoadError as error:
+            warnings.append(f"{OTEL['otlp_endpoint'][1]} is ignored: {error}")
+            del values["otlp_endpoint"]
+    return msgspec.structs.replace(server, **values), warnings
 
 
 def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str]) -> None:

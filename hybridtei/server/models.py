@@ -97,6 +97,8 @@ class Models:
         self.registry = Registry()
         self._opener = opener
         self.alias: str | None = None
+        # True: the server will end, and its health is bad
+        self.leaving = False
 
     def below(self, alias: str) -> Models:
         """These models, as a request below `/m/ALIAS` sees them."""

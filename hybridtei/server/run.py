@@ -52,11 +52,16 @@ class DrainingServer(uvicorn.Server):
         rpc: RpcServer | None = None,
         reload: Callable[[], object] | None = None,
         dead: Callable[[], object] = lambda: None,
+        *,
+        drain_delay: float = 0.0,
+        leave: Callable[[], object] = lambda: None,
     ) -> None:
         """`rpc`: the application's gRPC server; both drain together. `reload`: called on SIGHUP;
         None: SIGHUP ends the process.
-        `dead`: polled; returns the error that should end the server, or None."""
+        `dead`: polled; returns the error that should end the server, or None.
+        `leave`: called at the begin of `drain_delay`."""
         super().__init__(settings)
+        self._drain_delay, self._leave = drain_delay, leave
         self._dead = dead
         self._drain_seconds = drain_seconds
         self._rpc = rpc
@@ -109,7 +114,17 @@ class DrainingServer(uvicorn.Server):
             log.info("Serving metrics: %s:%d", *address)
         log.info("Ready")
 
+    async def _stay(self) -> None:
+        """Answer for `drain_delay`, or until a second Ctrl-C."""
+        self._leave()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._drain_delay
+        while loop.time() < end and not self.force_exit:
+            await asyncio.sleep(min(LOOK_SECONDS, end - loop.time()))
+
     async def shutdown(self, sockets: Any = None) -> None:
+        if self._dead() is None and self._drain_delay:
+            await self._stay()
         if self._rpc is not None:
             self._rpc.drain()
         end = asyncio.get_running_loop().call_later(self._drain_seconds, self._cut_off)
@@ -202,6 +217,8 @@ def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket])
         state.rpc,
         reload=reloader(state, config),
         dead=lambda: models.dead,
+        drain_delay=config.drain_delay,
+        leave=partial(setattr, models, "leaving", True),
     )
     # Uvicorn exits like this, after a log entry, if it cannot start
     with suppress(SystemExit):

@@ -188,8 +188,8 @@ def require() -> None:
 
 
 class Recorder:
-    """OpenTelemetry's tracer. It sends every span to a collector in batches, even if the caller's
-    trace is not sampled."""
+    """OpenTelemetry's tracer. It sends spans to a collector in batches: those that
+    OTEL_TRACES_SAMPLER selects, by default all but those of a caller whose trace is not sampled."""
 
     def __init__(self, endpoint: str, service_name: str) -> None:
         """`endpoint`: a URL; the default scheme is http. Raises LoadError."""
@@ -198,16 +198,13 @@ class Recorder:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
         address = endpoint if "://" in endpoint else f"http://{endpoint}"
         self._exporter = OTLPSpanExporter(
             endpoint=address, insecure=urlsplit(address).scheme != "https"
         )
         resource = Resource.create({SERVICE_NAME: service_name})
-        self._provider = TracerProvider(
-            sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False
-        )
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self.tracer = self._provider.get_tracer("hybridtei")
 

@@ -1,5 +1,6 @@
 """Traces at a real collector: a gRPC server that keeps what it is sent."""
 
+import argparse
 import asyncio
 import socket
 import threading
@@ -10,6 +11,8 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from hybridtei.cli.serve import with_opentelemetry
+from hybridtei.config import ServerConfig
 from hybridtei.system import tracing
 from hybridtei.system.tracing import HandlerSpan, Recorder, arrived
 from tests.server.live import HANG, serving
@@ -89,8 +92,14 @@ def test_a_request_is_a_span_with_its_times(scheme, settings, name):
     assert collector.services() == {name}
 
 
-def test_the_callers_span_is_the_parent():
-    """Every span is kept, whatever the caller samples."""
+BY_SAMPLER = [(None, ["01"]), ("always_on", ["01", "00"]), ("always_off", [])]
+
+
+@pytest.mark.parametrize(("sampler", "kept"), BY_SAMPLER)
+def test_the_callers_span_is_the_parent_and_the_sampler_decides(monkeypatch, sampler, kept):
+    """By default an unsampled trace of a caller is not exported."""
+    if sampler is not None:
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
     spans = traced(
         *(("/v1/embeddings", {"input": "one"}, parent(flags=flags)) for flags in ("01", "00"))
     ).spans()
@@ -101,7 +110,56 @@ def test_the_callers_span_is_the_parent():
             PARENT,
         )
         assert span.trace_state == "vendor=1"
-    assert len(spans) == 2
+    assert len(spans) == len(kept)
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "endpoint", "name", "warned"),
+    [
+        ({}, {}, None, None, None),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_SERVICE_NAME": "mine"},
+            {},
+            "http://c:4317",
+            "mine",
+            None,
+        ),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1",
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://traces:1",
+            },
+            {},
+            "http://traces:1",
+            None,
+            None,
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_SERVICE_NAME": "mine"},
+            {"otlp_endpoint": "http://own:1", "otlp_service_name": "own"},
+            "http://own:1",
+            "own",
+            None,
+        ),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318",
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            },
+            {},
+            None,
+            None,
+            "this server sends traces by gRPC, not by http/protobuf",
+        ),
+    ],
+)
+def test_opentelemetrys_variables_stand_behind_our_own(environment, flags, endpoint, name, warned):
+    given = ServerConfig(**flags)
+    found, warnings = with_opentelemetry(given, argparse.Namespace(**flags), environment)
+    assert found.otlp_endpoint == endpoint
+    assert found.otlp_service_name == (name or ServerConfig().otlp_service_name)
+    assert len(warnings) == (warned is not None)
+    assert all(warned in line for line in warnings)
 
 
 NO_PARENTS = (

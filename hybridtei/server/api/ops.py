@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from hybridtei import __version__
 from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.config import ModelConfig, NamedModel
-from hybridtei.errors import InvalidInput, LoadError
+from hybridtei.errors import InvalidInput, LoadError, Unhealthy
 from hybridtei.inference.load import named_model
 from hybridtei.models.checkpoint.kinds import Labels
 from hybridtei.models.checkpoint.rankers import template_source
@@ -58,6 +58,8 @@ POOLING_NAMES = {"lasttoken": "last_token"}
 @get("/ping", in_schema=False, role=None, is_tei=True)
 async def health(context: Context, request: HttpRequest) -> Reply:
     """Health check."""
+    if request.shared.models.leaving:
+        raise Unhealthy
     await context.service.check_health()
     return NOTHING
 

@@ -185,7 +185,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
     async def look(self) -> None:
         """Update the statuses of all services, and of the server, whose name is ""."""
         for name, fits in FITS.items():
-            is_served = fits is None or await self._serves(fits)
+            is_served = not self._models.leaving and (fits is None or await self._serves(fits))
             await self.set(name, STATUSES.SERVING if is_served else STATUSES.NOT_SERVING)
 
     async def keep_looking(self) -> None:

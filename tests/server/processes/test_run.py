@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.http.connection import ConnectionLimits
+from hybridtei.server.http.connection import ConnectionLimits, bound
 from hybridtei.server.run import DrainingServer, settings_of
 from hybridtei.system.metrics import Registry
 from tests.sampled import sampled
@@ -86,6 +86,21 @@ def test_stalled_clients_do_not_keep_it_alive(drain):
 
 def test_two_stalled_clients_do_not_take_the_whole_drain():
     assert "the drain is over" not in "".join(said_with_stalled("2", GET, POST + b"{"))
+
+
+def test_a_drain_delay_lets_proxies_turn_away_while_requests_are_answered():
+    with process([*FAKE, "0", "30", "600"]) as running:
+        url = running.wait_ready()
+        assert httpx.get(f"{url}/health").status_code == 200
+        running.process.send_signal(signal.SIGINT)
+        while (health := httpx.get(f"{url}/health")).status_code == 200:
+            pass
+        assert (health.status_code, health.json()["error_type"]) == (503, "Unhealthy")
+        # By a new connection, too
+        assert httpx.post(f"{url}/embed", json=BODY).status_code == 200
+        # A second Ctrl-C ends the wait
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait() == 0
 
 
 UNSHARE = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child"]
@@ -162,3 +177,12 @@ async def test_a_signal_while_the_engine_is_looked_at_is_not_lost():
     )
     server.look()
     assert server.should_exit
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_any_address_of_ipv6_is_any_of_ipv4_too(shared):
+    """Clusters of both kinds set HOSTNAME=::."""
+    with bound("::", 0, shared=shared) as listening:
+        listening.listen()
+        for host in ("::1", "127.0.0.1"):
+            socket.create_connection((host, listening.getsockname()[1]), HANG).close()
