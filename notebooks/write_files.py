@@ -85,25 +85,30 @@ def rows() -> list[Row]:
         ),
         Row(
             ["tokenizer.json"],
-            "all except padding; of truncation only the side",
+            "all except padding; of truncation the side, and of a StaticEmbedding the length",
             "Loading fails if the tokenizers library cannot read the file.",
         ),
         Row(
             ["special_tokens_map.json"],
-            f"{_listed(vocabularies.ROBERTA)} and `additional_special_tokens`, before those of "
-            "`tokenizer_config.json`",
+            f"{_listed(vocabularies.ROBERTA)}, before those of `tokenizer_config.json`, and "
+            f"{_listed(vocabularies.MORE)}, after those",
             "Ignored if it is no object, or if `tokenizer_config.json` has `added_tokens_decoder`.",
         ),
         Row(
-            [*vocabularies.FILES, "added_tokens.json"],
+            vocabularies.FILES,
             "without `tokenizer.json`: the files that the tokenizer is built from",
             "With `tokenizer.json` they are ignored. Loading fails for an unknown class.",
         ),
         Row(
+            ["added_tokens.json"],
+            "tokens with their ids",
+            "Ignored if `tokenizer_config.json` has `added_tokens_decoder`.",
+        ),
+        Row(
             ["tokenizer_config.json"],
             f"{_listed(keys_read('written', settings))}, `model_max_length`, `model_input_names` "
-            "of pairs, `extra_special_tokens`, and as special tokens "
-            f"{_listed(vocabularies.ROBERTA)}; `do_lower_case`, `strip_accents` and "
+            "of pairs, `added_tokens_decoder`, and as special tokens "
+            f"{_listed((*vocabularies.ROBERTA, *vocabularies.MORE))}; `do_lower_case`, `strip_accents` and "
             f"`tokenize_chinese_chars` count for BERT's classes ({len(BERT_CLASSES)}), "
             f"`add_bos_token` and `add_eos_token` for {families}",
             f"Other keys are ignored. {_listed(sorted(AS_WRITTEN))} and PreTrainedTokenizerFast "

@@ -23,7 +23,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,14 @@ from hybridtei.models.checkpoint.files import (
     read_json,
     resolve,
 )
+from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.kinds import Late
 from hybridtei.models.checkpoint.layers import query_table, with_tanh_gelu
 from hybridtei.models.checkpoint.peft import ADAPTER, base_of, read_adapter
+from hybridtei.models.checkpoint.sizes import UNSET_LENGTH
 from hybridtei.models.checkpoint.spec import ModelSpec, Router, read_spec
+from hybridtei.models.checkpoint.tokenizer.settings import read_tokenizer_settings
+from hybridtei.models.checkpoint.tokenizer.vocabularies import tokenizer_files
 from hybridtei.models.families import SERVED
 from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import Prompts, Tokenizer
@@ -222,7 +226,20 @@ def _with_base(folder: Path, find: Callable[..., Path]) -> Path:
 def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:
     """Return a model without its backend. Raises LoadError."""
     queries = text_model(spec.kind.of_queries, engine) if isinstance(spec.kind, Router) else None
-    return Model(spec, text_reader(spec, engine), query_table(spec), queries)
+    reader = text_reader(spec, engine)
+    return Model(spec, reader, query_table(spec), queries, _table_reader(spec, engine, reader))
+
+
+def _table_reader(spec: ModelSpec, engine: EngineConfig, reader: TextReader) -> TextReader | None:
+    """Return the reader of queries that are looked up by a tokenizer of their own, or None."""
+    folder = None if spec.sparse is None else spec.sparse.queries
+    if folder is None or not tokenizer_files(folder):
+        return None
+    words = Folder(folder).tokenizer_config
+    settings = read_tokenizer_settings(words, spec.model_type, {"vocab_size": spec.vocab_size})
+    tokenizer = Tokenizer.load(folder / "tokenizer.json", settings=settings)
+    longest = min(words.count("model_max_length", UNSET_LENGTH), engine.max_batch_tokens)
+    return replace(reader, tokenizer=tokenizer, max_input_length=longest)
 
 
 def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:

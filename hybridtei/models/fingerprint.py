@@ -20,6 +20,7 @@ from hybridtei.models.checkpoint.files import JsonObject, sha256_of
 from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.kinds import Late, Static
 from hybridtei.models.checkpoint.peft import ADAPTER
+from hybridtei.models.checkpoint.sentence import PROMPTS
 from hybridtei.models.checkpoint.sizes import lengths
 from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.models.checkpoint.tokenizer.settings import apply_settings, truncation_side
@@ -135,10 +136,10 @@ def _reading(spec: ModelSpec) -> str | None:
 
 
 def _newly_used(spec: ModelSpec) -> list[str]:
-    """Return the prompts that version 0.1.0 ignored: the default, and documents' prompts with their
-    second and third names."""
-    prompts = spec.prompts or {}
-    names = [spec.default_prompt_name or ""]
+    """Return the prompts that version 0.1.0 ignored: the default if it is a type's, and documents'
+    prompts with their second and third names."""
+    prompts, default = spec.prompts or {}, spec.default_prompt_name or ""
+    names = [default for typed in PROMPTS.values() if default in typed]
     if "document" not in prompts:
         names += ["passage", "corpus"]
     return [text for name in names if (text := prompts.get(name))]

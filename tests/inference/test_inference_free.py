@@ -184,3 +184,28 @@ def test_a_table_that_is_none(tmp_path):
     tiny.write_json(folder / "idf.json", {"baka": 2})
     table = query_table(spec)
     assert table.sum() == 2
+
+
+def test_queries_are_read_by_the_tables_own_tokenizer_with_its_prompt(tmp_path):
+    folder = routed(tmp_path)
+    table = next(file.parent for file in folder.rglob("tokenizer.json") if "query" in str(file))
+    tiny.edit_json(table / "tokenizer_config.json", model_max_length=4)
+    tiny.edit_json(folder / "config_sentence_transformers.json", prompts={"query": "bulo "})
+    ours, theirs = Encoder.load(str(folder)), SparseEncoder(str(folder), device="cpu")
+    expected = theirs.encode_query(QUERIES).to_dense().numpy()
+    assert (expected != 0).sum(axis=1).max() <= 4
+    close(sparse(ours, QUERIES, "query"), expected)
+
+
+@pytest.mark.parametrize("default", ["query", "document", None])
+def test_the_default_route_reads_texts_of_no_type(tmp_path, default):
+    folder = routed(tmp_path)
+    file = folder / "router_config.json"
+    settings = json.loads(file.read_text())
+    settings["parameters"]["default_route"] = default
+    tiny.write_json(file, settings)
+    ours, theirs = Encoder.load(str(folder)), SparseEncoder(str(folder), device="cpu")
+    expected = theirs.encode(DOCUMENTS).to_dense().numpy()
+    if default == "document":
+        expected[:, sorted(ours.spec.removed_ids)] = 0
+    close(sparse(ours, DOCUMENTS), expected)

@@ -405,3 +405,18 @@ def test_a_decoder_that_nobody_says_ranks_is_an_embedding_model(tmp_path):
     assert (spec.role, spec.kind.template) == ("embedding", None)
     with pytest.raises(UnsupportedHead):
         Encoder.load(str(tiny.write_modules(folder, pooling="lasttoken"))).rerank(QUERY, DOCUMENTS)
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+def test_a_long_document_before_the_query_gives_way(tmp_path, direction):
+    folder = causal(tmp_path)
+    tiny.edit_json(folder / OWN_FILE, body="<d> {document}\n<q> {query} bulo", instruction="")
+    reader, template = reader_of(folder)
+    tail = reader.ask(template, [("mo duti", "")], truncate=True)[0].input_ids
+    asked = reader.ask(
+        template, [("mo duti", "baka bemo " * 500)], truncate=True, direction=direction
+    )
+    (ids,) = (one.input_ids for one in asked)
+    assert len(ids) <= vocabulary.LONGEST
+    assert len(ids) >= vocabulary.LONGEST - 4
+    assert ids[-8:].tolist() == tail[-8:].tolist()

@@ -8,6 +8,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncod
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+from tokenizers import Tokenizer
 
 from hybridtei.batch import Head
 from hybridtei.encoder import Encoder
@@ -199,3 +200,14 @@ def test_what_modules_cannot_run_is_refused_by_name(tmp_path):
     )
     with pytest.raises(UnsupportedArchitecture, match="order"):
         read_spec(folder)
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+def test_a_static_embedding_keeps_the_truncation_of_its_tokenizer(tmp_path, direction):
+    folder = static(tmp_path)
+    file = home(folder) / "tokenizer.json"
+    raw = Tokenizer.from_file(str(file))
+    raw.enable_truncation(3, direction=direction)
+    raw.save(str(file))
+    agrees(folder)
+    assert read_spec(folder).max_input_length == 3

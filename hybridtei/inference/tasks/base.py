@@ -19,12 +19,14 @@ Answer = TypeVar("Answer")
 @dataclass(frozen=True, slots=True)
 class Model:
     """A loaded model for tasks. `query_weights` float32[v]: the table of a model that looks queries
-    up. `query`: the model that reads queries (`ModelSpec.query`)."""
+    up. `query`: the model that reads queries (`Router.of_queries`). `query_reader`: the table's own
+    tokenizer."""
 
     spec: ModelSpec
     reader: TextReader
     query_weights: Floats | None = None
     query: Model | None = None
+    query_reader: TextReader | None = None
 
     def limited(self, tokens: int | None) -> Model:
         """Return this model, for inputs of at most `tokens` tokens, special tokens included. None

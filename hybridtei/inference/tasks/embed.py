@@ -46,24 +46,12 @@ from hybridtei.inference.tasks.windows import (
 )
 from hybridtei.models.checkpoint.kinds import Late
 from hybridtei.models.checkpoint.late import USUAL, Side
+from hybridtei.models.checkpoint.sentence import PROMPTS
 from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.models.text.reader import Input, TextReader, of_side
 from hybridtei.models.text.tokenizer import Prompts
 from hybridtei.options import EmbedOptions, InputType, MultivectorBudget
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, max_weights, unit
-
-PROMPTS = {
-    "query": ("query", "retrieval.query"),
-    "document": (
-        "document",
-        "passage",
-        "corpus",
-        "retrieval.passage",
-        # sentence-transformers' names, then Jina's
-    ),
-}
-
-TYPED_PROMPTS = frozenset(name for names in PROMPTS.values() for name in names)
 
 # Of a text whose windows' vectors are averaged, so it is read at once
 MAX_WINDOWS = WINDOWS_AT_ONCE
@@ -88,7 +76,8 @@ class Embed(Task[Embeddings]):
         """`LookUp` if the request asks for the table, or for a query of a model that looks queries
         up; `EmbedWindows` if long texts are read in windows."""
         options = self.options
-        is_query = options.input_type == "query" and spec.sparse and spec.sparse.queries
+        side = options.input_type or getattr(spec.kind, "default", None)
+        is_query = side == "query" and spec.sparse and spec.sparse.queries
         if is_query or options.query_encoder == "table":
             return LookUp(self)
         if options.long_inputs == "mean":
@@ -246,16 +235,13 @@ class Embed(Task[Embeddings]):
         return model.reader, self.prompt(model.reader.prompts)
 
     def prompt(self, prompts: Prompts) -> str | None:
-        """Return the name of the inputs' prompt: the request's, else their type's, else the
-        checkpoint's default, unless that is the prompt of the other type. None: the server's
-        default."""
+        """Return the name of the inputs' prompt: the request's, else their type's, else, of inputs
+        without a type, the checkpoint's default. None: the server's default."""
         options = self.options
         name = options.prompt_name or prompt_of(options.input_type, prompts.table or ())
-        if name is not None or not options.uses_default_prompt:
-            return name
-        if options.input_type is not None and prompts.own in TYPED_PROMPTS:
-            return None
-        return prompts.own
+        if name is None and options.input_type is None and options.uses_default_prompt:
+            return prompts.own
+        return name
 
     def route(self, spec: ModelSpec) -> str | None:
         """Return the router's route of the inputs."""
@@ -458,12 +444,15 @@ class LookUp(Task[Embeddings]):
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise, without special tokens. Raises RequestError."""
-        options = self.task.options
-        return model.reader.read(
+        options, reader = self.task.options, model.query_reader or model.reader
+        name = options.prompt_name
+        if model.query_reader is not None:
+            name = self.task.prompt(reader.prompts)
+        return reader.read(
             self.task.inputs,
             truncate=options.truncate is not False,
             direction=options.truncation_direction,
-            prompt_name=options.prompt_name,
+            prompt_name=name,
             special_tokens=False,
         )
 

@@ -56,12 +56,13 @@ NO_FLAGS = Flags()
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's folder, read by one chain of its modules. `queries`: the table that replaces the
-    model for queries."""
+    model for queries; `default`: the route of texts whose type the request does not name."""
 
     root: Folder
     modules: Modules = ()
     flags: Flags = NO_FLAGS
     queries: Path | None = None
+    default: str | None = None
 
     def module(self, *types: str) -> Folder | None:
         """Return the folder of the first module of one of these types, or None."""

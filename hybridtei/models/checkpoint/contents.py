@@ -26,6 +26,7 @@ QUANTISED = {
 READ = "hybridtei reads model.safetensors or its shards, or pytorch_model.bin"
 NOT_FETCHED = "GGUF, TensorFlow's and Flax's files are not fetched from the hub"
 ORIGINAL = "give the model that they were made from, whose repository has them"
+SAVED = "save the model by `save_pretrained`, which writes model.safetensors"
 # Pattern of unsupported weight files -> their description, and what the user should do.
 FOREIGN = {
     "*.gguf": ("weights for llama.cpp (GGUF)", ORIGINAL),
@@ -45,6 +46,17 @@ FOREIGN = {
     "model.*.safetensors": ("weights of a variant", "rename the file to model.safetensors"),
     "pytorch_model.*.bin": ("weights of a variant", "rename the file to pytorch_model.bin"),
     "*.mlmodel*": ("weights for Core ML", ORIGINAL),
+    "*.mlpackage": ("weights for Core ML", ORIGINAL),
+    "openvino*.xml": ("OpenVINO's graph", ORIGINAL),
+    "openvino/*.xml": ("OpenVINO's graph", ORIGINAL),
+    "model.bin": ("weights for CTranslate2", ORIGINAL),
+    "*.tflite": ("weights for TensorFlow Lite", ORIGINAL),
+    "*.engine": ("a graph for TensorRT", ORIGINAL),
+    "*.plan": ("a graph for TensorRT", ORIGINAL),
+    "*.ot": ("weights for rust-bert", ORIGINAL),
+    "*model*.pt": ("a program of TorchScript, or weights under a name of their own", SAVED),
+    "*.pth": ("torch's weights under a name of their own", SAVED),
+    "checkpoint-*/*.safetensors": ("checkpoints of a training", "give one of these folders"),
 }
 # Characters of a name from a file, as shown in messages
 LONGEST_SHOWN = 200
@@ -121,7 +133,7 @@ def _check_adapter(folder: Path) -> None:
 def _foreign(folder: Path) -> tuple[str, str] | None:
     """Return a description of unsupported weights in the folder, and what to do about them."""
     for pattern, (what, cure) in FOREIGN.items():
-        files = sorted(file.name for file in folder.glob(pattern))
+        files = sorted(str(file.relative_to(folder)) for file in folder.glob(pattern))
         if files:
             more = " …" if len(files) > 3 else ""
             return f"{what}: {', '.join(files[:3])}{more}", cure

@@ -73,6 +73,8 @@ def resolve(
     folder = Path(model_id).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        raise MissingArtifact(f"{model_id}: a file; give the folder that holds the whole model")
     if folder.is_absolute() or model_id.startswith("."):
         raise MissingArtifact(f"{model_id}: no such folder")
     return _snapshot(model_id, revision, token, cache, offline)

@@ -11,6 +11,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     read_added,
     read_vocabulary,
     tokenizer_config,
+    with_added,
 )
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
@@ -78,7 +79,8 @@ class Folder:
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """The id of every token."""
-        return read_vocabulary(self.path)
+        rows = self.object(optional=True).count_if_any("vocab_size") or 0
+        return with_added(read_vocabulary(self.path), self.tokenizer_config, rows)
 
     @cached_property
     def weights(self) -> Weights | None:

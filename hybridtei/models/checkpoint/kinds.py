@@ -96,9 +96,11 @@ class Static(Embedding):
 
 @dataclass(frozen=True, kw_only=True)
 class Splade(Kind):
-    """A weight for each vocabulary entry, by the masked-language-model head."""
+    """A weight for each vocabulary entry, by the masked-language-model head. `default`: "query" if
+    texts whose type the request does not name are looked up in the table."""
 
     sparse: SparseHead
+    default: str | None = None
 
     @property
     def heads(self) -> frozenset[Head]:
@@ -165,7 +167,8 @@ def _splade(checkpoint: Checkpoint) -> Kind | None:
     head = read_splade(checkpoint)
     if head is None:
         return None
-    return Splade(sparse=head, width=checkpoint.config.count("vocab_size"))
+    width = checkpoint.config.count("vocab_size")
+    return Splade(sparse=head, width=width, default=checkpoint.default)
 
 
 def _labels(checkpoint: Checkpoint) -> Kind | None:

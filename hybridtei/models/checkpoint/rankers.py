@@ -32,7 +32,7 @@ from hybridtei.models.checkpoint.files import MAX_JSON_BYTES, JsonObject
 from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.modules import logit_score
 from hybridtei.models.checkpoint.sentence import template_arguments
-from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
+from hybridtei.models.checkpoint.tokenizer.vocabularies import declared_tokens, token_text
 from hybridtei.models.families import that_have
 from hybridtei.system.machine import read_bounded
 
@@ -64,6 +64,11 @@ class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def parts(self) -> tuple[str, ...]:
         """Return the parts of the body that are tokenised one by one."""
         return (self.body,) if isinstance(self.body, str) else self.body
+
+    @property
+    def ends_with_document(self) -> bool:
+        """True if nothing of the body comes after the document."""
+        return self.parts[-1].endswith("{document}")
 
 
 QWEN3 = PairTemplate(
@@ -116,6 +121,12 @@ KNOWN = {
     (r"mxbai[-_]rerank[-_]\w+[-_]v2", "qwen2"): MXBAI,
     (r"bge[-_]reranker[-_]v2[-_]gemma", "gemma"): BGE_GEMMA,
 }
+
+
+def filled(slot: str, instruction: str, pair: str | tuple[str, str]) -> str:
+    """Return a part of a template with a pair (query, document) in its places."""
+    values = {"instruction": instruction, "query": pair[0], "document": pair[1]}
+    return SLOT.sub(lambda match: values[match[1]], slot)
 
 
 def _template(checkpoint: Checkpoint, *, scores: bool) -> PairTemplate | None:
@@ -274,13 +285,14 @@ def _rendered(
 
 
 def _special_tokens(folder: Folder) -> re.Pattern[str]:
-    """Return a pattern of the tokens that `tokenizer.json` adds to the vocabulary."""
+    """Return a pattern of the tokens that the files add to the vocabulary."""
     added = folder.added.added_tokens or []
     contents = [
         str(token.get("content"))
         for token in added
         if isinstance(token, dict) and token.get("content")
     ]
+    contents += [token.content for token in declared_tokens(folder.tokenizer_config).values()]
     # The longest first, since a token may begin with another one
     names = [re.escape(content) for content in sorted(contents, key=len, reverse=True)]
     # An empty pattern would match everywhere; this one matches nothing

@@ -15,6 +15,11 @@ from hybridtei.models.checkpoint.sizes import Adapters
 log = logging.getLogger(__name__)
 # Characters; tokenised again with each text of a request
 MAX_PROMPT = 16_384
+# The prompts of a type of inputs: sentence-transformers' names, then Jina's
+PROMPTS = {
+    "query": ("query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "retrieval.passage"),
+}
 # Arguments of the tokenizer that do not change the tokens of a single text.
 WITHOUT_EFFECT = {
     "padding": (True, False, "longest", "max_length"),

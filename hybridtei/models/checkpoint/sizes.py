@@ -137,6 +137,8 @@ def max_input_length(
         if not looks_positions_up(config):
             table = None
     limits = [length for length in (tokenizer_length, table) if length is not None]
+    if not limits and family_of(config.get("model_type")).positions == "relative":
+        return UNSET_LENGTH
     if not limits:
         raise LoadError(
             f"{config.file}: lacks `max_position_embeddings`, and no other file has a length"
@@ -166,7 +168,8 @@ def lengths(
 def looks_positions_up(config: Mapping[str, Any]) -> bool:
     """True if the trunk has a table of positions, which bounds the length of a text. Unknown
     families with rotary positions are known by their base."""
-    computed = family_of(config.get("model_type")).positions == "computed" or any(
+    positions = family_of(config.get("model_type")).positions
+    computed = positions in ("computed", "relative") or any(
         key.startswith(("rope_", "rotary_")) for key in config
     )
     return not computed and config.get("position_biased_input") is not False

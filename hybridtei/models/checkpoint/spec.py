@@ -21,7 +21,7 @@ from hybridtei.models.checkpoint.checkpoint import (
 )
 from hybridtei.models.checkpoint.classifiers import Role
 from hybridtei.models.checkpoint.contents import check_contents
-from hybridtei.models.checkpoint.files import LoadedFiles
+from hybridtei.models.checkpoint.files import JsonObject, LoadedFiles
 from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.models.checkpoint.kinds import (
@@ -56,6 +56,7 @@ from hybridtei.models.checkpoint.tokenizer.settings import (
     read_tokenizer_settings,
 )
 from hybridtei.models.checkpoint.tokenizer.vocabularies import (
+    TOKENIZER,
     read_tokenizer,
     token_text,
     tokenizer_sha256,
@@ -202,7 +203,7 @@ def read_spec(
     modules = read_modules(root, late=is_late(root))
     check_similarity(root.sentence, is_unit=is_late(root) or "Normalize" in dict(modules))
     routes = read_router(root, modules)
-    spec = _read(Checkpoint(root, routes.document, flags, routes.table))
+    spec = _read(Checkpoint(root, routes.document, flags, routes.table, routes.default))
     if routes.query:
         query = _read(Checkpoint(root, routes.query, flags))
         spec = _router(root, spec, query, routes.default)
@@ -280,13 +281,13 @@ def _read(checkpoint: Checkpoint) -> ModelSpec:
 
 
 def _static(checkpoint: Checkpoint) -> ModelSpec:
-    """Read a table of token vectors; a text's vector is their mean. Texts have any length, as in
-    sentence-transformers.
+    """Read a table of token vectors; a text's vector is their mean. Texts have any length, unless
+    tokenizer.json cuts them, as in sentence-transformers.
 
     Model2Vec's own library also cuts at 512 tokens, and skips unknown words.
     """
     home, sentence = checkpoint.home.path, checkpoint.root.sentence
-    read_tokenizer(home)
+    truncation = JsonObject(read_tokenizer(home), home / TOKENIZER).object("truncation")
     weights = checkpoint.home.weights or Weights.open(home)
     name = next(filter(weights.has, STATIC_TABLES), None)
     if name is None or len(weights.shape(name)) != 2:
@@ -304,7 +305,7 @@ def _static(checkpoint: Checkpoint) -> ModelSpec:
         architectures=(),
         hidden_size=hidden_size,
         vocab_size=rows,
-        max_input_length=UNSET_LENGTH,
+        max_input_length=truncation.count("max_length", UNSET_LENGTH),
         positions=Positions(),
         kind=Static(pooling=("mean",), steps=steps, width=cut_width(checkpoint, width)),
         prompts=prompts,

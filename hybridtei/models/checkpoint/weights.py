@@ -69,7 +69,7 @@ class Weights:
         """
         tensors: dict[str, Tensor] = {}
         for path in _files(folder):
-            tensors |= _opened(path)
+            tensors |= _opened(require(path))
         own = own_folders(folder)
         if (folder / ADAPTER).exists():
             own = [folder]
@@ -243,13 +243,14 @@ def _mapped(path: Path) -> dict[str, Tensor]:
 
 
 def _files(folder: Path) -> list[Path]:
+    """Return a folder's weight files, existing or not. An index may name shards of any name."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{name}.index.json"
         if (folder / name).exists():
-            return [require(folder / name)]
+            return [folder / name]
         if index.exists():
-            return [require(file) for file in shards(index)]
-    return [require(file) for file in _numbered(folder)] or [require(folder / "model.safetensors")]
+            return shards(index)
+    return _numbered(folder) or [folder / "model.safetensors"]
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -270,7 +271,10 @@ def _numbered(folder: Path) -> list[Path]:
 
 def weight_files(folder: Path) -> list[Path]:
     """Return a folder's weight files, of the first format that exists."""
-    return next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
+    files = [file for file in _files(folder) if file.exists()]
+    return files or next(
+        (files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), []
+    )
 
 
 def is_torch_zip(path: Path) -> bool:

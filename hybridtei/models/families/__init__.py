@@ -291,7 +291,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mt5": Family(
         t5,
-        positions="computed",
+        positions="relative",
         tokenizer="T5",
         is_wide=True,
     ),
@@ -327,7 +327,7 @@ FAMILIES: Mapping[str, Family] = {
     "starcoder2": _decoder(tied=True),
     "t5": Family(
         t5,
-        positions="computed",
+        positions="relative",
         tokenizer="T5",
         is_wide=True,
     ),

@@ -179,6 +179,9 @@ def lm_head(norm: str = "layer_norm") -> MaskedHead:
     )
 
 
+Positions = Literal["after padding", "after 1", "absolute", "table", "computed", "relative"]
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What is known of a `model_type`.
@@ -187,7 +190,7 @@ class Family:
     `code`: classes of publishers' own code that compute the same. Names lack the final "Model" or
     "For…"; a name that also exists in transformers includes its module.
     `positions`: from a table, which begins after the padding id (of mpnet, after 1) or at 0, if
-    "absolute" without other forms; or "computed". `token_types`: the second text of a pair has
+    "absolute" without other forms; "computed"; or "relative", for texts of any length. `token_types`: the second text of a pair has
     another type. `tokenizer`: transformers' default class, without "Tokenizer". `padding`: the
     default of `pad_token_id`. `width`: key and default of the width of states. `is_wide`: states
     exceed float16's largest number, 65,504. `shares_layers`: all layers have one set of weights.
@@ -199,7 +202,7 @@ class Family:
 
     run: Callable[[Ops, Settings], Rows] | None = None
     code: tuple[str, ...] = ()
-    positions: Literal["after padding", "after 1", "absolute", "table", "computed"] = "table"
+    positions: Positions = "table"
     token_types: bool = False
     tokenizer: str = ""
     padding: int | None = None

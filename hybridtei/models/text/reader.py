@@ -21,7 +21,7 @@ from tokenizers import Encoding as RawEncoding
 from hybridtei.batch import UNKNOWN, Characters, Encoding, LocatedEncoding, runs
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
 from hybridtei.models.checkpoint.late import Side
-from hybridtei.models.checkpoint.rankers import SLOT, PairTemplate
+from hybridtei.models.checkpoint.rankers import PairTemplate, filled
 from hybridtei.models.text.tokenizer import Prompts, Text, Token, Tokenizer
 from hybridtei.options import Direction
 from hybridtei.system.own_thread import check_awaited
@@ -135,7 +135,7 @@ class TextReader:
             piece for part in template.parts for piece in self.tokenizer.around_specials(part)
         ]
         slots = [piece for piece, special in pieces if not special]
-        texts = [_filled(slot, instruction, item.text) for item in ready for slot in slots]
+        texts = [filled(slot, instruction, item.text) for item in ready for slot in slots]
         # The tokens of all texts, question after question
         tokenizer = self.tokenizer.literal
         raws = (
@@ -144,17 +144,28 @@ class TextReader:
             for raw in tokenizer.encode(portion, add_special_tokens=False)
         )
         encodings: list[Encoding] = []
-        for _ in ready:
-            body = [
-                token_id
-                for piece, special in pieces
-                for token_id in (self._trusted(piece) if special else next(raws).ids)
-            ]
+        room = self.max_input_length - len(prefix) - len(suffix)
+        for item in ready:
+            body, (query, document) = self._body(pieces, raws), (item.text[0], item.text[1])
+            # What comes after the document, such as the query, is not cut before it
+            while truncate and document and len(body) > room and not template.ends_with_document:
+                (raw,) = tokenizer.encode([document], add_special_tokens=False, offsets=True)
+                left = len(raw) - len(body) + room
+                document = _kept(document, raw, left, side) if left > 0 else ""
+                texts = [filled(slot, instruction, (query, document)) for slot in slots]
+                body = self._body(pieces, iter(tokenizer.encode(texts, add_special_tokens=False)))
             with _place_in_errors(encodings):
                 encodings.append(self._fitted_question(prefix, body, suffix, truncate, side))
         if refused is not None:
             raise refused
         return encodings
+
+    def _body(self, pieces: Sequence[tuple[str, bool]], raws: Iterator[RawEncoding]) -> list[int]:
+        return [
+            token_id
+            for piece, special in pieces
+            for token_id in (self._trusted(piece) if special else next(raws).ids)
+        ]
 
     def _trusted(self, text: str) -> list[int]:
         return list(self.tokenizer.encode([text], add_special_tokens=False)[0].ids)
@@ -521,11 +532,6 @@ def _kept(text: str, raw: RawEncoding, tokens: int, direction: Direction) -> str
         return text[first:]
     _, end = raw.token_to_chars(tokens - 1) or (0, len(text))
     return text[:end]
-
-
-def _filled(slot: str, instruction: str, pair: Text) -> str:
-    values = {"instruction": instruction, "query": pair[0], "document": pair[1]}
-    return SLOT.sub(lambda match: values[match[1]], slot)
 
 
 def _cut(item: T, limit: int, direction: Direction) -> T:

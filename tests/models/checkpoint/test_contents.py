@@ -1,6 +1,7 @@
 """Folders that no backend serves: each is refused alike by all, before any is tried, with what to use instead."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,12 @@ FOREIGN = {
     "flax_model.msgpack": r"holds Flax's weights: flax_model\.msgpack.*from_flax=True",
     "consolidated.safetensors": r"holds weights under the publisher's own names: consolidated\.safetensors",
     "model.fp16.safetensors": r"holds weights of a variant: model\.fp16\.safetensors.*rename the file to model\.safetensors",
+    "openvino/openvino_model.xml": r"holds OpenVINO's graph: openvino/openvino_model\.xml",
+    "openvino_model.xml": r"holds OpenVINO's graph: openvino_model\.xml",
+    "model.bin": r"holds weights for CTranslate2: model\.bin",
+    "model.pt": r"holds a program of TorchScript, .*: model\.pt.*save_pretrained",
+    "pytorch_model.pth": r"holds torch's weights .*: pytorch_model\.pth.*save_pretrained",
+    "checkpoint-500/model.safetensors": r"checkpoint-500/model\.safetensors.*one of these folders",
     "other.txt": r"model\.safetensors: missing\. hybridtei reads model\.safetensors or its shards",
 }
 
@@ -46,6 +53,7 @@ FOREIGN = {
 def test_weights_of_other_programs_beside_ours_change_nothing(bert, copied):
     folder = copied(bert)
     for name in FOREIGN:
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"")
     Encoder.load(folder)
 
@@ -86,3 +94,12 @@ def test_an_empty_folder_and_one_of_folders_are_told_apart(bert, tmp_path):
     (cache / "snapshots/abc").mkdir(parents=True)
     (cache / "snapshots/abc/config.json").write_text(json.dumps({"model_type": "bert"}))
     assert f"The folder {cache}/snapshots/abc has one" in refusal(cache, MissingArtifact, "auto")
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_folder_of_weights_for_another_program_says_what_they_are(bert, copied, name):
+    folder = copied(bert)
+    (folder / "model.safetensors").unlink()
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(bytes(300))
+    assert re.search(FOREIGN[name], refusal(folder, MissingArtifact, "auto"))

@@ -113,3 +113,9 @@ def test_paths_stay_inside(tmp_path, relative):
 @pytest.mark.parametrize("relative", ["", "1_Pooling", "a/b..c"])
 def test_paths_inside_are_taken(tmp_path, relative):
     assert inside(tmp_path, relative) == tmp_path / relative
+
+
+def test_the_path_of_a_file_is_refused_with_the_cure(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(MissingArtifact, match=r"config\.json: a file; give the folder"):
+        resolve(str(tmp_path / "config.json"))

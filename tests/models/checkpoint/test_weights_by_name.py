@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.models.checkpoint.weights import Weights, has_weights, weight_files
 from tests import tiny
 from tests.near import same
 
@@ -230,3 +230,18 @@ def test_an_index_may_not_lead_out_of_the_folder(tmp_path, escape):
     tiny.write_json(folder / INDEX, {"weight_map": {"a": place}})
     with pytest.raises(LoadError, match=f"{folder}.*leads out"):
         Weights.open(folder)
+
+
+@pytest.mark.parametrize("index", [INDEX, "pytorch_model.bin.index.json"])
+def test_an_index_may_name_shards_of_any_name(tmp_path, index):
+    folder = shards(tmp_path)
+    names = {"model-00001-of-00002": "first", "model-00002-of-00002": "second"}
+    text = (folder / INDEX).read_text()
+    (folder / INDEX).unlink()
+    for old, new in names.items():
+        (folder / f"{old}.safetensors").rename(folder / f"{new}.safetensors")
+        text = text.replace(old, new)
+    (folder / index).write_text(text)
+    assert has_weights(folder)
+    assert [file.stem for file in weight_files(folder)] == ["first", "second"]
+    assert Weights.open(folder).float32("b.weight")[0, 0] == 1

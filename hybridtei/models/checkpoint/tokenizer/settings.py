@@ -26,8 +26,9 @@ from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     class_key,
-    more_tokens,
+    declared_tokens,
     named_tokens,
+    special_tokens,
     token_text,
 )
 from hybridtei.models.families import family_of
@@ -75,7 +76,8 @@ class TokenizerSettings:
     the tokens before and after each text. `end`: the token to append to texts if the tokenizer
     appends none. `truncation_side`: the side that is cut.
     `lowercase`: lowercase texts first, except special tokens. `byte_level`: the class makes no
-    Metaspace. `specials`: tokens that are never split if the vocabulary has them.
+    Metaspace. `specials`: tokens that are never split. `added`: tokens that the files add with ids.
+    A token that the vocabulary lacks is added if the model has `rows` for it.
     """
 
     bert: tuple[bool, bool | None, bool] | None = None
@@ -87,6 +89,8 @@ class TokenizerSettings:
     lowercase: bool = False
     byte_level: bool = False
     specials: tuple[AddedToken, ...] = ()
+    added: tuple[AddedToken, ...] = ()
+    rows: int = 0
 
 
 UNCHANGED = TokenizerSettings()
@@ -117,9 +121,19 @@ def read_tokenizer_settings(
     template = _template(written, name)
     byte_level = name in BYTE_LEVEL_CLASSES
     key = class_key(name.removesuffix("Tokenizer"))
-    specials = (*named_tokens(key, written).values(), *more_tokens(written))
+    specials = (*named_tokens(key, written).values(), *special_tokens(written))
     return TokenizerSettings(
-        bert, space, split, template, end, side, lowercase, byte_level, specials
+        bert,
+        space,
+        split,
+        template,
+        end,
+        side,
+        lowercase,
+        byte_level,
+        specials,
+        tuple(declared_tokens(written).values()),
+        config.get("vocab_size") or 0,
     )
 
 
@@ -136,12 +150,7 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
         raw.normalizer = Normalizers([Lowercase(), *parts])
     if settings.add_prefix_space is not None:
         changed += _set_prefix_space(raw.pre_tokenizer, settings)
-    marked = {token.content for token in raw.get_added_tokens_decoder().values()}
-    unmarked = [token for token in settings.specials if token.content not in marked]
-    unmarked = [token for token in unmarked if raw.token_to_id(token.content) is not None]
-    if unmarked:
-        raw.add_special_tokens(unmarked)
-        changed.append("special tokens")
+    changed += _add_tokens(raw, settings)
     if settings.split_special_tokens:
         raw.encode_special_tokens = True
         changed.append("split_special_tokens")
@@ -159,6 +168,27 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
             template if raw.post_processor is None else Processors([raw.post_processor, template])
         )
         changed.append(f"{settings.end} appended, as {GTE_QWEN2} needs")
+    return changed
+
+
+def _add_tokens(raw: RawTokenizer, settings: TokenizerSettings) -> list[str]:
+    """Add the tokens that tokenizer.json lacks, as long as the model has rows for them."""
+    before, changed = raw.get_added_tokens_decoder(), list[str]()
+    marked = {token.content for token in (*before.values(), *settings.added)}
+    unmarked = [token for token in settings.specials if token.content not in marked]
+    for token in (*settings.added, *unmarked):
+        added = raw.get_added_tokens_decoder()
+        following = max(raw.get_vocab_size(with_added_tokens=False), *(i + 1 for i in added), 0)
+        place = raw.token_to_id(token.content)
+        if place is None and following < settings.rows:
+            changed.append(token.content)
+        elif place is None or added.get(place) == token:
+            continue
+        elif token in settings.added:
+            changed.append(token.content)
+        elif "special tokens" not in changed:
+            changed.append("special tokens")
+        raw.add_tokens([token])
     return changed
 
 

@@ -35,6 +35,8 @@ TOKENIZER, SETTINGS = (
 )
 WORDS, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
 FILES = (WORDS, VOCABULARY, MERGES, *SENTENCEPIECE)
+# Lists of special tokens without keys of their own
+MORE = ("extra_special_tokens", "additional_special_tokens")
 # Of a vocabulary file; 5 MB in the largest public model
 MAX_BYTES = 64_000_000
 
@@ -186,15 +188,27 @@ def _built(folder: Path, *_: tuple[int, ...]) -> str:
 
 def tokenizer_config(folder: Path) -> JsonObject:
     """Return tokenizer_config.json. Without `added_tokens_decoder`, the object of
-    special_tokens_map.json overrides it."""
+    special_tokens_map.json overrides it, the lists of both count, and added_tokens.json has the
+    ids."""
     settings = read_object(folder / "tokenizer_config.json", optional=True)
-    file = folder / "special_tokens_map.json"
-    tokens = None
-    if "added_tokens_decoder" not in settings and file.is_file():
-        tokens = read_json(file)
-    if not isinstance(tokens, dict):
+    if "added_tokens_decoder" in settings:
         return settings
-    return JsonObject({**settings, **tokens}, settings.file)
+    file, values = folder / "special_tokens_map.json", dict(settings)
+    tokens = read_json(file) if file.is_file() else None
+    if isinstance(tokens, dict):
+        values.update(tokens)
+        for key in MORE:
+            lists = [part for part in (settings.get(key), tokens.get(key)) if part]
+            if len(lists) == 2 and all(isinstance(part, list) for part in lists):
+                values[key] = [*lists[0], *lists[1]]
+    ids = read_object(folder / "added_tokens.json", optional=True)
+    specials = {token.content for token in special_tokens(values)}
+    flags = {text: text in specials for text in ids}
+    values["added_tokens_decoder"] = {
+        ids[text]: {"content": text, "special": flag, "normalized": not flag}
+        for text, flag in flags.items()
+    }
+    return JsonObject(values, settings.file)
 
 
 def class_name(config: Settings, settings: Settings) -> str:
@@ -220,20 +234,29 @@ def named_tokens(name: str, settings: Settings) -> dict[str, AddedToken]:
     return {key: _token(value) for key, value in named.items() if token_text(value)}
 
 
-def more_tokens(settings: Settings) -> list[AddedToken]:
-    """Return the special tokens that have no key of their own."""
-    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
-    if isinstance(more, dict):
-        more = more.values()
-    return [_token(value) for value in more if token_text(value)]
+def special_tokens(settings: Settings) -> list[AddedToken]:
+    """Return the special tokens that the files name, with and without a key of their own. The
+    older list counts unless the newer one is a list too."""
+    extra, older = (settings.get(key) or () for key in MORE)
+    more = [*extra.values(), *older] if isinstance(extra, dict) else extra or older
+    return [*named_tokens("", settings).values(), *map(_token, filter(token_text, more))]
+
+
+def with_added(ids: dict[str, int], settings: Settings, rows: int) -> dict[str, int]:
+    """Return the ids of tokens with those that the files add, unless the model has too few `rows`
+    for them."""
+    tokens = (*declared_tokens(settings).values(), *special_tokens(settings))
+    contents = dict.fromkeys(token.content for token in tokens if token.content not in ids)
+    first = max(ids.values(), default=-1) + 1
+    return ids | {text: i for i, text in enumerate(contents, first) if i < rows}
 
 
 def _assembled(folder: Path, name: str, settings: Settings) -> RawTokenizer:
-    kind, declared = CLASSES[name], _declared(folder, settings)
+    kind, declared = CLASSES[name], declared_tokens(settings)
     raw, marked = kind.read(folder, settings, {i: token.content for i, token in declared.items()})
     tokens = {token.content: token for token in (*marked, *declared.values())}
     specials = named_tokens(name, settings)
-    for token in (*specials.values(), *more_tokens(settings)):
+    for token in (*specials.values(), *special_tokens(settings)):
         tokens.setdefault(token.content, token)
     # A token missing from the vocabulary gets the next id
     raw.add_tokens([*tokens.values()])
@@ -278,20 +301,9 @@ def _flagged(settings: Settings, contents: Mapping[str, str], *, starts: bool) -
     return " ".join(first), " ".join(second)
 
 
-def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
-    """Return the tokens that the folder adds, by id, in order."""
-    added = settings.get("added_tokens_decoder")
-    if not added:
-        specials = {
-            _token(value).content
-            for key, value in settings.items()
-            if key in ROBERTA and value is not None
-        }
-        legacy = read_object(folder / "added_tokens.json", optional=True)
-        added = {
-            i: {"content": text, "special": text in specials, "normalized": text not in specials}
-            for text, i in legacy.items()
-        }
+def declared_tokens(settings: Settings) -> dict[int, AddedToken]:
+    """Return the tokens that the files add with their ids, in order."""
+    added = settings.get("added_tokens_decoder") or {}
     return {i: _token(value) for i, value in sorted((int(i), value) for i, value in added.items())}
 
 

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from hybridtei.config import EngineConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.load import text_reader
+from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, vocabulary
@@ -227,3 +228,69 @@ def test_only_models_that_are_read_otherwise_than_before_have_another_fingerprin
     found.append(reading())
     assert None not in found
     assert len({*found}) == len(found)
+
+
+def token(content, **flags):
+    return {"content": content, "lstrip": False, "normalized": False, "rstrip": False, **flags}
+
+
+NEW = ["x <baka> y<DURA>baka", "<baka>", "<DURA>", "baka<baka>dura", *TEXTS[:3]]
+ADDED = {
+    "with ids": {
+        "added_tokens_decoder": {
+            "0": token("<baka>", special=False),
+            "1": token("<DURA>", special=True),
+        }
+    },
+    "without ids": {"additional_special_tokens": ["<baka>", "<DURA>"]},
+    "a list and named ones": {
+        "additional_special_tokens": ["<baka>"],
+        "extra_special_tokens": {"image_token": "<DURA>"},
+    },
+    "two lists": {"additional_special_tokens": ["<baka>"], "extra_special_tokens": ["<DURA>"]},
+    "both lists": {
+        "extra_special_tokens": ["<DURA>"],
+        "added_tokens_decoder": {"0": token("<baka>", special=True, single_word=True)},
+    },
+    "in added_tokens.json": {},
+}
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize("name", ADDED)
+def test_tokens_that_other_files_add_are_tokens_if_the_model_has_rows_for_them(
+    tmp_path, name, rows
+):
+    folder = tiny.write_family(tmp_path, "bert")
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    first = RawTokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    tiny.edit_json(folder / "config.json", vocab_size=first + rows)
+    written = dict(ADDED[name])
+    if "added_tokens_decoder" in written:
+        added = written["added_tokens_decoder"]
+        written["added_tokens_decoder"] = {str(int(i) + first): added[i] for i in added}
+    if not written:
+        tiny.write_json(folder / "added_tokens.json", {"<DURA>": first + 1, "<baka>": first})
+    tiny.edit_json(folder / "tokenizer_config.json", **written)
+    oracle = AutoTokenizer.from_pretrained(folder)
+    expected = [oracle(text).input_ids for text in NEW]
+    assert max(map(max, expected)) > first - 1
+    assert first <= size
+    if rows:
+        assert ids(folder, NEW) == expected
+        assert Folder(folder).vocabulary["<DURA>"] >= first
+    else:
+        assert max(map(max, ids(folder, NEW))) < first
+        assert "<DURA>" not in Folder(folder).vocabulary
+
+
+def test_the_lists_of_two_files_are_joined(tmp_path):
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.edit_json(folder / "tokenizer_config.json", additional_special_tokens=["<baka>"])
+    tiny.write_json(
+        folder / "special_tokens_map.json", {"additional_special_tokens": [token("<DURA>")]}
+    )
+    first = RawTokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    tiny.edit_json(folder / "config.json", vocab_size=first + 2)
+    vocabulary = Folder(folder).vocabulary
+    assert {vocabulary["<baka>"], vocabulary["<DURA>"]} == {first, first + 1}
