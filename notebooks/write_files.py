@@ -108,7 +108,8 @@ def rows() -> list[Row]:
             ["tokenizer_config.json"],
             f"{_listed(keys_read('written', settings))}, `model_max_length`, `model_input_names` "
             "of pairs, `added_tokens_decoder`, and as special tokens "
-            f"{_listed((*vocabularies.ROBERTA, *vocabularies.MORE))}; `do_lower_case`, `strip_accents` and "
+            f"{_listed((*vocabularies.ROBERTA, *vocabularies.MORE))}; "
+            "`do_lower_case`, `strip_accents` and "
             f"`tokenize_chinese_chars` count for BERT's classes ({len(BERT_CLASSES)}), "
             f"`add_bos_token` and `add_eos_token` for {families}",
             f"Other keys are ignored. {_listed(sorted(AS_WRITTEN))} and PreTrainedTokenizerFast "

@@ -232,7 +232,7 @@ def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:
 
 def _table_reader(spec: ModelSpec, engine: EngineConfig, reader: TextReader) -> TextReader | None:
     """Return the reader of queries that are looked up by a tokenizer of their own, or None."""
-    folder = None if spec.sparse is None else spec.sparse.queries
+    folder = getattr(spec.sparse, "queries", None)
     if folder is None or not tokenizer_files(folder):
         return None
     words = Folder(folder).tokenizer_config

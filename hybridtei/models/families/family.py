@@ -190,10 +190,11 @@ class Family:
     `code`: classes of publishers' own code that compute the same. Names lack the final "Model" or
     "For…"; a name that also exists in transformers includes its module.
     `positions`: from a table, which begins after the padding id (of mpnet, after 1) or at 0, if
-    "absolute" without other forms; "computed"; or "relative", for texts of any length. `token_types`: the second text of a pair has
-    another type. `tokenizer`: transformers' default class, without "Tokenizer". `padding`: the
-    default of `pad_token_id`. `width`: key and default of the width of states. `is_wide`: states
-    exceed float16's largest number, 65,504. `shares_layers`: all layers have one set of weights.
+    "absolute" without other forms; "computed"; or "relative", for any length. `token_types`: the
+    second text of a pair has another type. `tokenizer`: transformers' default class, without
+    "Tokenizer". `padding`: the default of `pad_token_id`. `width`: key and default of the width of
+    states. `is_wide`: states exceed float16's largest number, 65,504. `shares_layers`: all layers
+    have one set of weights.
     `turns`: a class named "Bidirectional" is not causal, though no key says so.
 
     `trunk`: the prefix of the trunk's tensors beside a head. `scores`, `tags`: the head of a

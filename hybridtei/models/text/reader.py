@@ -150,8 +150,7 @@ class TextReader:
             # What comes after the document, such as the query, is not cut before it
             while truncate and document and len(body) > room and not template.ends_with_document:
                 (raw,) = tokenizer.encode([document], add_special_tokens=False, offsets=True)
-                left = len(raw) - len(body) + room
-                document = _kept(document, raw, left, side) if left > 0 else ""
+                document = _kept(document, raw, len(raw) - len(body) + room, side)
                 texts = [filled(slot, instruction, (query, document)) for slot in slots]
                 body = self._body(pieces, iter(tokenizer.encode(texts, add_special_tokens=False)))
             with _place_in_errors(encodings):
@@ -524,8 +523,8 @@ def _portions(texts: Sequence[AnyText]) -> Iterator[Sequence[AnyText]]:
 
 
 def _kept(text: str, raw: RawEncoding, tokens: int, direction: Direction) -> str:
-    if len(raw) <= tokens:
-        return text
+    if len(raw) <= tokens or tokens < 1:
+        return text * (tokens > 0)
     # `raw.offsets` would make a list for all tokens
     if direction == "left":
         first, _ = raw.token_to_chars(len(raw) - tokens) or (0, 0)

@@ -178,7 +178,7 @@ def _add_tokens(raw: RawTokenizer, settings: TokenizerSettings) -> list[str]:
     unmarked = [token for token in settings.specials if token.content not in marked]
     for token in (*settings.added, *unmarked):
         added = raw.get_added_tokens_decoder()
-        following = max(raw.get_vocab_size(with_added_tokens=False), *(i + 1 for i in added), 0)
+        following = max(raw.get_vocab_size(with_added_tokens=False), max(added, default=-1) + 1)
         place = raw.token_to_id(token.content)
         if place is None and following < settings.rows:
             changed.append(token.content)

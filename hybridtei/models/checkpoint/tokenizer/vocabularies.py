@@ -238,7 +238,9 @@ def special_tokens(settings: Settings) -> list[AddedToken]:
     """Return the special tokens that the files name, with and without a key of their own. The
     older list counts unless the newer one is a list too."""
     extra, older = (settings.get(key) or () for key in MORE)
-    more = [*extra.values(), *older] if isinstance(extra, dict) else extra or older
+    more = extra or older
+    if isinstance(extra, dict):
+        more = [*extra.values(), *older]
     return [*named_tokens("", settings).values(), *map(_token, filter(token_text, more))]
 
 
