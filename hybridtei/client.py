@@ -160,7 +160,11 @@ class AsyncClient:
         **options: Unpack[RankKeywords],
     ) -> list[Ranked]:
         """Return the documents, the best for the query first, like `Encoder.rerank`."""
-        body = {"query": query, **RankOptions.given("rerank()", options, truncate=True).as_fields()}
+        chosen = RankOptions.given("rerank()", options, truncate=True)
+        body = {"query": query, **chosen.as_fields()}
+        if chosen.budget_ms is not None and documents:
+            ranked = await self._rank_within(body, documents)
+            return ranked[:limit]
         scores: list[float] = []
         for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
             scores += [
@@ -171,6 +175,24 @@ class AsyncClient:
         # Ties in TEI's order
         best = sorted(range(len(scores)), key=scores.__getitem__)[::-1]
         return [Ranked(place, scores[place], documents[place]) for place in best[:limit]]
+
+    async def _rank_within(self, body: dict[str, Any], documents: Sequence[str]) -> list[Ranked]:
+        """The order of one request, since portions would each have the whole budget."""
+        # `/rerank` gives similarities as they are, `/v1/rerank` only on request
+        if "reranker" not in (await self.info()).get("model_type", {}):
+            body["raw_scores"] = True
+        asked = {**body, "documents": [*documents], "return_documents": False}
+        answer = await self.ask("/v1/rerank", asked)
+        from hybridtei.inference.tasks.rerank import Ranked
+
+        return [
+            Ranked(
+                entry["index"],
+                float32(entry["relevance_score"]),
+                documents[entry["index"]],
+            )
+            for entry in answer["results"]
+        ]
 
     async def classify(
         self,

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
@@ -24,10 +25,17 @@ from hybridtei.inference.engine.core import EngineCore, shared_tokens
 from hybridtei.inference.engine.device import run_all
 from hybridtei.inference.load import configured, load_model
 from hybridtei.inference.tasks.base import Model, Task
+from hybridtei.inference.tasks.budget import TimedRanking
 from hybridtei.inference.tasks.embed import Embed, check_spelled, heads_named, no_rows
 from hybridtei.inference.tasks.label import Classified, Classify, Prediction, Span, Tag
 from hybridtei.inference.tasks.pooling import budget_of
-from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, Scored, rerank_task
+from hybridtei.inference.tasks.rerank import (
+    MAX_CHUNK_DOCUMENTS,
+    Ranked,
+    Ranking,
+    Scored,
+    rerank_task,
+)
 from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_texts
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import begin, model_hash
@@ -245,14 +253,19 @@ class Encoder:
         """Score the hits of a search (`Ranker`)."""
         task = rerank_task(self.spec, query, documents, options)
         task.check(self.spec)
-        return await self._thread.run(
-            partial(
-                self._answer,
-                task,
-                MAX_CHUNK_DOCUMENTS,
-                field="documents",
-            )
-        )
+        return await self._thread.run(partial(self._rank, task))
+
+    def _rank(self, task: Ranking) -> Scored:
+        """Score documents, or as many as fit before the task's deadline."""
+        deadline_ns = task.options.deadline_ns
+        if deadline_ns is None:
+            return self._answer(task, MAX_CHUNK_DOCUMENTS, field="documents")
+        timed = TimedRanking(task, self.max_input_length)
+        while part := timed.following(deadline_ns - perf_counter_ns()):
+            began_ns = perf_counter_ns()
+            scored = self._answer(part, MAX_CHUNK_DOCUMENTS, field="documents", place=timed.done)
+            timed.scored(scored, perf_counter_ns() - began_ns)
+        return timed.answer()
 
     def tokens_of(self, text: str) -> Iterable[Token]:
         """The tokens of a text without special ones, with their places."""
@@ -288,8 +301,9 @@ class Encoder:
         """Return the documents, the best for the query first. Ties have TEI's order: the last
         document first.
 
-        `options`: fields of `RankOptions`. `instruction`: the criterion for a language model that
-        ranks. `weights`: of dense, sparse and multi-vectors, for a model that ranks by these; or a
+        `limit`: number of documents to return. `options`: fields of `RankOptions`. `budget_ms`:
+        documents are scored in their order until the time is used, and the others follow in their
+        order, with the lowest score. `instruction`: the criterion for a language model that ranks. `weights`: of dense, sparse and multi-vectors, for a model that ranks by these; or a
         name: "m3", "m3-long", "m3-two". Raises UnsupportedHead if the model cannot rank,
         RequestError or BackendError.
         """
@@ -302,12 +316,12 @@ class Encoder:
             self.spec,
             query,
             documents,
-            RankOptions.given("rerank()", options),
+            RankOptions.given("rerank()", options).begun(),
         )
         task.check(self.spec)
         if not documents:
             return []
-        scored = self._answer(task, MAX_CHUNK_DOCUMENTS, field="documents")
+        scored = self._rank(task)
         return [Ranked(i, float(scored.scores[i]), documents[i]) for i in scored.order[:limit]]
 
     def classify(
@@ -376,16 +390,17 @@ class Encoder:
         max_inputs: int = CHUNK,
         *,
         field: str = "texts",
+        place: int = 0,
         advance: Callable[[int], object] = lambda done: None,
     ) -> T:
-        """Run a task chunk by chunk. Raises EmptyInput with the input's `field` and place."""
+        """Run a task chunk by chunk. `place`: of its first input in the call. Raises EmptyInput with
+        the input's `field` and place."""
         if self._closed:
             raise BackendError(
                 "the model was freed by `close()`: load it again by `Encoder.load()`"
             )
         self._backend.check_process()
         answers: list[T] = []
-        place = 0
         for chunk in task.split(max_inputs):
             part: Task[T] | None = chunk
             while part is not None:

@@ -406,14 +406,15 @@ class Usage:
         """Return the total of a request that ran the engine several times: sums, and means over all
         inputs."""
         inputs = sum(usage.load.inputs for usage in usages)
+        shares = max(inputs, 1)
         return Usage(
             Load(inputs, sum(usage.load.characters for usage in usages), is_batch=True),
             [length for usage in usages for length in usage.lengths],
             Timings(
                 sum(usage.timings.tokenization_ns * usage.load.inputs for usage in usages)
-                // inputs,
-                sum(usage.timings.queue_ns * usage.load.inputs for usage in usages) // inputs,
-                sum(usage.timings.inference_ns * usage.load.inputs for usage in usages) // inputs,
+                // shares,
+                sum(usage.timings.queue_ns * usage.load.inputs for usage in usages) // shares,
+                sum(usage.timings.inference_ns * usage.load.inputs for usage in usages) // shares,
             ),
             usages[0].began_ns,
             [cut for usage in usages for cut in usage.cuts],

@@ -64,3 +64,35 @@ def test_a_field_that_is_read_by_its_name_has_the_options_type(kind, request_kin
     for name in shared - spelled:
         assert theirs[name] == ours[name], name
     assert UnsetType not in {theirs[name] for name in shared - spelled}
+
+
+# What each surface of a ranking has: its fields, or the reason why one is not there
+SURFACES = {
+    "Encoder.rerank, Client.rerank": set(options.RankKeywords.__annotations__),
+    "/rerank, texts": set(rerank.RerankRequest.__struct_fields__),
+    "/v1/rerank": set(rerank.DocumentsRequest.__struct_fields__),
+    "Index.search": {"limit", *get_type_hints(LocalKeywords)},
+    "Client.search": {"limit", *get_type_hints(SearchKeywords)},
+    "/search, search --rerank": set(SearchFields.__struct_fields__),
+}
+ABSENT = {
+    ("raw_scores", "search"): "a threshold and a curve are of probabilities",
+    ("weights", "search"): "`weights` of a search are of its legs, and the field is there",
+    ("truncate", "search"): "a hit's text is always cut",
+    ("truncation_direction", "search"): "a hit's text is always cut at its end",
+    ("max_tokens_per_doc", "search"): "a hit is a chunk",
+    ("relevant_spans", "Encoder.rerank"): "a Ranked has no place for spans",
+    ("relevant_spans", "/rerank, texts"): "TEI's answer has no place for spans",
+    ("relevant_spans", "Index.search"): "a SearchHit has no place for spans",
+    ("relevant_spans", "Client.search"): "a SearchHit has no place for spans",
+    ("relevant_spans", "/search"): "of the embedding model, whose field is SearchRequest's",
+    ("max_tokens", ""): "TEI's and vLLM's wires make it of fields of theirs",
+    ("deadline_ns", ""): "the end of budget_ms",
+}
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+def test_every_surface_of_a_ranking_has_every_option(surface):
+    for name in RankOptions.__struct_fields__:
+        reasons = [field for field, part in ABSENT if field == name and part in surface]
+        assert (name in SURFACES[surface]) or reasons, f"{surface} lacks `{name}` without a reason"

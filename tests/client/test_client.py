@@ -93,7 +93,14 @@ def test_scores_and_labels_are_the_encoders(ask):
             "one", TEXTS, limit=2
         )
         assert ask(server.url, "rerank", "one", []) == []
+        # A budget that suffices changes nothing
+        whole = ask(server.url, "rerank", "one", TEXTS)
+        assert ask(server.url, "rerank", "one", TEXTS, budget_ms=600_000) == whole
+        assert encoder_of(spec).rerank("one", TEXTS, budget_ms=600_000) == whole
+        assert ask(server.url, "rerank", "one", TEXTS, budget_ms=600_000, limit=2) == whole[:2]
     with serving() as server:
+        plain = ask(server.url, "rerank", "one", TEXTS)
+        assert ask(server.url, "rerank", "one", TEXTS, budget_ms=600_000) == plain
         by_m3 = encoder_of(small.model_spec()).rerank("one", TEXTS, weights="m3")
         assert ask(server.url, "rerank", "one", TEXTS, weights="m3") == by_m3
     spec = labelled(*LABELS)

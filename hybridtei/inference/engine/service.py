@@ -88,8 +88,6 @@ class EngineService:
         self.engine = engine or engine_of(
             backend, config, budget_tokens, registry or Registry(), device
         )
-        # Nanoseconds of a ranked character, a mean in which the last pass is a third
-        self.pace_ns: float | None = None
         self._closing = False
         self._pool = Turns(self.workers, "tokenize")
         self._side_pool = Turns(1, "aside")

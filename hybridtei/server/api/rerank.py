@@ -78,14 +78,18 @@ class RerankRequest(Struct, frozen=True, kw_only=True):
     return_text: Annotated[bool, Meta(description="Repeat each text in the answer.")] = False
     instruction: Instruction = None
     weights: GivenWeights = None
+    max_tokens_per_doc: MaxTokens = None
+    max_chunks_per_doc: MaxChunks = None
+    budget_ms: BudgetMs = None
 
     @property
     def options(self) -> RankOptions:
+        """A budget of time begins now."""
         return options_of(
             RankOptions,
             self,
             truncation_direction=DIRECTIONS[self.truncation_direction],
-        )
+        ).begun()
 
 
 class Rank(Struct, frozen=True, omit_defaults=True):
@@ -246,8 +250,11 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
         )
     load = load_of_pairs(request.query, request.texts)
     split = context.splits(load.inputs)
-    bounds = context.bounds_of_ranking(task, CHUNK_DOCUMENTS if split else None)
-    scored, usage = await context.run(task, load, bounds, scope="predict", check=checked)
+    if task.options.deadline_ns is None:
+        bounds = context.bounds_of_ranking(task, CHUNK_DOCUMENTS if split else None)
+        scored, usage = await context.run(task, load, bounds, scope="predict", check=checked)
+    else:
+        scored, usage = await rank(context, task, "texts")
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
         if not request.return_text:

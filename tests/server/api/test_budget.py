@@ -3,9 +3,14 @@
 import threading
 
 import httpx
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hybridtei.server.ranking import FEW_DOCUMENTS, fitting
+from hybridtei.inference.tasks.budget import FEW_DOCUMENTS, GROWTH, TimedRanking, fitting
+from hybridtei.inference.tasks.rerank import Rerank, Scored
+from hybridtei.options import RankOptions
 from tests import tiny
 from tests.server.conftest import labelled
 from tests.server.live import Hold, Running, commanded, serving, until
@@ -40,17 +45,40 @@ def test_with_enough_time_nothing_changes(ranking, path):
     assert answer["usage"]["total_tokens"] > 0
 
 
-def test_what_does_not_fit_keeps_its_order_below(ranking):
-    whole = {item["index"]: item["relevance_score"] for item in ranked(ranking)["results"]}
-    ranking.service.pace_ns = 1e12
-    try:
-        answer = ranked(ranking, budget_ms=10)
-    finally:
-        ranking.service.pace_ns = None
-    assert answer["budget"] == {"scored": 1, "of": 100, "cut": True}
-    assert [item["index"] for item in answer["results"]] == [*range(100)]
-    scores = [item["relevance_score"] for item in answer["results"]]
-    assert scores == [pytest.approx(whole[0], abs=1e-6)] * 100
+def test_the_deadline_holds_for_the_first_pass_too():
+    """The gate holds every pass beyond the budget."""
+    hold = Hold()
+    with serving(labelled("LABEL_0"), gate=hold) as running:
+        released = threading.Timer(1.0, hold.let_go)
+        released.start()
+        answer = ranked(running, budget_ms=50)
+        released.join()
+        assert answer["budget"] == {"scored": 0, "of": 100, "cut": True}
+        assert [item["index"] for item in answer["results"]] == [*range(100)]
+        free = running.service.config.max_concurrent_requests
+        until(lambda: running.service.admission.free == free)
+
+
+def timed(documents):
+    return TimedRanking(Rerank("two", documents, RankOptions(deadline_ns=1)), 512)
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=80), st.data())
+def test_a_ranking_scores_its_documents_in_their_order_and_each_once(lengths, data):
+    documents = ["x" * length for length in lengths]
+    ranking, sizes = timed(documents), []
+    while part := ranking.following(data.draw(st.integers(-1, 10_000_000))):
+        assert list(part.inputs) == documents[ranking.done : ranking.done + len(part.inputs)]
+        assert part.options.deadline_ns is None
+        # What costs nothing at first does not fill the passes after it
+        assert len(part.inputs) <= max(FEW_DOCUMENTS, GROWTH * ranking.done)
+        sizes.append(len(part.inputs))
+        ranking.scored(
+            Scored(np.arange(len(part.inputs), dtype=np.float32)), data.draw(st.integers(0, 10**7))
+        )
+    answer = ranking.answer()
+    assert (len(answer.scores), answer.unscored) == (len(documents), len(documents) - sum(sizes))
+    assert answer.order[sum(sizes) :] == [*range(sum(sizes), len(documents))]
 
 
 def test_a_slow_pass_is_cancelled_and_what_is_scored_is_answered():
@@ -71,7 +99,7 @@ def test_a_slow_pass_is_cancelled_and_what_is_scored_is_answered():
         released.join()
         budget = answer["budget"]
         assert (budget["of"], budget["cut"]) == (100, True)
-        assert 1 <= budget["scored"] <= FEW_DOCUMENTS
+        assert 0 <= budget["scored"] <= FEW_DOCUMENTS
         rest = [item["index"] for item in answer["results"]][budget["scored"] :]
         assert rest == [*range(budget["scored"], 100)]
         # Every permit is there again
@@ -96,6 +124,7 @@ def test_a_budget_is_milliseconds(reranker, budget_ms):
 def test_passes_take_half_of_the_time_that_is_left():
     costs = [100] * 64
     assert fitting(costs, 10_000, None) == FEW_DOCUMENTS
+    assert fitting(costs, 0, None) == fitting(costs, 0, 1.0) == 0
     assert fitting(costs, 10_000, 1.0) == 50
     assert fitting(costs, 1_000, 1.0) == 5
     assert fitting(costs, 500, 1.0) == 5 - 1
