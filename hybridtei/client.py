@@ -181,8 +181,8 @@ class AsyncClient:
         # `/rerank` gives similarities as they are, `/v1/rerank` only on request
         if "reranker" not in (await self.info()).get("model_type", {}):
             body["raw_scores"] = True
-        asked = {**body, "documents": [*documents], "return_documents": False}
-        answer = await self.ask("/v1/rerank", asked)
+        request = {**body, "documents": [*documents], "return_documents": False}
+        answer = await self.ask("/v1/rerank", request)
         from hybridtei.inference.tasks.rerank import Ranked
 
         return [

@@ -303,9 +303,10 @@ class Encoder:
 
         `limit`: number of documents to return. `options`: fields of `RankOptions`. `budget_ms`:
         documents are scored in their order until the time is used, and the others follow in their
-        order, with the lowest score. `instruction`: the criterion for a language model that ranks. `weights`: of dense, sparse and multi-vectors, for a model that ranks by these; or a
-        name: "m3", "m3-long", "m3-two". Raises UnsupportedHead if the model cannot rank,
-        RequestError or BackendError.
+        order, with the lowest score. `instruction`: the criterion for a language model that ranks.
+        `weights`: of dense, sparse and multi-vectors, for a model that ranks by these; or a name:
+        "m3", "m3-long", "m3-two". Raises UnsupportedHead if the model cannot rank, RequestError or
+        BackendError.
         """
         documents = _listed("documents", documents)
         _check_texts("query", [query])
@@ -393,8 +394,8 @@ class Encoder:
         place: int = 0,
         advance: Callable[[int], object] = lambda done: None,
     ) -> T:
-        """Run a task chunk by chunk. `place`: of its first input in the call. Raises EmptyInput with
-        the input's `field` and place."""
+        """Run a task chunk by chunk. `place`: of its first input in the call. Raises EmptyInput
+        with the input's `field` and place."""
         if self._closed:
             raise BackendError(
                 "the model was freed by `close()`: load it again by `Encoder.load()`"

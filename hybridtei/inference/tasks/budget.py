@@ -43,11 +43,11 @@ class TimedRanking:
     def following(self, left_ns: int) -> Ranking | None:
         """The next pass, if `left_ns` is left; None if no time is left, or no document."""
         pace_ns: float | None = None
-        most = FEW_DOCUMENTS
+        bound = FEW_DOCUMENTS
         if self.done:
             pace_ns = self._spent_ns / sum(self._costs[: self.done])
-            most = min(GROWTH * self.done, MOST_DOCUMENTS)
-        count = fitting(self._costs[self.done : self.done + most], left_ns, pace_ns)
+            bound = min(GROWTH * self.done, MOST_DOCUMENTS)
+        count = fitting(self._costs[self.done : self.done + bound], left_ns, pace_ns)
         if count == 0:
             return None
         documents = self._task.inputs[self.done : self.done + count]
