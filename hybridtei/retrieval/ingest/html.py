@@ -45,6 +45,10 @@ CHARSET = re.compile(
 )
 # A row whose cell has more lines than this is a layout, not a row of values.
 MAX_CELL_LINES = 5
+# Of columns or rows; a cell of more characters is not repeated in the rows that it spans
+MAX_SPAN, MAX_COVERED = 100, 100
+# Signs of notes, in place of a number
+MARKS = "[*†‡§¶("
 # The parser's time grows with the square of the depth, and with the number of open formatting
 # elements at each tag.
 MAX_DEPTH, MAX_FORMATTING, USUAL_FORMATTING, MAX_REOPENED = 256, 8, 2, 100_000
@@ -109,11 +113,21 @@ def _flattened(text: str) -> str:
 
 @dataclass(slots=True)
 class _Row:
-    """A row that is read. `start`: the first line of the cell that is read."""
+    """A row that is read. `start`: the first line of the cell that is read. `spans`: its columns
+    and rows."""
 
     cells: list[list[str]] = field(default_factory=list)
     start: int = 0
     is_header: bool = True
+    spans: tuple[int, int] = (1, 1)
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table that is read. `covered`: {column: (rows below, lines)} of cells that span rows."""
+
+    has_header: bool = False
+    covered: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
 
 
 class _Reader:
@@ -123,8 +137,9 @@ class _Reader:
         self.lines: list[str] = []
         self._inline: list[str] = []
         self._rows: list[_Row] = []
-        # True for each open table that has a header
-        self._tables: list[bool] = []
+        self._tables: list[_Table] = []
+        # Where each open superscript begins, and whether it is the mark of a note
+        self._raised: list[tuple[int, bool]] = []
         self._keeps_lines = 0
 
     def read(self, root: Any) -> None:
@@ -159,14 +174,23 @@ class _Reader:
         elif tag in KEEPS_LINES:
             self._keeps_lines += 1
         elif tag == "table":
-            self._tables.append(False)
+            self._tables.append(_Table())
         elif tag == "tr":
             self._rows.append(_Row())
+            self._cover()
         elif tag in ("td", "th") and self._rows:
             self._rows[-1].start = len(self.lines)
+            self._rows[-1].spans = (
+                _span(node.attributes.get("colspan")),
+                _span(node.attributes.get("rowspan")),
+            )
+        elif tag == "sup":
+            self._raised.append((len(self._inline), node.css_first("a") is not None))
         return True
 
     def _leave(self, tag: str) -> None:
+        if tag == "sup" and self._raised:
+            self._end_raised(*self._raised.pop())
         if tag not in BLOCKS:
             return
         mark = ""
@@ -177,13 +201,45 @@ class _Reader:
             self._keeps_lines = max(0, self._keeps_lines - 1)
         elif tag in ("td", "th") and self._rows:
             row = self._rows[-1]
-            row.cells.append(self.lines[row.start :])
             row.is_header = row.is_header and tag == "th"
+            self._end_cell(row, self.lines[row.start :])
             del self.lines[row.start :]
         elif tag == "tr" and self._rows:
             self._end_row(self._rows.pop())
-        elif tag == "table" and self._tables and self._tables.pop():
+        elif tag == "table" and self._tables and self._tables.pop().has_header:
             self.lines.append(TABLE_END)
+
+    def _end_raised(self, start: int, is_mark: bool) -> None:
+        """Set an exponent apart by ^, and the mark of a note by a blank."""
+        words = "".join(self._inline[start:]).strip()
+        before = "".join(self._inline[:start][-1:])[-1:]
+        if not words or not before or before.isspace():
+            return
+        if is_mark or words[0] in MARKS:
+            self._inline.insert(start, " ")
+        elif not words.isalpha():
+            self._inline.insert(start, "^")
+
+    def _cover(self) -> None:
+        """Fill the next columns of a row that cells of rows above reach into."""
+        row = self._rows[-1]
+        while self._tables and len(row.cells) in self._tables[-1].covered:
+            column = len(row.cells)
+            rows, lines = self._tables[-1].covered.pop(column)
+            row.cells.append(lines)
+            if rows > 1:
+                self._tables[-1].covered[column] = rows - 1, lines
+
+    def _end_cell(self, row: _Row, lines: list[str]) -> None:
+        """Add a cell, and what it covers: blanks beside it, and itself below if it is short."""
+        columns, rows = row.spans
+        short = lines if sum(map(len, lines)) <= MAX_COVERED else []
+        for number in range(columns):
+            place = len(row.cells)
+            row.cells.append([] if number else lines)
+            if rows > 1 and self._tables:
+                self._tables[-1].covered[place] = rows - 1, [] if number else short
+        self._cover()
 
     def _end_line(self, mark: str = "") -> None:
         text = "".join(self._inline)
@@ -201,13 +257,27 @@ class _Reader:
         if has_table or max(map(len, row.cells), default=0) > MAX_CELL_LINES:
             self.lines += [line for cell in row.cells for line in cell]
             return
+        while row.cells and not row.cells[-1]:
+            row.cells.pop()
         line = " | ".join(" ".join(cell) for cell in row.cells).strip()
         if not line.strip(" |"):
             return
-        if row.is_header and len(row.cells) > 1 and self._tables and not self._tables[-1]:
-            self._tables[-1] = True
+        if (
+            row.is_header
+            and len(row.cells) > 1
+            and self._tables
+            and not self._tables[-1].has_header
+        ):
+            self._tables[-1].has_header = True
             line = TABLE_MARK + line
         self.lines.append(line)
+
+
+def _span(written: str | None) -> int:
+    """The columns or rows of a cell, at most 100."""
+    if written is None or not written.strip().isdecimal():
+        return 1
+    return max(1, min(int(written.strip()[:4]), MAX_SPAN))
 
 
 def _is_hidden(tag: str, attributes: dict[str, str | None]) -> bool:

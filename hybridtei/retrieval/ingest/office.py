@@ -1,254 +1,367 @@
-"""Office documents, books and XML: their elements are renamed to those of HTML, which is then read.
+"""Documents, sheets and slides of Microsoft Office, by the library office-oxide, whose HTML is then
+read.
 
-Sizes are bounded before a file of an archive is unfolded. No entity is expanded, and no macro,
-link or embedded file is opened.
+The library gets an archive that is written here, of checked parts of XML. What it does not read is
+rewritten before (formulas, readings of characters, times of day) or added behind (notes of slides,
+diagrams, headers), if its text lacks the words.
 """
 
 from __future__ import annotations
 
-import html
-import posixpath
 import re
-import zipfile
-import zlib
-from io import BytesIO
-from urllib.parse import unquote
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Literal
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
 
-from hybridtei.retrieval.ingest.html import decoded_markup, read_html
-from hybridtei.retrieval.ingest.options import ReadOptions
-from hybridtei.retrieval.ingest.text import Content, Unfit, decoded
-
-MAX_MEMBERS, MAX_PART_BYTES, MAX_ROWS = 10_000, 50_000_000, 100_000
-# An archive may be larger than this only by this factor.
-MAX_UNFOLDED, MAX_RATIO = 10_000_000, 100
-OLE = b"\xd0\xcf\x11\xe0"
-# HTML's names by the local names of WordprocessingML, DrawingML, SpreadsheetML and OpenDocument.
-NAMES = {
-    "p": "p",
-    "tbl": "table",
-    "table": "table",
-    "worksheet": "table",
-    "tr": "tr",
-    "row": "tr",
-    "table-row": "tr",
-    "tc": "td",
-    "c": "td",
-    "table-cell": "td",
-    "br": "br",
-    "line-break": "br",
-}
-BLANKS = ("tab", "s", "cr")
-TAG = re.compile(r"<(/?)(?:[\w.-]{1,40}:)?([\w.-]{1,80})([^<>]{0,5000})>")
-# Deleted text, fields, formulas and readings of characters.
-UNREAD = re.compile(
-    r"<(w:delText|w:instrText|f)\b[^<>]{0,5000}(?<!/)>[^<]*</\1>|"
-    r"<rPh\b[^<>]*>\s*<t>[^<]*</t>\s*</rPh>"
+from hybridtei.retrieval.ingest.archive import (
+    OLE,
+    Archive,
+    attribute,
+    every,
+    local,
+    number_of,
+    packed,
+    related,
+    title_of,
+    tree_of,
 )
-LEVEL = re.compile(r"""(?:w:val="(?:Heading|heading |Title)|outline-level=")([1-6]?)""")
-TITLE = re.compile(r"<dc:title\b[^<>]{0,200}>([^<>]{1,500})</dc:title>")
-CELL = re.compile(r"(<c\b[^<>]{0,300}>)\s*<v>([^<>]{0,100000})</v>")
-COLUMN = re.compile(r'\br="([A-Z]{1,3})\d')
-ITEM = re.compile(r"<(?:opf:)?item(ref)?\b([^<>]{0,2000})>")
-ATTRIBUTE = re.compile(r"""([\w-]{1,80})\s*=\s*["']([^"']{0,2000})["']""")
+from hybridtei.retrieval.ingest.html import read_html
+from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.text import MARKS_OF_LINES, Content, Unfit
+from hybridtei.system.machine import require_extra
 
-
-class _Archive:
-    """The files of an archive. Raises Unfit for one that is encrypted, broken, or unfolds too
-    far."""
-
-    def __init__(self, data: bytes, options: ReadOptions) -> None:
-        if data.startswith(OLE):
-            raise Unfit("is encrypted, or has an older format than its name says")
-        try:
-            self._zip = zipfile.ZipFile(BytesIO(data))
-        except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
-            raise Unfit(f"not readable as an archive: {error}") from None
-        members = self._zip.infolist()
-        size = sum(member.file_size for member in members)
-        if size > max(MAX_UNFOLDED, MAX_RATIO * len(data)) or len(members) > MAX_MEMBERS:
-            raise Unfit(f"{len(data)} bytes would become {len(members)} files of {size} bytes")
-        self.names = [member.filename for member in members]
-
-    def text(self, name: str) -> str:
-        """The text of a file of XML."""
-        try:
-            member = self._zip.getinfo(name)
-            if member.file_size > MAX_PART_BYTES:
-                raise Unfit(f"{name} has {member.file_size} bytes, allowed are {MAX_PART_BYTES}")
-            if member.flag_bits & 1:
-                raise Unfit("is encrypted")
-            data = self._zip.read(member)
-        except (
-            KeyError,
-            NotImplementedError,
-            RuntimeError,
-            OSError,
-            zlib.error,
-            EOFError,
-            zipfile.BadZipFile,
-        ) as error:
-            raise Unfit(f"not readable: {name}: {error}"[:300]) from None
-        if b"<!ENTITY" in data:
-            raise Unfit(f"{name} declares entities of XML")
-        return decoded(data)[0]
-
-    def numbered(self, pattern: str) -> list[str]:
-        """The names that match, in the order of their numbers."""
-        names = [name for name in self.names if re.fullmatch(pattern, name)]
-        return sorted(names, key=lambda name: int((re.findall(r"\d+", name) or [0])[-1]))
-
-    def content(
-        self, parts: list[str], about: str = "docProps/core.xml", *, is_paged: bool = False
-    ) -> Content:
-        """These parts, and the title in the file `about`."""
-        match = about in self.names and TITLE.search(self.text(about))
-        title = html.unescape(match[1]) if match else None
-        return Content(title, parts, is_paged=is_paged)
-
-
-class _Renamer:
-    """Renames tags in their order."""
-
-    def __init__(self) -> None:
-        self._heading = ""
-        self._is_first_row = False
-        self._cells = 0
-
-    def __call__(self, tag: re.Match[str]) -> str:
-        is_end, name, rest = tag.groups()
-        if name in BLANKS:
-            return " "
-        if name in ("pStyle", "h") and not is_end:
-            level = LEVEL.search(rest)
-            self._heading = ""
-            if level is None:
-                return ""
-            self._heading = f"h{level[1] or 1}"
-            return f"<{self._heading}>"
-        if name in ("p", "h") and is_end and self._heading:
-            closed, self._heading = self._heading, ""
-            return f"</{closed}>"
-        if name not in NAMES:
-            return ""
-        return self._in_table(NAMES[name], is_end, rest)
-
-    def _in_table(self, name: str, is_end: str, rest: str) -> str:
-        """The tag of a table or another element of HTML. A sheet's file leaves empty cells out:
-        they are added."""
-        missing = 0
-        if name == "table":
-            self._is_first_row = not is_end
-        elif name == "tr":
-            # Rows without cells do not count
-            self._is_first_row = self._is_first_row and not (is_end and self._cells)
-            self._cells = 0
-        elif name == "td" and not is_end:
-            if column := COLUMN.search(rest):
-                missing = max(0, _number(column[1]) - self._cells - 1)
-            self._cells += missing + 1
-        if name == "td" and self._is_first_row:
-            name = "th"
-        opened = "<td></td>" * missing + f"<{is_end}{name}>"
-        return f"{opened}</{name}>" if rest.endswith("/") and name != "br" else opened
-
-
-def _number(letters: str) -> int:
-    """The number of a sheet's column, from 1 to 1,000."""
-    number = 0
-    for letter in letters:
-        number = 26 * number + ord(letter) - ord("A") + 1
-    return min(number, 1000)
-
-
-def _words(text: str, options: ReadOptions) -> str:
-    """The text of a part: its paragraphs, headings, and rows of tables."""
-    rows = text.count("<row ")
-    if rows > MAX_ROWS:
-        raise Unfit(f"a sheet has {rows} rows, allowed are {MAX_ROWS}")
-    # The same words again, for older programs
-    first, *others = text.split("<mc:Fallback>")
-    text = first + "".join(other.partition("</mc:Fallback>")[2] for other in others)
-    page = TAG.sub(_Renamer(), UNREAD.sub("", text))
-    return read_html(f"\ufeff<body>{page}".encode(), options).pages[0]
+MAX_ROWS = 100_000
+# HTML is this many times as long as its text at most
+MARKUP_FACTOR = 10
+# Names of streams in the older formats, in UTF-16
+Kind = Literal["docx", "xlsx", "pptx", "doc", "xls", "ppt"]
+STREAMS: dict[str, Kind] = {
+    "WordDocument": "doc",
+    "Workbook": "xls",
+    "Book": "xls",
+    "PowerPoint Document": "ppt",
+}
+# In what is written here, before it is known
+PREFIX = "\0"
+SLIDE_END = "<hr />"
+# Parts with words that the library may leave out
+FURTHER = re.compile(
+    r"(word/(header|footer|footnotes|endnotes|comments)\d*|"
+    r"(word|ppt|xl)/(diagrams/data|charts/chart)\d*|ppt/notesSlides/notesSlide\d+|"
+    r"xl/drawings/drawing\d+)\.xml"
+)
+MAX_FURTHER = 2_000
+# Of a slide's notes: its picture, number, date
+NO_NOTES = ("sldImg", "sldNum", "dt", "hdr", "ftr")
+# Usual places of parts that a document names no relationship for
+USUAL = {
+    "styles": "styles.xml",
+    "numbering": "numbering.xml",
+    "footnotes": "footnotes.xml",
+    "endnotes": "endnotes.xml",
+}
+RELATIONS = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+# Built-in formats of times of day, and of durations
+TIME_FORMATS = {18, 19, 20, 21, 45, 46, 47}
+# A cell's number of a shared text
+SHARED = re.compile(rb't="s"[^<>]*>\s*<(?:\w+:)?v>(\d{1,9})<')
+# A formula's elements by their operands
+OPERANDS = ("num", "den", "e", "sup", "sub", "deg")
+FORMULAS = {
+    "f": "{num}/{den}",
+    "sSup": "{e}^{sup}",
+    "sSub": "{e}_{sub}",
+    "sSubSup": "{e}_{sub}^{sup}",
+    "rad": "{deg}√{e}",
+    "nary": "{sign}_{sub}^{sup} {e}",
+    "d": "({e})",
+}
+NO_VALUE = re.compile(
+    rb"(?:</(?:\w+:)?f>|<(?:\w+:)?f\b[^<>]*/>)\s*(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v></(?:\w+:)?v>)?\s*"
+    rb"</(?:\w+:)?c>"
+)
 
 
 def read_docx(data: bytes, options: ReadOptions) -> Content:
-    """The document, and the notes below its pages."""
-    archive = _Archive(data, options)
-    # Some programs write document2.xml
-    names = archive.numbered(r"word/document\d*\.xml") or ["word/document.xml"]
-    names += archive.numbered(r"word/(?:foot|end)notes\.xml")
-    return archive.content([_words(archive.text(name), options) for name in names])
-
-
-def read_odf(data: bytes, options: ReadOptions) -> Content:
-    """A text, a sheet or slides of OpenDocument."""
-    archive = _Archive(data, options)
-    if "encryption-data" in archive.text("META-INF/manifest.xml"):
-        raise Unfit("is encrypted")
-    body = archive.text("content.xml").partition("<office:body>")[2]
-    return archive.content([_words(body, options)], "meta.xml")
+    """The document, its notes and comments, and what stands above and below its pages."""
+    parts = _parts(data)
+    for name in [name for name in parts if re.fullmatch(r"word/document\d*\.xml", name)]:
+        _relate(parts, name)
+        rules = {"oMathPara": _formula, "oMath": _formula, "ruby": _base, "sym": _symbol}
+        parts[name] = _rewritten(parts[name], rules)
+    text = _text(_html(parts, "docx", options), options)
+    added = _missing(parts, text)
+    return Content(title_of(parts, "docProps/core.xml"), [text, *added])
 
 
 def read_pptx(data: bytes, options: ReadOptions) -> Content:
-    """A page a slide, with its notes."""
-    archive = _Archive(data, options)
-    pages: list[str] = []
-    for name in archive.numbered(r"ppt/slides/slide\d+\.xml"):
-        notes = name.replace("slides/slide", "notesSlides/notesSlide")
-        parts = [part for part in (name, notes) if part in archive.names]
-        pages.append("\n".join(_words(archive.text(part), options) for part in parts))
-    return archive.content(pages, is_paged=True)
+    """A page a slide, with its notes and the words of its diagrams."""
+    parts = _parts(data)
+    pages = [_text(page, options) for page in _html(parts, "pptx", options).split(SLIDE_END)]
+    show = "ppt/presentation.xml"
+    places = related(parts, show)
+    slides = []
+    if show in parts:
+        order = every(tree_of(parts[show], show), "sldId")
+        slides = [places.get(_relation(slide), "") for slide in order]
+    rest = dict(parts)
+    if len(slides) == len(pages):
+        for place, name in enumerate(slides):
+            own = {part: rest.pop(part) for part in related(parts, name).values() if part in rest}
+            pages[place] = "\n".join([pages[place], *_missing(own, pages[place])])
+    pages += _missing(rest, "\n".join(pages))
+    return Content(title_of(parts, "docProps/core.xml"), pages, is_paged=True)
 
 
 def read_xlsx(data: bytes, options: ReadOptions) -> Content:
     """A row a line, sheet by sheet."""
-    archive = _Archive(data, options)
-    strings: list[str] = []
-    if "xl/sharedStrings.xml" in archive.names:
-        items = UNREAD.sub("", archive.text("xl/sharedStrings.xml")).split("</si>")
-        strings = [" ".join(TAG.sub("", item).split()) for item in items]
-
-    def value(cell: re.Match[str]) -> str:
-        """The cell with its shared string for the string's number."""
-        if 't="s"' not in cell[1]:
-            return cell[0]
-        string = ""
-        if cell[2].isdecimal() and int(cell[2]) < len(strings):
-            string = strings[int(cell[2])]
-        return cell[1] + string
-
-    sheets = archive.numbered(r"xl/worksheets/sheet\d+\.xml")
-    return archive.content(
-        [_words(CELL.sub(value, archive.text(name)), options) for name in sheets]
-    )
+    parts = _parts(data)
+    sheets = [name for name in parts if re.match(r"xl/worksheets/[^/]+\.xml$", name)]
+    _check_sheets(parts, sheets, options)
+    times = _time_styles(parts)
+    if times:
+        for name in sheets:
+            parts[name] = _rewritten(parts[name], {"c": lambda cell: _time(cell, times)})
+    empty = sum(len(NO_VALUE.findall(parts[name])) for name in sheets)
+    text = _text(_html(parts, "xlsx", options), options)
+    notes = [f"{empty} formulas have no stored value"] if empty else []
+    return Content(title_of(parts, "docProps/core.xml"), [text, *_missing(parts, text)], notes)
 
 
-def read_epub(data: bytes, options: ReadOptions) -> Content:
-    """The chapters of a book in the order of its spine."""
-    archive = _Archive(data, options)
-    package = next((name for name in archive.names if name.endswith(".opf")), "")
-    files: dict[str, str] = {}
-    texts: list[str] = []
-    for item in ITEM.finditer(archive.text(package)):
-        attributes = dict(ATTRIBUTE.findall(item[2]))
-        # An `item` of the manifest names a file, an `itemref` of the spine its place in the book
-        if not item[1]:
-            files[attributes.get("id", "")] = unquote(html.unescape(attributes.get("href", "")))
-            continue
-        path = posixpath.join(
-            posixpath.dirname(package), files.get(attributes.get("idref", ""), "")
+def read_older(data: bytes, options: ReadOptions) -> Content:
+    """A document, sheet or slides of Office 97 to 2003."""
+    for stream, kind in STREAMS.items():
+        if stream.encode("utf-16-le") in data:
+            page = _by_library(data, kind, options)
+            pages = [_text(part, options) for part in page.split(SLIDE_END)]
+            return Content(None, pages, is_paged=kind == "ppt")
+    raise Unfit("is encrypted, or has an older format that has no reader")
+
+
+def _parts(data: bytes) -> dict[str, bytes]:
+    if data.startswith(OLE):
+        raise Unfit("is encrypted, or has an older format than its name says")
+    return Archive(data).xml()
+
+
+def _html(parts: dict[str, bytes], kind: Kind, options: ReadOptions) -> str:
+    return _by_library(packed(parts), kind, options)
+
+
+def _by_library(data: bytes, kind: Kind, options: ReadOptions) -> str:
+    """The document as HTML. Raises Unfit."""
+    require_extra("qdrant", "office_oxide")
+    import office_oxide
+
+    try:
+        with office_oxide.Document.from_bytes(data, kind) as document:
+            page: str = document.to_html()
+    except (office_oxide.OfficeOxideError, ValueError) as error:
+        raise Unfit(f"not readable as {kind}: {error}"[:300]) from None
+    if len(page) > MARKUP_FACTOR * options.max_document_characters:
+        raise Unfit(f"unfolds to {len(page)} characters of HTML")
+    return page
+
+
+def _text(page: str, options: ReadOptions) -> str:
+    # The foot of a page is text of the document; a page of the web has it for links
+    page = page.replace("<footer>", "<div>").replace("</footer>", "</div>")
+    return read_html(f"\ufeff<body>{page}".encode(), options).pages[0]
+
+
+def _relation(element: Element) -> str:
+    """The id of an element's relationship, which has the same local name as its own id."""
+    values = [value for key, value in element.attrib.items() if key.endswith("}id")]
+    return "".join(values[:1])
+
+
+def _relate(parts: dict[str, bytes], name: str) -> None:
+    """Give a document without relationships those to parts in their usual places."""
+    folder, _, file = name.rpartition("/")
+    place = f"{folder}/_rels/{file}.rels"
+    if place not in parts:
+        relations = "".join(
+            f'<Relationship Id="{kind}" Type="{RELATIONS}/{kind}" Target="{target}"/>'
+            for kind, target in USUAL.items()
+            if f"{folder}/{target}" in parts
         )
-        if posixpath.normpath(path) in archive.names:
-            page = archive.text(posixpath.normpath(path))
-            texts.append(read_html(f"\ufeff{page}".encode(), options).pages[0])
-    return archive.content(texts, package)
+        scheme = "http://schemas.openxmlformats.org/package/2006/relationships"
+        parts[place] = f'<Relationships xmlns="{scheme}">{relations}</Relationships>'.encode()
 
 
-def read_xml(data: bytes, options: ReadOptions) -> Content:
-    """The texts of all elements, in the lines of the file."""
-    text, notes = decoded_markup(data)
-    text = TAG.sub(" ", text.replace("<![CDATA[", "").replace("]]>", ""))
-    page = read_html(f"\ufeff<pre>{text}</pre>".encode(), options).pages[0]
-    lines = (" ".join(line.split()) for line in page.split("\n"))
-    return Content(None, ["\n".join(line for line in lines if line)], notes)
+def _missing(parts: dict[str, bytes], text: str) -> list[str]:
+    """The paragraphs of further parts whose words the text lacks, a part each."""
+    flat = " ".join(MARKS_OF_LINES.sub("", text).split())
+    added: list[str] = []
+    for name in sorted(parts, key=number_of):
+        if not FURTHER.fullmatch(name):
+            continue
+        root = tree_of(parts[name], name)
+        lines = [" ".join(line.split()) for line in _paragraphs(root)][:MAX_FURTHER]
+        lines = [line for line in lines if line and line not in flat]
+        if lines:
+            added.append("\n".join(dict.fromkeys(lines)))
+    return added
+
+
+def _paragraphs(root: Element) -> list[str]:
+    """The words of each paragraph."""
+    for shape in list(every(root, "spTree", "grpSp")):
+        for child in list(shape):
+            if any(attribute(holder, "type") in NO_NOTES for holder in every(child, "ph")):
+                shape.remove(child)
+    return [
+        "".join(
+            words.text or "" if local(words) == "t" else " "
+            for words in every(paragraph, "t", "tab", "br")
+        )
+        for paragraph in every(root, "p")
+    ]
+
+
+def _rewritten(data: bytes, rules: Mapping[str, Callable[[Element], str | None]]) -> bytes:
+    """The XML with these elements replaced by what the rules write, or as they are for None."""
+    if not any(f":{name}".encode() in data or f"<{name}".encode() in data for name in rules):
+        return data
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    # The parts between replaced elements, and where the last one ended
+    pieces: list[bytes] = []
+    state = {"end": 0, "start": 0, "depth": 0}
+    builder = TreeBuilder()
+    prefix = ""
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal prefix, builder
+        # The root's prefix is that of all elements here
+        prefix = prefix or (name.rpartition(":")[0] + ":").lstrip(":") or "-"
+        if state["depth"] or name.rpartition(":")[2] in rules:
+            if not state["depth"]:
+                state["start"] = parser.CurrentByteIndex
+                builder = TreeBuilder()
+            state["depth"] += 1
+            builder.start(name.rpartition(":")[2], attributes)
+
+    def end(name: str) -> None:
+        if not state["depth"]:
+            return
+        state["depth"] -= 1
+        builder.end(name.rpartition(":")[2])
+        if state["depth"]:
+            return
+        element = builder.close()
+        written = rules[element.tag](element)
+        if written is not None:
+            stop = data.index(b">", parser.CurrentByteIndex) + 1
+            pieces.append(data[state["end"] : state["start"]])
+            pieces.append(written.replace(PREFIX, prefix.strip("-")).encode())
+            state["end"] = stop
+
+    def words(text: str) -> None:
+        if state["depth"]:
+            builder.data(text)
+
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = words
+    try:
+        parser.Parse(data, True)
+    except (expat.ExpatError, ValueError) as error:
+        raise Unfit(f"not readable as XML: {error}") from None
+    return b"".join([*pieces, data[state["end"] :]])
+
+
+def _run(text: str) -> str:
+    return f'<{PREFIX}t xml:space="preserve">{escape(text)}</{PREFIX}t>'
+
+
+def _formula(formula: Element) -> str:
+    """A formula in one line."""
+    return f"<{PREFIX}r>{_run(_linear(formula))}</{PREFIX}r>"
+
+
+def _base(ruby: Element) -> str:
+    """The characters, without their reading."""
+    words = [part.text or "" for base in ruby.iter("rubyBase") for part in base.iter("t")]
+    return _run("".join(words))
+
+
+def _symbol(_: Element) -> str:
+    """A blank for a picture of a font of symbols, whose letters mean others."""
+    return _run(" ")
+
+
+def _linear(node: Element) -> str:
+    """The text of a formula with its fractions, exponents and roots in one line."""
+    if node.tag == "t":
+        return node.text or ""
+    written = dict.fromkeys(OPERANDS, "")
+    for child in node:
+        written[child.tag] = written.get(child.tag, "") + _linear(child)
+    pattern = FORMULAS.get(node.tag)
+    if pattern is None:
+        return "".join(map(_linear, node))
+    for name in OPERANDS:
+        # A single number or name needs no brackets
+        if node.tag != "d" and len(written[name]) > 1 and not written[name].isalnum():
+            written[name] = f"({written[name]})"
+    signs = (mark.get("m:val") for mark in node.iter("chr"))
+    return pattern.format(sign=next(signs, "∫"), **{name: written[name] for name in OPERANDS})
+
+
+def _check_sheets(parts: dict[str, bytes], sheets: Sequence[str], options: ReadOptions) -> None:
+    """Raises Unfit for too many rows, and for cells that share more text than is allowed."""
+    lengths: list[int] = []
+    name = "xl/sharedStrings.xml"
+    if name in parts:
+        items = every(tree_of(parts[name], name), "si")
+        lengths = [sum(map(len, item.itertext())) for item in items]
+    for sheet in sheets:
+        rows = len(re.findall(rb"<(?:\w+:)?row\b", parts[sheet]))
+        if rows > MAX_ROWS:
+            raise Unfit(f"a sheet has {rows} rows, allowed are {MAX_ROWS}")
+    room = options.max_document_characters
+    for sheet in sheets:
+        if parts[sheet].count(b't="s"') * max(lengths, default=0) > room:
+            room -= sum(
+                lengths[number]
+                for number in map(int, SHARED.findall(parts[sheet]))
+                if number < len(lengths)
+            )
+    if room < 0:
+        raise Unfit(
+            f"cells repeat shared texts, to more than {options.max_document_characters} characters"
+        )
+
+
+def _time_styles(parts: dict[str, bytes]) -> set[str]:
+    """The numbers of the styles that show times of day or durations."""
+    name = "xl/styles.xml"
+    if name not in parts:
+        return set()
+    root = tree_of(parts[name], name)
+    formats = set(TIME_FORMATS)
+    for style in every(root, "numFmt"):
+        code = re.sub(r'"[^"]*"|\\.|\[(?![hms]+\])[^\]]*\]', "", attribute(style, "formatCode"))
+        if re.search(r"[hs]", code, re.IGNORECASE) and not re.search("[yd]", code, re.IGNORECASE):
+            formats.add(int(attribute(style, "numFmtId") or 0))
+    return {
+        str(place)
+        for styles in every(root, "cellXfs")
+        for place, style in enumerate(styles)
+        if int(attribute(style, "numFmtId") or 0) in formats
+    }
+
+
+def _time(cell: Element, styles: set[str]) -> str | None:
+    """The cell with its time in words; None for any other cell."""
+    value = cell.findtext("v") or ""
+    is_time = cell.get("s") in styles and cell.get("t", "n") == "n"
+    if not is_time or not re.fullmatch(r"\d{1,5}(\.\d{1,20})?([eE]-\d{1,2})?", value):
+        return None
+    seconds = round(float(value) * 86_400)
+    time = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    place = escape(cell.get("r", ""))
+    words = f"<{PREFIX}is>{_run(time)}</{PREFIX}is>"
+    return f'<{PREFIX}c r="{place}" t="inlineStr">{words}</{PREFIX}c>'

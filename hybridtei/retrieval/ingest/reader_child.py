@@ -75,7 +75,7 @@ class _Limits:
         self.renew()
 
     def renew(self) -> None:
-        """Allow the processor time anew, at hard once a second."""
+        """Allow the processor time anew, at most once a second."""
         used = time.process_time()
         if used < self._next:
             return

@@ -73,7 +73,7 @@ Tell = Callable[[str], None]
 REQUEST_TIMEOUT_S = 300.0
 # The way in which files become texts and chunks. A new one does not embed stored documents again
 # unless they are reread.
-READING = 3
+READING = 4
 
 
 def ingest(
@@ -428,16 +428,16 @@ def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOp
 def earlier_hashes(
     heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions
 ) -> list[str]:
-    """The hashes that the first readings made of the same settings. They had no headings. `late`
-    was a setting of the first."""
+    """The hashes that earlier readings made of the same settings. The first two had no headings.
+    `late` was a setting of the first."""
+    names, settings, fields = sorted(heads), asdict(chunks), reading.as_dict()
+    third = _hash([3, names, settings, fields])
     if chunks.headings:
-        return []
-    settings = asdict(chunks)
+        return [third]
     del settings["headings"]
-    names, fields = sorted(heads), reading.as_dict()
-    second = _hash([READING - 1, names, settings, fields])
+    second = _hash([2, names, settings, fields])
     first = _hash([names, settings | {"late": False}, fields])
-    return [second, first]
+    return [third, second, first]
 
 
 def _hash(settings: list[Any]) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from hybridtei.errors import LoadError
+from hybridtei.retrieval.ingest.books import read_epub, read_xml
 from hybridtei.retrieval.ingest.document import Document, Outline, Rejection
 from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.kinds import (
@@ -20,14 +21,8 @@ from hybridtei.retrieval.ingest.kinds import (
     unzipped,
 )
 from hybridtei.retrieval.ingest.markdown import plain, read_markdown
-from hybridtei.retrieval.ingest.office import (
-    read_docx,
-    read_epub,
-    read_odf,
-    read_pptx,
-    read_xlsx,
-    read_xml,
-)
+from hybridtei.retrieval.ingest.office import read_docx, read_older, read_pptx, read_xlsx
+from hybridtei.retrieval.ingest.opendocument import read_odf
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.pdf import read_pdf
 from hybridtei.retrieval.ingest.tables import metadata_of
@@ -193,6 +188,7 @@ PARSERS = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     **dict.fromkeys((".xml", ".svg", ".rss", ".atom", ".docbook", ".dbk", ".opml"), read_xml),
     **dict.fromkeys((".docx", ".docm", ".dotx"), read_docx),
+    **dict.fromkeys((".doc", ".dot", ".xls", ".ppt", ".pps"), read_older),
     **dict.fromkeys((".odt", ".ods", ".odp"), read_odf),
     **dict.fromkeys((".xlsx", ".xlsm"), read_xlsx),
     **dict.fromkeys((".pptx", ".pptm"), read_pptx),

@@ -26,6 +26,7 @@ from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import raw, written
 
 HASH = "938d81cad1ee912b"
+THIRD_HASH = "51d8edd27f7b477d"
 SECOND_HASH = "bdbec9a26032954d"
 PROMPTED = {"document": "passage: "}
 
@@ -170,6 +171,7 @@ def test_the_first_hash_of_settings_is_that_of_points_that_are_stored():
     chunks = ChunkSettings(tokens=200, overlap=25)
     heads = frozenset({Head.DENSE, Head.SPARSE})
     settings = settings_hash(heads, chunks, ReadOptions())
-    assert earlier_hashes(heads, chunks, ReadOptions()) == [SECOND_HASH, HASH]
-    assert earlier_hashes(heads, replace(chunks, headings=True), ReadOptions()) == []
+    assert earlier_hashes(heads, chunks, ReadOptions()) == [THIRD_HASH, SECOND_HASH, HASH]
+    with_headings = earlier_hashes(heads, replace(chunks, headings=True), ReadOptions())
+    assert len(with_headings) == 1 and with_headings != [THIRD_HASH]
     assert settings not in (HASH, SECOND_HASH)
