@@ -117,9 +117,9 @@ def related(parts: Mapping[str, bytes], name: str) -> dict[str, str]:
     """{id of a relationship of a part: the name of the part it leads to}."""
     folder, file = posixpath.split(name)
     place = f"{folder}/_rels/{file}.rels"
+    targets: dict[str, str] = {}
     if place not in parts:
-        return {}
-    targets = {}
+        return targets
     for relation in every(tree_of(parts[place], place), "Relationship"):
         target = unquote(attribute(relation, "Target"))
         # A target that begins with / is a part's name

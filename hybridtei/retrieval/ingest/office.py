@@ -126,7 +126,7 @@ def read_xlsx(data: bytes, options: ReadOptions) -> Content:
             parts[name] = _rewritten(parts[name], {"c": lambda cell: _time(cell, times)})
     empty = sum(len(NO_VALUE.findall(parts[name])) for name in sheets)
     text = _text(_html(parts, "xlsx", options), options)
-    notes = [f"{empty} formulas have no stored value"] if empty else []
+    notes = [f"{empty} formulas have no stored value"] * bool(empty)
     return Content(title_of(parts, "docProps/core.xml"), [text, *_missing(parts, text)], notes)
 
 

@@ -119,13 +119,13 @@ class _Reader:
         elif name == "span" and attribute(node, "style-name") in self._raised:
             tag = "sup"
         inside = self._inside(node)
-        return f"<{tag}>{inside}</{tag}>" if tag else inside
+        if tag is None:
+            return inside
+        return f"<{tag}>{inside}</{tag}>"
 
     def _row(self, node: Element) -> str:
         """A row as often as it says, without the empty cells that fill it to its end."""
-        tag = "td"
-        if self._is_first_row:
-            tag = "th"
+        tag = ("td", "th")[self._is_first_row]
         cells: list[str] = []
         end = 0
         for cell in node:

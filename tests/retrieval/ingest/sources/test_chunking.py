@@ -173,5 +173,6 @@ def test_the_first_hash_of_settings_is_that_of_points_that_are_stored():
     settings = settings_hash(heads, chunks, ReadOptions())
     assert earlier_hashes(heads, chunks, ReadOptions()) == [THIRD_HASH, SECOND_HASH, HASH]
     with_headings = earlier_hashes(heads, replace(chunks, headings=True), ReadOptions())
-    assert len(with_headings) == 1 and with_headings != [THIRD_HASH]
+    assert len(with_headings) == 1
+    assert with_headings != [THIRD_HASH]
     assert settings not in (HASH, SECOND_HASH)
