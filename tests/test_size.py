@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 342_638, "modules": 208}
+SIZE = {"tokens": 346_479, "modules": 211}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
