@@ -27,7 +27,16 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 FOLDER = CACHE / "hybridtei" / "conformance-clients"
 NODE = "node"
 # The groups whose clients are not in the extra `dev`; `tests/conformance/test_clients.py` runs them
-SEPARATE = ("langchain", "llama_index", "haystack", "litellm", NODE)
+SEPARATE = (
+    "langchain",
+    "llama_index",
+    "haystack",
+    "litellm",
+    "llm",
+    "voyage_0_3",
+    "voyage_0_4",
+    NODE,
+)
 # Has the digest of the installed list; written last, so an incomplete environment lacks it
 MARK = "made-of"
 INSTALL_SECONDS = 900

@@ -30,6 +30,37 @@ def ranked(model: str, url: str, **settings: Any) -> list[list[Any]]:
     ]
 
 
+# Providers that send what their users give and no more -> the end of the address that they take.
+# fireworks_ai puts `fireworks/` before the model's name, so it asks a server of one model.
+RANKERS = {
+    "azure_ai": "",
+    "cohere": "",
+    "hosted_vllm": "",
+    "huggingface": "",
+    "jina_ai": "",
+    "litellm_proxy": "",
+    "scaleway": "/v1",
+    "together_ai": "/v1",
+    "voyage": "/v1",
+}
+EMBEDDERS = (
+    "azure_ai",
+    "hosted_vllm",
+    "jina_ai",
+    "litellm_proxy",
+    "llamafile",
+    "lm_studio",
+    "mistral",
+    "nvidia_nim",
+    "openai",
+    "openai_like",
+    "openrouter",
+    "together_ai",
+    "voyage",
+    "xinference",
+)
+
+
 def _text(document: Any) -> str | None:
     return document["text"] if isinstance(document, dict) else document
 
@@ -39,6 +70,19 @@ def wanted(server: Server, most: int | None = None, *, text: bool = True) -> lis
         [item["index"], item["score"], item["text"] if text else None]
         for item in server.ranks(return_text=True)[:most]
     ]
+
+
+@call
+def rerank_with_the_defaults_of_each_provider(server: Server) -> None:
+    for provider, end in RANKERS.items():
+        found = ranked(f"{provider}/{server.rerank}", f"{server.url}{end}")
+        same(found, wanted(server), provider)
+
+
+@call
+def embedding_with_the_defaults_of_each_provider(server: Server) -> None:
+    for provider in EMBEDDERS:
+        same(embedded(f"{provider}/{server.embed}", f"{server.url}/v1"), server.vectors(), provider)
 
 
 @call
@@ -76,6 +120,8 @@ def infinity_embedding(server: Server) -> None:
 
 @call
 def infinity_rerank(server: Server) -> None:
+    """Its default asks for documents, and reads texts: that takes `--rerank-documents-as string`,
+    since hosted_vllm sends the same request and reads objects."""
     same(
         ranked(f"infinity/{server.rerank}", server.url, top_n=2, return_documents=False),
         wanted(server, 2, text=False),

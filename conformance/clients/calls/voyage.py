@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from harness import QUERY, TEXTS, Refused, Server, Skipped, bits, call, main, pairs, same
+from harness import QUERY, TEXTS, Refused, Server, Skipped, bits, call, main, pairs, refused, same
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -107,6 +107,35 @@ def rerank_with_top_k(server: Server) -> None:
         pairs(wanted, "index", "score", "text"),
     )
     assert answer.total_tokens > 0
+
+
+@call
+def a_flat_list_of_queries(server: Server) -> None:
+    try:
+        answer = client(server).contextualized_embed(TEXTS, model=server.embed, input_type="query")
+    except ValueError as error:
+        raise Skipped(f"a version that takes no flat list: {error}") from None
+    nested = client(server).contextualized_embed(
+        [[text] for text in TEXTS], model=server.embed, input_type="query"
+    )
+    same([one.embeddings for one in answer.results], [one.embeddings for one in nested.results])
+
+
+@call
+def errors_are_read(server: Server) -> None:
+    """Before 0.5.0 an `error` that is an object ends each of them in AttributeError, and in every
+    version a `detail` that is a list ends in TypeError."""
+    asked = client(server)
+    refused(lambda: asked.embed([""], model=server.embed), "InvalidRequest", "cannot be empty")
+    refused(lambda: asked.rerank("q", [], model=server.rerank), "InvalidRequest", "documents")
+    refused(lambda: asked.embed(TEXTS, model="nobody"), "is not served here")
+    refused(lambda: asked.rerank(QUERY, TEXTS, model=server.classify), "re-ranker")
+    refused(
+        lambda: asked.contextualized_embed([[""]], model=server.embed, input_type="query"),
+        "InvalidRequest",
+    )
+    elsewhere = voyageai.Client(api_key="-", base_url=f"{server.url}/openai/v1", max_retries=0)
+    refused(lambda: elsewhere.embed(TEXTS, model=server.embed), "/v1/embeddings exists")
 
 
 main("voyageai", "voyageai")
