@@ -19,17 +19,18 @@ from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.errors import LoadError, Overloaded, StoreError
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.service import EngineService
+from hybridtei.limits import (
+    MAX_ARRIVING_BYTES,
+    MAX_INSIDE_BYTES,
+    MAX_KEYLESS_BYTES,
+    SMALL_BYTES,
+    Bound,
+)
 from hybridtei.server import api
 from hybridtei.server.agents import Agents
 from hybridtei.server.answers import Origins
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.http.body import (
-    MAX_ARRIVING_BYTES,
-    MAX_INSIDE_BYTES,
-    REFUSED,
-    HeldBytes,
-    Keyless,
-)
+from hybridtei.server.http.body import REFUSED
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
@@ -125,9 +126,9 @@ def create_models_app(
         schemas=schemas,
         store_bounds=StoreBounds(Admission(permits)),
         keyring=keys,
-        keyless=Keyless(),
-        arriving=HeldBytes(MAX_ARRIVING_BYTES),
-        inside=HeldBytes(MAX_INSIDE_BYTES),
+        arriving=Bound(MAX_ARRIVING_BYTES, SMALL_BYTES),
+        keyless=Bound(MAX_KEYLESS_BYTES, SMALL_BYTES),
+        inside=Bound(MAX_INSIDE_BYTES, SMALL_BYTES),
         origins=Origins(server.cors_allow_origin),
         limits=limits,
         recorder=recorder,

@@ -9,8 +9,10 @@ bytes and a route's function.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request
@@ -21,6 +23,15 @@ from msgspec import Struct
 from hybridtei.config import ServerConfig
 from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
+from hybridtei.limits import (
+    BLOCK_BYTES,
+    BODY_BYTES_A_SECOND,
+    HELD_BYTES,
+    KEYLESS_SECONDS,
+    MAX_VALUES,
+    AtBound,
+    Bound,
+)
 from hybridtei.server.answers import (
     SMALL_BYTES,
     Answer,
@@ -34,14 +45,13 @@ from hybridtei.server.answers import (
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import (
     PART_BYTES,
-    VALUE_BYTES,
+    BodyError,
     ClientDisconnected,
-    HeldBytes,
-    Keyless,
     SyntaxRefused,
     body_parts,
     check_size,
     check_type,
+    check_values,
     decode,
     decode_peers,
     first_fields,
@@ -78,17 +88,14 @@ async def serve(request: HttpRequest) -> ASGIApp:
         arrived(shared.recorder, scope["headers"])
 
     body = await read(request, route)
-    # Bytes of the body and of Python's objects, estimated. A count of brackets too would take
-    # 20 ms of a body of 32 MB.
-    held = 2 * len(body) + VALUE_BYTES * body.count(b",")
-    shared.inside.add(held)
+    held = 0
     work: asyncio.Future[Reply] | None = None
     try:
         if len(body) > PART_BYTES:
             # Other requests get the event loop before a large body is decoded
             await asyncio.sleep(0)
         # The two arguments of the route's function
-        payload = decoded(request, route, body)
+        payload, held = counted(request, route, body)
         source = choose(request, route, body, payload)
 
         with span(route.span):
@@ -100,9 +107,9 @@ async def serve(request: HttpRequest) -> ASGIApp:
                     reply = await route.work(source, payload)
     finally:
         if work is None or work.done():
-            shared.inside.bytes -= held
+            shared.inside.give_back(held)
         else:
-            work.add_done_callback(lambda _: shared.inside.add(-held))
+            work.add_done_callback(lambda _: shared.inside.give_back(held))
 
     if not shared.keyring.is_open:
         shared.keyring.spend(reply.usage)
@@ -126,9 +133,10 @@ class Shared:
     schemas: CollectionSchemas | None
     store_bounds: StoreBounds
     keyring: Keyring
-    keyless: Keyless
-    arriving: HeldBytes
-    inside: HeldBytes
+    # Bytes of bodies that arrive, also without a key in a header, and of decoded ones
+    arriving: Bound
+    keyless: Bound
+    inside: Bound
     origins: Origins
     limits: ConnectionLimits
     recorder: Recorder | None
@@ -219,19 +227,30 @@ async def read(request: HttpRequest, route: Route) -> bytes:
     if route.request is None:
         return b""
     shared = request.shared
-    scope, receive = request.scope, request.receive
     limit = shared.server.payload_limit
     is_large = route.is_peer or route.is_shared
     if is_large:
         limit = max(limit, min(PEER_PAYLOADS * limit, PEER_BODY_BYTES))
     if not (is_large or route.any_type):
-        check_type(first_fields(scope))
+        check_type(first_fields(request.scope))
     try:
         if not request.is_keyless:
-            body = await read_body(scope, receive, shared.arriving, limit)
+            seconds = shared.server.body_timeout
+            body = await read_body(
+                request,
+                shared.arriving,
+                limit,
+                seconds,
+                BODY_BYTES_A_SECOND,
+            )
         else:
-            async with shared.keyless.bounded(receive) as bounded:
-                body = await read_body(scope, bounded, shared.arriving, limit)
+            body = await read_body(
+                request,
+                shared.keyless,
+                limit,
+                KEYLESS_SECONDS,
+                inf,
+            )
     except ClientDisconnected:
         shared.models.default.metrics.disconnected.add()
         raise
@@ -249,6 +268,8 @@ def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
         return request
     if kind is bytes:
         return body
+    if len(body) > MAX_VALUES:
+        check_values(body)
     is_peer, wire = route.is_peer, route.wire
     scope: Any = request.scope
     scope[BODY] = body
@@ -264,6 +285,26 @@ def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
     if wire.older or wire.forms:
         payload = wire.read(payload)
     return payload
+
+
+def counted(request: HttpRequest, route: Route, body: bytes) -> tuple[Any, int]:
+    """The body as the route's function takes it, and the bytes that count for it until its answer:
+    of its texts, and of the memory of its values. Raises BodyError, also if all requests together
+    hold too many."""
+    if len(body) <= HELD_BYTES:
+        return decoded(request, route, body), 0
+    bound, before = request.shared.inside, sys.getallocatedblocks()
+    payload = decoded(request, route, body)
+    held = 2 * len(body) + max(sys.getallocatedblocks() - before, 0) * BLOCK_BYTES
+    try:
+        bound.take(held)
+    except AtBound:
+        raise BodyError(
+            f"the bodies of other requests hold {bound.units} bytes, {bound.limit} are allowed: "
+            "try again later",
+            503,
+        ) from None
+    return payload, held
 
 
 def choose(

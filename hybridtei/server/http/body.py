@@ -16,14 +16,16 @@ import asyncio
 import gc
 import re
 import reprlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from json import detect_encoding
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, inspect
+
+from hybridtei.limits import MAX_ESCAPES, MAX_VALUES, Arriving, AtBound, Bound
 
 # In a scope's extensions: the rest of the body will not come, but the client listens; the body came
 # too slowly; a Disconnect; no permit was free.
@@ -122,31 +124,6 @@ def first_fields(scope: Any) -> Mapping[bytes, bytes]:
     return fields
 
 
-MAX_ARRIVING_BYTES = 256_000_000
-MAX_INSIDE_BYTES = 1_000_000_000
-# About what a value of a body takes as a Python object: 2 MB of JSON become 60 MB of lists
-VALUE_BYTES = 200
-
-
-class HeldBytes:
-    """Counts the bytes of all requests that the server reads, or that wait. A request alone may
-    hold any number. For one event loop."""
-
-    def __init__(self, limit: int) -> None:
-        self.bytes = 0
-        self._limit = limit
-
-    def add(self, count: int) -> None:
-        """Count bytes. Raises BodyError if all requests together hold too many."""
-        if self.bytes and self.bytes + count > self._limit:
-            raise BodyError(
-                f"{BUFFER}other requests hold {self.bytes} bytes, {self._limit} are allowed: "
-                "try again later",
-                503,
-            )
-        self.bytes += count
-
-
 def check_type(fields: Mapping[bytes, bytes]) -> None:
     """Raises BodyError unless the content type is JSON."""
     if not JSON_TYPE.match(fields.get(b"content-type", b"").strip()):
@@ -159,34 +136,84 @@ def check_size(size: int, limit: int) -> None:
         raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
 
 
-async def read_body(scope: Any, receive: Any, arriving: HeldBytes, limit: int) -> bytes:
-    """Read the body. Raises BodyError, ClientDisconnected."""
+def check_values(body: bytes, limit: int = MAX_VALUES) -> None:
+    """Raises BodyError for JSON of more than `limit` values: decoding them would delay other
+    requests."""
+    marks = (b",", b"[", b"{")
+    if sum(map(body.count, marks)) <= limit:
+        return
+    # The marks in texts are none: of all pieces between quotes, every second one is a text
+    if body.count(b"\\") <= MAX_ESCAPES:
+        plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if plain.count(b'"') <= 4 * limit:
+            outside = b"".join(plain.split(b'"')[::2])
+            if sum(map(outside.count, marks)) <= limit:
+                return
+    raise BodyError(
+        f"{BUFFER}it holds more than {limit} values, the most allowed; send fewer inputs a request",
+        413,
+    )
+
+
+async def read_body(request: Any, bound: Bound, limit: int, seconds: float, rate: float) -> bytes:
+    """Read a request's body. `bound`: of the bytes of all bodies that arrive in several pieces.
+    `seconds`: for a small one, and one more for each `rate` bytes; 0: no bound of time. Raises
+    BodyError, ClientDisconnected."""
+    scope, receive = request.scope, request.receive
     fields = first_fields(scope)
     if b"content-encoding" in fields:
         _check_coding(fields)
-    counted = 0
     declared = fields.get(b"content-length", b"")
-    too_large = declared.isdigit() and int(declared) > limit
-    chunks: list[bytes] = []
-    size, more = 0, not (too_large and int(declared) > limit * DRAIN_FACTOR)
+    # Of a body in chunks as much as is allowed
+    size = limit
+    if declared.isdigit():
+        size = int(declared)
+    if size > limit * DRAIN_FACTOR:
+        check_size(size, limit)
+    chunk, more = await _next_chunk(scope, receive)
+    if not more:
+        # A body that arrives whole with its head waits for nothing, so it is not counted
+        check_size(len(chunk), limit)
+        return chunk
+    allowed: float | None = None
+    if seconds:
+        allowed = seconds + size / rate
+    holder: Arriving | None = None
     try:
-        while more and size <= limit * DRAIN_FACTOR:
-            chunk, more = await _next_chunk(scope, receive)
-            size += len(chunk)
-            too_large = too_large or size > limit
-            if too_large:
-                chunks.clear()
-                continue
+        async with asyncio.timeout(allowed) as wait:
+            with bound.arriving(wait) as holder:
+                return await _joined(scope, receive, holder, chunk, limit)
+    except (AtBound, TimeoutError) as error:
+        if isinstance(error, AtBound) or (holder is not None and holder.is_ended):
+            raise BodyError(
+                f"{BUFFER}more than {bound.limit} bytes of bodies arrive, and this one has held "
+                "most for longest: send it faster, or try again later",
+                503,
+            ) from None
+        raise BodyError(
+            f"{SLOW} within {allowed:g} seconds",
+            408,
+            "body_timeout",
+        ) from None
+
+
+async def _joined(scope: Any, receive: Any, arriving: Arriving, chunk: bytes, limit: int) -> bytes:
+    """The body that begins with `chunk`. The rest of one that is too large is read, within bounds,
+    and dropped: its client reads no answer before."""
+    chunks: list[bytes] = []
+    size, more = 0, True
+    while True:
+        size += len(chunk)
+        if size <= limit:
+            arriving.take(len(chunk))
             chunks.append(chunk)
-            # A body that arrives whole with its head waits for nothing, so it is not counted
-            if more:
-                arriving.add(len(chunk))
-                counted += len(chunk)
-    finally:
-        arriving.bytes -= counted
-    if too_large:
-        check_size(limit + 1, limit)
-    return b"".join(chunks)
+        else:
+            chunks.clear()
+            arriving.leave()
+        if not more or size > limit * DRAIN_FACTOR:
+            check_size(size, limit)
+            return b"".join(chunks)
+        chunk, more = await _next_chunk(scope, receive)
 
 
 async def body_parts(scope: Any, receive: Any) -> AsyncIterator[bytes]:
@@ -223,51 +250,6 @@ async def _next_chunk(scope: Any, receive: Any) -> tuple[bytes, bool]:
     return event.get("body", b""), event.get("more_body", False)
 
 
-KEYLESS_BYTES = 16_000_000
-KEYLESS_SECONDS = 10.0
-
-Receive = Callable[[], Awaitable[Any]]
-
-
-class Keyless:
-    """Counts the `bytes` held of bodies without a key in a header. The key may be in the body, so
-    the server reads the body before it knows the client. A body that arrives whole with its head,
-    as most do, is not counted. For one event loop."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    @asynccontextmanager
-    async def bounded(self, receive: Receive) -> AsyncIterator[Receive]:
-        """Yield a replacement of `receive` that reads one body within the bounds of bytes and time.
-        Raises BodyError."""
-        held = 0
-
-        async def receive_bounded() -> Any:
-            nonlocal held
-            event = await receive()
-            if event.get("more_body", False):
-                held += len(event["body"])
-                self.bytes += len(event["body"])
-                if self.bytes > KEYLESS_BYTES:
-                    raise BodyError(
-                        f"{BUFFER}too many bytes arrive without a key in a header; send a key, or "
-                        f"try again later: {KEYLESS_BYTES} bytes of all",
-                        503,
-                    )
-            return event
-
-        try:
-            async with asyncio.timeout(KEYLESS_SECONDS):
-                yield receive_bounded
-        except TimeoutError:
-            raise BodyError(
-                f"{SLOW} within {KEYLESS_SECONDS:g} seconds without a key in a header", 408
-            ) from None
-        finally:
-            self.bytes -= held
-
-
 # Larger bodies are decoded without garbage collection
 LONG_BYTES = 100_000
 # An object's first keys, which are checked for duplicates
@@ -293,8 +275,6 @@ HALF = re.compile(
 )
 # A body with more is refused: replacing them would delay other requests
 MAX_HALVES = 100_000
-# OpenAI takes as many tokens a request
-MAX_COMMAS = 300_000
 
 
 def decode_peers(body: bytes, kind: type[T]) -> T:
@@ -303,13 +283,6 @@ def decode_peers(body: bytes, kind: type[T]) -> T:
     Half a surrogate pair, as JavaScript splits texts, is U+FFFD. A null is an absent field, if the
     field may be absent. "256" and 256.0 are 256. UTF-16 and byte-order marks are read.
     """
-    # A list has a comma a value, and decoding many values delays other requests
-    commas = body.count(b",")
-    if commas > MAX_COMMAS:
-        raise BodyError(
-            f"{BUFFER}{commas} commas > maximum allowed {MAX_COMMAS}; send fewer inputs a request",
-            413,
-        )
     try:
         return decode(body, kind)
     except (SyntaxRefused, SchemaError):

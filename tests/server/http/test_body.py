@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hybridtei.server.api.tei import EmbedRequest, PredictRequest
-from hybridtei.server.http.body import BodyError, decode
+from hybridtei.server.http.body import BodyError, check_values, decode
 from tests.inference.engine import small
 from tests.server.live import HANG, JSON
 
@@ -300,20 +300,31 @@ def test_a_long_body_is_not_read_key_by_key_in_search_of_a_field_given_twice(mon
     assert not read
 
 
-@pytest.mark.parametrize("value", [b"5,", b'"a",', b'"a, b, c", "', b"[7],"])
-def test_a_peers_body_of_too_many_values_is_refused_before_it_is_decoded(asked, value):
+@pytest.mark.parametrize("value", [b"5,", b'"a",', b'"a, b, c",', b"[7],", b'"\\"",', b'{"a":1},'])
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(asked, value):
     body = b'{"input":[%b]}' % (value * 300_001)
     answered = asked.post("/v1/embeddings", body)
     assert answered.status_code == 413
-    assert "commas > maximum allowed 300000" in answered.json()["message"]
+    assert "more than 300000 values" in answered.json()["message"]
+    if len(body) < 2_000_000:
+        answered = asked.post("/embed", body)
+        assert (answered.status_code, "more than 300000 values" in answered.text) == (413, True)
+
+
+@pytest.mark.parametrize("text", ["," * 400_000, '\\" ,[' * 200_000, "a, {b\\", "\\" * 9])
+def test_marks_in_texts_are_no_values(text):
+    body = json.dumps({"inputs": [text] * 3}).encode()
+    check_values(body, 10)
+    with pytest.raises(BodyError):
+        check_values(body, 2)
 
 
 @pytest.mark.parametrize("value", [b'"a"', b'["a"]', b'["a, [", "b"]'])
 def test_a_long_list_is_counted_before_its_items_are_made(asked, value):
     one = value + b","
-    answered = asked.post("/predict", b'{"inputs":[%b%b]}' % (one * 99_999, value))
+    answered = asked.post("/predict", b'{"inputs":[%b%b]}' % (one * 89_999, value))
     assert answered.status_code == 422
-    assert answered.text == f"{SHAPE}inputs: expected `array` of length <= 20000, got 100000"
+    assert answered.text == f"{SHAPE}inputs: expected `array` of length <= 20000, got 90000"
 
 
 def test_a_list_in_a_text_is_no_list():

@@ -1,15 +1,20 @@
 """Bounds of connections and of time: each refuses by its name, counts the refusal, and affects no other client."""
 
+import asyncio
 import json
 import resource
+import select
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.config import EngineConfig
+from hybridtei.limits import Bound
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.server.http.body import BodyError, read_body
 from hybridtei.server.http.connection import (
     BODY_BYTES_PER_SECOND,
     FILES_BESIDE,
@@ -280,32 +285,68 @@ def test_a_request_that_takes_too_long_is_503_and_its_place_is_free():
 
 
 def test_what_waiting_requests_hold_is_bounded_and_a_request_alone_is_let_in(monkeypatch, tmp_path):
-    """JSON of two megabytes may become sixty of Python's objects."""
-    monkeypatch.setattr("hybridtei.server.app.MAX_INSIDE_BYTES", 2_500_000)
+    """JSON of two megabytes may become sixty of Python's objects. Commas in a text, and values of a
+    field that no route reads, are held by nothing."""
+    monkeypatch.setattr("hybridtei.server.app.MAX_INSIDE_BYTES", 4_000_000)
     hold = Hold()
-    filler = ",".join(["[]"] * 10_000)
-    large = f'{{"inputs":"one two","filler":[{filler}]}}'.encode()
     store = CollectionSchemas(MemoryStore())
-    points = {"points": [{"text": "one", "payload": {"a": [[]] * 10_000}}], "create": True}
+    payload = [{"a": place} for place in range(10_000)]
+    points = {"points": [{"text": "one", "payload": {"a": payload}}], "create": True}
+    body = json.dumps(points).encode()
+    commas = json.dumps({"inputs": "," * 15_000, "more": [[]] * 10_000})
+    path = "/collections/c/points"
     with serving(spec_in(tmp_path), model_id=MODEL, schemas=store, gate=hold) as running:
-        for path, body in (
-            ("/embed", large),
-            ("/collections/c/points", json.dumps(points).encode()),
-        ):
-            hold.entered.clear()
-            hold._go.clear()
-            with connected(running) as client:
-                head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-                assert hold.entered.wait(HANG)
-                refused = running.post("/embed", large)
-                assert (refused.status_code, "other requests hold" in refused.text) == (503, True)
-                assert running.post("/embed", b"nonsense").status_code == 400
-            if path == "/embed":
-                hold.let_go()
-            else:
-                # The work goes on without its client
-                assert running.post("/embed", large).status_code == 503
-                hold.let_go()
-            until(lambda: running.post("/embed", large).status_code == 200)
+        with connected(running) as client:
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            assert hold.entered.wait(HANG)
+            refused = running.post(path, body)
+            assert (refused.status_code, "other requests hold" in refused.text) == (503, True)
+            assert running.post("/embed", b"nonsense").status_code == 400
+            assert running.post("/tokenize", commas.encode()).status_code == 200
+            assert running.get("/health").status_code == 200
+        # The work goes on without its client
+        assert running.post(path, body).status_code == 503
+        hold.let_go()
+        until(lambda: running.post(path, body).status_code == 200)
         running.is_well()
+
+
+def unfinished(size):
+    """The head of a body of `size` bytes, and its first megabyte."""
+    head = "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {size}\r\n\r\n".encode() + b" " * 1_000_000
+
+
+def test_bodies_that_stay_unfinished_stop_no_small_ones_and_the_longest_ends(monkeypatch):
+    monkeypatch.setattr("hybridtei.server.app.MAX_ARRIVING_BYTES", 4_000_000)
+    with serving() as running, ExitStack() as stack:
+        clients = []
+        for _ in range(4):
+            client = stack.enter_context(connected(running))
+            client.sendall(unfinished(20_000_000) + b" ")
+            clients.append(client)
+        # Three have room, which leaves a quarter; another one takes the place of the longest
+        ended = []
+        until(lambda: ended.extend(select.select(clients, [], [], 0)[0]) or ended)
+        ((status, _, body),) = heard(ended[0])
+        assert (status, b"held most for longest" in body) == (503, True)
+        # A body in pieces passes by them
+        pieces = (piece for piece in (b'{"inputs":"', b"one " * 100_000, b'"}'))
+        assert running.client.post("/embed", content=pieces, headers=JSON).status_code == 200
+
+
+async def test_a_body_has_a_second_for_each_of_some_announced_bytes():
+    """Not of the bytes that came at once: then a client would hold them for hours."""
+    parts = iter([b" " * 900_000])
+
+    async def receive():
+        await asyncio.sleep(0.001)
+        return {"type": "http.request", "body": next(parts, b" "), "more_body": True}
+
+    scope = {"headers": [(b"content-length", b"1000000")]}
+    bound = Bound(4_000_000)
+    with pytest.raises(BodyError, match=r"within 0\.02 seconds") as refused:
+        await read_body(SimpleNamespace(scope=scope, receive=receive), bound, 2_000_000, 0.01, 1e8)
+    assert (refused.value.status, refused.value.limit) == (408, "body_timeout")
+    assert bound.units == 0
