@@ -55,7 +55,7 @@ from hybridtei.options import (
     RankOptions,
     Size,
 )
-from hybridtei.outputs import WHOLE, Embeddings, HeadOutputs, SparseVectors
+from hybridtei.outputs import WHOLE, Embeddings, HeadOutputs, SparseVectors, cuts_of
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.own_thread import OwnThreads, check_awaited
 
@@ -415,7 +415,9 @@ class Encoder:
                 with _one_thread(encodings):
                     answer: Any = part.finish(self._model, encodings, outputs)
                 if isinstance(answer, Embeddings) and not isinstance(part, EmbedSpans):
-                    extents = np.array([encoding.extent or WHOLE for encoding in encodings])
+                    extents = np.full((part.size, 2), WHOLE)
+                    for cut in cuts_of(encodings, part.size):
+                        extents[cut.index] = cut.characters
                     answer = replace(answer, extents=extents)
                 answers.append(answer)
                 part = part.rest(encodings)

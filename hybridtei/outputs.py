@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import (
     Characters,
+    Encoding,
     Head,
     Ids,
     Indices,
@@ -384,6 +385,19 @@ class Cut:
 
     index: int
     characters: Characters
+
+
+def cuts_of(encodings: Sequence[Encoding], size: int) -> list[Cut]:
+    """The inputs of a chunk that were cut, each once. Encodings before those of the inputs are the
+    query's."""
+    cuts: dict[int, Characters] = {}
+    place = size
+    for encoding in reversed(encodings):
+        # Of a text in windows each window knows the place, and the last one where reading ended
+        place = getattr(encoding, "document", place - 1)
+        if encoding.extent is not None and place >= 0:
+            cuts.setdefault(place, encoding.extent)
+    return [Cut(place, cuts[place]) for place in sorted(cuts)]
 
 
 @dataclass(slots=True)

@@ -251,3 +251,15 @@ def test_texts_that_were_cut_are_listed_with_what_the_model_read(encoder, tmp_pa
     ids = encoder.encode([[5] * 2 * encoder.max_input_length])
     assert ids.truncated == [Cut(0, UNKNOWN)]
     assert encoder.encode([]).truncated == []
+
+
+def test_a_text_in_windows_has_one_extent(encoder):
+    longest = encoder.max_input_length
+    long, endless = ("baka bulo " * (longest * times) for times in (3, 70))
+    texts = [[5] * 2 * longest, long, "baka", endless]
+    vectors = encoder.encode(texts, long_inputs="mean")
+    assert vectors.extents.shape == (4, 2)
+    ids, cut = vectors.truncated
+    assert ids == Cut(0, UNKNOWN)
+    assert cut.index == 3
+    assert len(long) < cut.characters[1] < len(endless)

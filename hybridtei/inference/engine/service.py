@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from hybridtei.batch import Encoding, Head, WindowEncoding
+from hybridtei.batch import Encoding, Head
 from hybridtei.config import EngineConfig
 from hybridtei.errors import (
     AnswerTooLarge,
@@ -39,7 +39,7 @@ from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.models.text.reader import PORTION_CHARACTERS, TextReader
 from hybridtei.models.text.tokenizer import SHORT_CHARACTERS, Tokenizer
-from hybridtei.outputs import Cut, HeadOutputs, Timings
+from hybridtei.outputs import Cut, HeadOutputs, Timings, cuts_of
 from hybridtei.system.machine import LaneKind, available_cores
 from hybridtei.system.metrics import Registry, powers_of_two
 from hybridtei.system.own_thread import awaited
@@ -254,18 +254,6 @@ class EngineService:
         """Return if the last pass succeeded; otherwise run a pass of one token. Raises
         Unhealthy."""
         await self.engine.check_health()
-
-
-def cuts_of(encodings: Sequence[Encoding], size: int) -> list[Cut]:
-    """The inputs of a chunk that were cut. Encodings before those of the inputs are the query's."""
-    before = max(len(encodings) - size, 0)
-    cuts: list[Cut] = []
-    for place, encoding in enumerate(encodings, -before):
-        if encoding.extent is not None and isinstance(encoding, WindowEncoding):
-            cuts.append(Cut(encoding.document, encoding.extent))
-        elif encoding.extent is not None and place >= 0:
-            cuts.append(Cut(place, encoding.extent))
-    return cuts
 
 
 def default_tokenization_workers() -> int:
