@@ -85,7 +85,9 @@ class Embed(Task[Embeddings]):
         return self
 
     def lacks_side(self, prompts: Prompts) -> bool:
-        return self.options.input_type is None and not prompts.named(self.prompt(prompts))
+        if self.options.query_encoder == "table" or self.options.input_type is not None:
+            return False
+        return not prompts.named(self.prompt(prompts))
 
     def check(self, spec: ModelSpec) -> None:
         options = self.options

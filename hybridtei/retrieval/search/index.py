@@ -29,7 +29,7 @@ from hybridtei.retrieval.store.plan import (
     signed,
 )
 from hybridtei.retrieval.store.points import point_id, to_points
-from hybridtei.retrieval.store.query import CollectionPlan
+from hybridtei.retrieval.store.query import CollectionPlan, filter_from
 from hybridtei.system.own_loop import OwnLoop
 
 # Records that are embedded and stored together
@@ -164,7 +164,9 @@ class Index:
         `filter`: as in `/search`, on the records' keys. `options`: fields of `SearchOptions`, such
         as `mode="dense"` or `explain=True`. Raises InvalidInput.
         """
-        chosen = SearchOptions.given("search()", options, limit=limit, query_filter=filter)
+        chosen = SearchOptions.given(
+            "search()", options, limit=limit, query_filter=filter_from(filter)
+        )
         searching = self._searcher.search(
             self._name,
             query,

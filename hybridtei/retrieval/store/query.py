@@ -8,6 +8,7 @@ rules of both. It does not import qdrant-client.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -26,6 +27,8 @@ MAX_LIMIT = 100_000
 MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
 # The store compares each value with each point: 1,600 values took 5 s for 5,420 points
 MAX_CONDITIONS, MAX_VALUES = (100, 1_000)
+# Characters of a caller's values in an error
+MAX_EXAMPLE = 100
 GROUPS = ("must", "should", "must_not", "min_should")
 CLAUSES, WORDS = frozenset({*GROUPS[:3], "conditions"}), frozenset({"text", "text_any", "phrase"})
 # Thai, Lao, Myanmar, Khmer, Japanese, Chinese: a clause is one word to a store.
@@ -263,18 +266,18 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
     if not isinstance(plain, dict):
         raise InvalidInput(
             f"`{field}` should be an object with `must`, `should` or `must_not`, "
-            f"not {type(plain).__name__}"
+            f"not {type(plain).__name__}{_example({})}"
         )
     _check_bytes(plain, field)
     _check_size(plain, field)
     try:
         parsed = msgspec.convert(plain, Filter)
     except msgspec.ValidationError as error:
-        raise InvalidInput(_message(str(error), field)) from None
+        raise InvalidInput(_message(str(error), field) + _example(plain)) from None
     if not parsed.is_group:
         raise InvalidInput(
             f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of "
-            "these"
+            f"these{_example({})}"
         )
     return parsed
 
@@ -289,7 +292,7 @@ def _from_json(text: str | bytes | msgspec.Raw, field: str) -> Any:
     except RecursionError:
         raise _too_deep(field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"`{field}` is not JSON: {error}") from error
+        raise InvalidInput(f"`{field}` is not JSON: {error}{_example({})}") from error
 
 
 def _check_bytes(plain: Mapping[str, Any], field: str) -> None:
@@ -352,12 +355,21 @@ def _check_size(plain: Mapping[str, Any], field: str) -> None:
 _NAMES = tuple({name for part in _Part.__subclasses__() for name in part.__struct_encode_fields__})
 
 
+def _example(plain: Mapping[str, Any]) -> str:
+    """How a filter looks; for a caller who gave keys with their values, a filter of these."""
+    wanted = {key: value for key, value in plain.items() if isinstance(value, str | int)}
+    if not wanted or len(str(wanted)) > MAX_EXAMPLE or wanted.keys() & {*_NAMES}:
+        wanted = {"lang": "en"}
+    conditions = [{"key": key, "match": {"value": value}} for key, value in wanted.items()]
+    return f"; a filter looks like {json.dumps({'must': conditions})}"
+
+
 def _message(message: str, field: str) -> str:
     """msgspec's message after the place, with a suggestion for an unknown name."""
     message, _, place = message.partition(" - at `$")
     place = field + place.rstrip("`")
     if unknown := re.search(r"unknown field `(.*)`$", message, re.DOTALL):
-        near = get_close_matches(unknown[1], _NAMES, n=1)
+        near = get_close_matches(unknown[1], {*_NAMES} - {unknown[1]}, n=1, cutoff=0.7)
         return f"`{place}.{unknown[1]}`: there is no such field" + (
             f"; `{near[0]}` was probably meant" if near else ""
         )

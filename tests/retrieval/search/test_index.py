@@ -55,8 +55,12 @@ def test_filters_read_the_keys_of_records(index):
         "two", limit=10, filter={"must": [{"key": "year", "range": {"gte": 2004, "lt": 2007}}]}
     )
     assert sorted(hit.payload["year"] for hit in filtered) == [2004, 2005, 2006]
-    with pytest.raises(InvalidInput, match=r"query_filter\.must\[0\]\.ranges"):
+    with pytest.raises(InvalidInput, match=r"`filter\.must\[0\]\.ranges"):
         index.search("two", filter={"must": [{"key": "year", "ranges": {"gte": 2004}}]})
+    with pytest.raises(
+        InvalidInput, match=r'`filter\.year`.*; a filter looks like {"must": \[{"key'
+    ):
+        index.search("two", filter={"year": 2004})
 
 
 def test_a_search_explains_its_scores(index):

@@ -47,7 +47,11 @@ def test_what_qdrant_takes():
             {"must_not": [{"must": [{"has_id": [1.5]}]}]},
             r"`filter\.must_not\[0\]\.must\[0\]\.has_id\[0\]`: ",
         ),
-        ([], "should be an object"),
+        ([], r"should be an object .* looks like {.must.: \[{.key.: .lang., .match.:"),
+        ({"lang": "de"}, r'lang`: there is no such field; a filter .* "lang", .* "de"}}\]}'),
+        ('{"a": 1, "b": true}', r'"key": "a", .* 1}}, {"key": "b", "match": {"value": true}}\]}'),
+        ({"must": [{"key": "lang", "match": "en"}]}, r"got `str`; a filter looks like"),
+        ({"must": [{"key": "lang", "value": "en"}]}, r"value`: there is no such field; a filter"),
         ("{", "is not JSON"),
     ],
 )

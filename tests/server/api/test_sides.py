@@ -152,6 +152,9 @@ def test_a_request_without_a_side_is_counted_and_logged_once_an_hour(caplog):
     with serving() as running, caplog.at_level(logging.WARNING):
         for body in ({"input_type": "query"}, {"prompt_name": "passage"}, {"model": "any:query"}):
             running.post("/embed_hybrid", {"inputs": "one", **body})
+        # What is looked up is a query
+        looked_up = {"inputs": "one", "query_encoder": "table"}
+        assert running.post("/embed_sparse", looked_up).status_code == 200
         assert f"\n{counter} " not in running.get("/metrics").text
         for _ in range(3):
             running.post("/embed", {"inputs": "one"})
