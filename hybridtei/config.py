@@ -8,7 +8,6 @@ settings: `checkpoint.spec.ModelSpec` has them.
 
 from __future__ import annotations
 
-import reprlib
 import types
 import typing
 from collections.abc import Collection, Iterable
@@ -20,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hybridtei.errors import HybridTeiError, InvalidInput
+from hybridtei.system.shape import explain, under
 
 EMBEDDED_MODEL = "minilm-hybrid"
 
@@ -529,13 +529,9 @@ def check_value(
     try:
         return msgspec.convert(value.item() if hasattr(value, "item") else value, hint)
     except msgspec.ValidationError as wrong:
-        choices = [
-            part for part in (unwrapped(hint)[0], *get_args(hint)) if get_origin(part) is Literal
-        ]
-        suffix = f"; known: {', '.join(map(str, get_args(choices[0])))}" if choices else ""
-        raise error(
-            f"`{name}` is {reprlib.repr(value)}: {str(wrong)[:1].lower()}{str(wrong)[1:]}{suffix}"
-        ) from None
+        mistake = explain(wrong, value, hint)
+        place = under(name, mistake.path)
+        raise error(f"`{place}` is {mistake.found or repr(value)}: {mistake.text}") from None
 
 
 @cache

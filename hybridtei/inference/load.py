@@ -76,6 +76,7 @@ from hybridtei.models.text.tokenizer import Prompts, Tokenizer
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
 from hybridtei.system.machine import read_bounded
+from hybridtei.system.shape import explain
 
 log = logging.getLogger(__name__)
 
@@ -386,12 +387,11 @@ def named_model(table: Mapping[str, Any], flags: ModelConfig, where: str) -> Nam
     model_id = table.get("model_id")
     if not isinstance(model_id, str):
         raise LoadError(f"{where}: `model_id` should be a text")
+    settings = {**msgspec.structs.asdict(flags), "alias": default_alias(model_id), **table}
     try:
-        model = msgspec.convert(
-            {**msgspec.structs.asdict(flags), "alias": default_alias(model_id), **table}, NamedModel
-        )
+        model = msgspec.convert(settings, NamedModel)
     except msgspec.ValidationError as error:
-        raise LoadError(f"{where}: {error}") from None
+        raise LoadError(f"{where}: {explain(error, settings, NamedModel)}") from None
     if not ALIAS.fullmatch(model.alias):
         raise LoadError(
             f"{where}: alias {model.alias!r} should be 1 to 100 letters, digits, dots, dashes, "

@@ -109,11 +109,17 @@ def test_an_input_of_another_kind_is_named_by_its_place(encoder, wrong):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"input_type": "passage"}, "`input_type` is 'passage': .*; known: query, document"),
-        ({"query_encoder": "tabel"}, "`query_encoder` is 'tabel': .*; known: model, table"),
+        (
+            {"input_type": "passage"},
+            "`input_type` is 'passage': expected one of `document`, `query`",
+        ),
+        (
+            {"query_encoder": "tabel"},
+            "`query_encoder` is 'tabel': expected one of `model`, `table`",
+        ),
         (
             {"truncation_direction": "middle"},
-            "`truncation_direction` is 'middle': .*; known: left, right",
+            "`truncation_direction` is 'middle': expected one of `left`, `right`",
         ),
         ({"dimensions": "3"}, "`dimensions` is '3': expected `int | null`, got `str`"),
         ({"outputs": None}, "`outputs` is None, of type NoneType"),

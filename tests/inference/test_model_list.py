@@ -51,7 +51,7 @@ def test_a_table_a_model_over_the_flags(tmp_path):
             "model 2: unknown key `colour`; known: ",
         ),
         ("[[model]]\nmodel_id = 3", "model 1: `model_id` should be a text"),
-        ("[[model]]\nmodel_id = 'a'\ndtype = 'int4'", r"Invalid enum value 'int4'.*dtype"),
+        ("[[model]]\nmodel_id = 'a'\ndtype = 'int4'", r"dtype: got 'int4', expected one of"),
         ("[[model]]\nmodel_id = 'x/a'\n[[model]]\nmodel_id = 'y/a'", "two models are called 'a'"),
         ("[[model]]\nmodel_id = 'a'\nalias = 'no/slash'", "model 1: alias 'no/slash'"),
     ],

@@ -21,6 +21,7 @@ from msgspec import Meta, Struct, field
 
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import InvalidInput
+from hybridtei.system.shape import Mistake, explain, under
 
 # Points that one query may ask for
 MAX_LIMIT = 100_000
@@ -273,7 +274,8 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
     try:
         parsed = msgspec.convert(plain, Filter)
     except msgspec.ValidationError as error:
-        raise InvalidInput(_message(str(error), field) + _example(plain)) from None
+        mistake = explain(error, plain, Filter)
+        raise InvalidInput(_message(mistake, field) + _example(plain)) from None
     if not parsed.is_group:
         raise InvalidInput(
             f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of "
@@ -364,11 +366,10 @@ def _example(plain: Mapping[str, Any]) -> str:
     return f"; a filter looks like {json.dumps({'must': conditions})}"
 
 
-def _message(message: str, field: str) -> str:
-    """msgspec's message after the place, with a suggestion for an unknown name."""
-    message, _, place = message.partition(" - at `$")
-    place = field + place.rstrip("`")
-    if unknown := re.search(r"unknown field `(.*)`$", message, re.DOTALL):
+def _message(mistake: Mistake, field: str) -> str:
+    """The message after the place, with a suggestion for an unknown name."""
+    place, message = under(field, mistake.path), mistake.text
+    if unknown := re.search(r"unknown field `(.*?)`, expected one of", message, re.DOTALL):
         near = get_close_matches(unknown[1], {*_NAMES} - {unknown[1]}, n=1, cutoff=0.7)
         return f"`{place}.{unknown[1]}`: there is no such field" + (
             f"; `{near[0]}` was probably meant" if near else ""
@@ -376,7 +377,7 @@ def _message(message: str, field: str) -> str:
     for pattern, words in IN_WORDS.items():
         if pattern in message or repr(pattern)[1:-1] in message:
             return f"`{place}`: {words}"
-    return f"`{place}`: {message}"
+    return f"`{place}`: {mistake._replace(path='')}"
 
 
 Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]

@@ -34,6 +34,7 @@ from hybridtei.retrieval.store.collection import (
 )
 from hybridtei.retrieval.store.points import check_points
 from hybridtei.retrieval.store.query import Imported
+from hybridtei.system.shape import explain
 
 # Points of one scroll; the largest multi-vectors take 256 MiB, the embedded engine's bound of an
 # answer
@@ -261,7 +262,6 @@ def _read(content: bytes, kind: type[T], where: str) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        raise InvalidInput(f"{where}: {path.replace('`', ': ')}{message}") from None
+        raise InvalidInput(f"{where}: {explain(error, content, kind)}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidInput(f"{where}: should be JSON: {error}") from None

@@ -27,6 +27,7 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.models import Asked, StoreContext
 from hybridtei.server.routing import JSON_LINES, get, post
 from hybridtei.server.serve import HttpRequest
+from hybridtei.system.shape import explain
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
@@ -235,7 +236,10 @@ def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], li
             is_number = type(client_id) is int and _is_writable(client_id)
             if not is_number and not isinstance(client_id, str):
                 client_id = None
-            failed.append(FailedPoint(index, client_id, f"points[{index}]: {error}"))
+            reason: object = error
+            if isinstance(error, msgspec.ValidationError):
+                reason = explain(error, raw, Point)
+            failed.append(FailedPoint(index, client_id, f"points[{index}]: {reason}"))
     return new, failed
 
 

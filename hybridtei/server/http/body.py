@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import reprlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import cache
 from json import detect_encoding
@@ -26,6 +25,7 @@ import msgspec
 from msgspec import UNSET, Raw, inspect
 
 from hybridtei.limits import MAX_ESCAPES, MAX_VALUES, Arriving, AtBound, Bound
+from hybridtei.system.shape import explain, type_of, types_at
 
 # In a scope's extensions: the rest of the body will not come, but the client listens; the body came
 # too slowly; a Disconnect; no permit was free.
@@ -256,13 +256,6 @@ LONG_BYTES = 100_000
 MAX_NAMES = 10_000
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
-MESSAGE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?([^`]*)`)?", re.DOTALL)
-STEP = re.compile(r"\w+|\[[\d.]+\]")
-OURS = {
-    "Object missing required": "missing",
-    "Object contains unknown": "unknown",
-    "Invalid enum value": "got",
-}
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 T = TypeVar("T")
@@ -323,7 +316,9 @@ def decode(body: bytes, kind: type[T], *, strict: bool = True) -> T:
     try:
         return _read(body, kind, strict=strict)
     except msgspec.ValidationError as error:
-        raise _shape(str(error), body, kind) from None
+        mistake = explain(error, body, kind)
+        refusal = SyntaxRefused if mistake.is_syntax else SchemaError
+        raise refusal(str(mistake)) from None
     except UNREADABLE as error:
         if (end := _end_before_trailing(error)) is None:
             raise SyntaxRefused(_syntax(error, body)) from None
@@ -386,79 +381,6 @@ def _syntax(error: Exception, body: bytes) -> str:
     return f"it ends too early (byte {len(body)})"
 
 
-def _shape(message: str, body: bytes, kind: Any) -> BodyError:
-    """msgspec's `message - at `$.path`` -> `path: message`, with the value found and the expected
-    names."""
-    # Matches all text
-    text, path = MESSAGE.fullmatch(message).groups("")  # type: ignore[union-attr]
-    text = next(
-        (
-            ours + text.removeprefix(theirs)
-            for theirs, ours in OURS.items()
-            if text.startswith(theirs)
-        ),
-        text,
-    )
-    steps = STEP.findall(path)
-    types = _types_at(_type_of(kind), steps)
-    kinds = {type(allowed) for allowed in types} - {inspect.NoneType}
-    is_enumeration = kinds == {inspect.LiteralType}
-    is_syntax = text.endswith("out of range")
-    if text.startswith("unknown"):
-        text += _one_of(
-            field.encode_name
-            for allowed in types
-            if isinstance(allowed, inspect.StructType)
-            for field in allowed.fields
-        )
-    elif text.startswith("got") or (is_enumeration and ", got " in text):
-        is_syntax = not text.startswith("got")
-        text = text[text.index("got ") :]
-        literals = [allowed for allowed in types if isinstance(allowed, inspect.LiteralType)]
-        text += _one_of(value for literal in literals for value in literal.values)
-    elif text.startswith("Expected") and ", got " not in text:
-        with suppress(*UNREADABLE, LookupError, ValueError):
-            text += f", got {_value_at(body, steps)}"
-    text = text[0].lower() + text[1:]
-    refusal = SyntaxRefused if is_syntax else SchemaError
-    return refusal(f"{path}: {text}" if path else text)
-
-
-def _one_of(names: Iterable[Any]) -> str:
-    return f", expected one of {', '.join(f'`{name}`' for name in names)}"
-
-
-def _value_at(body: bytes | Raw, steps: Sequence[str]) -> str:
-    """The value at this path, as shortened JSON."""
-    for step in steps:
-        if step.startswith("["):
-            body = _decoder(list[Raw]).decode(body)[int(step[1:-1])]
-        else:
-            body = _decoder(dict[str, Raw]).decode(body)[step]
-    return reprlib.repr(bytes(body).decode())[1:-1]
-
-
-_type_of = cache(inspect.type_info)
-
-
-def _types_at(kind: inspect.Type, steps: Sequence[str]) -> list[inspect.Type]:
-    """The types that `kind` allows at this path: several for a union."""
-    if isinstance(kind, inspect.Metadata):
-        return _types_at(kind.type, steps)
-    if isinstance(kind, inspect.UnionType):
-        return [inner for member in kind.types for inner in _types_at(member, steps)]
-    if not steps:
-        return [kind]
-    if isinstance(kind, inspect.StructType):
-        return [
-            inner
-            for field in kind.fields
-            if field.encode_name == steps[0]
-            for inner in _types_at(field.type, steps[1:])
-        ]
-    return _types_at(kind.item_type, steps[1:]) if isinstance(kind, inspect.ListType) else []
-
-
 class _Key(str):
     """A key of an object. The decoder calls its hook for each key."""
 
@@ -468,11 +390,11 @@ def _fields(kind: Any) -> dict[str, list[type]]:
     """Field -> the structs that its value may be. Empty if `kind` is not a struct."""
     fields = [
         field
-        for inner in _types_at(_type_of(kind), ())
+        for inner in types_at(type_of(kind), ())
         if isinstance(inner, inspect.StructType)
         for field in inner.fields
     ]
-    types_of = {field.encode_name: _types_at(field.type, ()) for field in fields}
+    types_of = {field.encode_name: types_at(field.type, ()) for field in fields}
     return {
         name: [inner.cls for inner in types if isinstance(inner, inspect.StructType)]
         for name, types in types_of.items()
@@ -495,10 +417,10 @@ def _longest_lists(kind: Any) -> dict[str, int]:
     """Field -> the most items that its list may have."""
     return {
         field.encode_name: inner.max_length
-        for struct in _types_at(_type_of(kind), ())
+        for struct in types_at(type_of(kind), ())
         if isinstance(struct, inspect.StructType)
         for field in struct.fields
-        for inner in _types_at(field.type, ())
+        for inner in types_at(field.type, ())
         if isinstance(inner, inspect.ListType) and inner.max_length is not None
     }
 

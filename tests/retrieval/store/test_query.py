@@ -320,8 +320,8 @@ def test_every_condition_means_the_same_in_every_store(stored, condition, names)
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
-        ({"match": {"value": 1.5}}, r"match\.value`: Expected `bool \| int \| str"),
-        ({"match": {"any": [True]}}, r"match\.any\[0\]`: Expected `int \| str`, got `bool`"),
+        ({"match": {"value": 1.5}}, r"match\.value`: expected `bool \| int \| str"),
+        ({"match": {"any": [True]}}, r"match\.any\[0\]`: expected `int \| str`, got `bool`"),
         ({"match": {"any": [1, "a"]}}, "integers, or all be texts"),
         ({"match": {"value": 1, "text": "a"}}, "should have one of value, text"),
         ({"match": {"text": "地図"}}, "write `substring`"),
@@ -335,10 +335,10 @@ def test_every_condition_means_the_same_in_every_store(stored, condition, names)
         ({"range": {"gte": 1, "lt": "2024-01-01"}}, "numbers as bounds, or times"),
         (
             {"geo_radius": {"center": {"lat": 95, "lon": 0}, "radius": 1}},
-            r"center\.lat`: Expected `float` <= 90",
+            r"center\.lat`: expected `float` <= 90",
         ),
         ({"geo_polygon": {"exterior": {"points": RING[:4]}}}, "the last equal to the first"),
-        ({"values_count": {"gt": -1}}, r"values_count\.gt`: Expected `int` >= 0"),
+        ({"values_count": {"gt": -1}}, r"values_count\.gt`: expected `int` >= 0"),
         ({}, "beside `key` should be one of match"),
     ],
 )

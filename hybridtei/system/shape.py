@@ -1,0 +1,115 @@
+"""msgspec's errors in the words of those who sent the value: where, what was expected, what was
+found."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw, inspect
+
+MESSAGE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?([^`]*)`)?", re.DOTALL)
+STEP = re.compile(r"\w+|\[[\d.]+\]")
+OURS = {
+    "Object missing required": "missing",
+    "Object contains unknown": "unknown",
+    "Invalid enum value": "got",
+}
+type_of = cache(inspect.type_info)
+
+
+class Mistake(NamedTuple):
+    """What is wrong at `path`, which is empty for the whole value. `found`: the value there, if it
+    can be read. `got`: what a message says of it, unless `text` does. `is_syntax`: serde would not
+    have read it."""
+
+    path: str
+    text: str
+    found: str
+    got: str
+    is_syntax: bool
+
+    def __str__(self) -> str:
+        text = self.text
+        if self.got:
+            parts = [text, f"got {self.got}"]
+            # The names come last, since they may be many
+            text = ", ".join(parts[::-1] if text.startswith("expected one") else parts)
+        return f"{self.path}: {text}" if self.path else text
+
+
+def explain(error: msgspec.ValidationError, value: Any, kind: Any) -> Mistake:
+    """Read the error of converting `value`, JSON in bytes or objects, to `kind`."""
+    # Matches all text
+    text, path = MESSAGE.fullmatch(str(error)).groups("")  # type: ignore[union-attr]
+    for theirs, ours in OURS.items():
+        if text.startswith(theirs):
+            text = ours + text.removeprefix(theirs)
+    steps = STEP.findall(path)
+    types = types_at(type_of(kind), steps)
+    is_enumeration = {type(allowed) for allowed in types} - {inspect.NoneType} == {
+        inspect.LiteralType
+    }
+    found = got = ""
+    with suppress(msgspec.DecodeError, UnicodeError, RecursionError, LookupError, ValueError):
+        found = _value_at(value, steps)
+    is_syntax = text.endswith("out of range")
+    if text.startswith("unknown"):
+        text += ", " + _one_of(
+            field.encode_name
+            for allowed in types
+            if isinstance(allowed, inspect.StructType)
+            for field in allowed.fields
+        )
+    elif text.startswith("got") or (is_enumeration and ", got " in text):
+        is_syntax = not text.startswith("got")
+        got = text.partition("got ")[2]
+        literals = [allowed for allowed in types if isinstance(allowed, inspect.LiteralType)]
+        text = _one_of(name for literal in literals for name in literal.values)
+    elif text.startswith("Expected") and ", got " not in text:
+        got = found
+    return Mistake(path, text[0].lower() + text[1:], found, got, is_syntax)
+
+
+def _one_of(names: Iterable[Any]) -> str:
+    return f"expected one of {', '.join(f'`{name}`' for name in names)}"
+
+
+def _value_at(value: Any, steps: Sequence[str]) -> str:
+    """The value at these steps of a path, shortened: as JSON, or as Python shows it."""
+    is_json = isinstance(value, bytes | Raw)
+    for step in steps:
+        place = int(step[1:-1]) if step.startswith("[") else step
+        if is_json:
+            kind: Any = dict[str, Raw] if place == step else list[Raw]
+            value = msgspec.json.decode(value, type=kind)
+        value = value[place]
+    return reprlib.repr(bytes(value).decode())[1:-1] if is_json else reprlib.repr(value)
+
+
+def under(field: str, path: str) -> str:
+    """The path of what stands at `path` of a field."""
+    return f"{field}.{path}".replace(".[", "[", 1).removesuffix(".")
+
+
+def types_at(kind: inspect.Type, steps: Sequence[str]) -> list[inspect.Type]:
+    """The types that `kind` allows at these steps of a path: several for a union."""
+    if isinstance(kind, inspect.Metadata):
+        return types_at(kind.type, steps)
+    if isinstance(kind, inspect.UnionType):
+        return [inner for member in kind.types for inner in types_at(member, steps)]
+    if not steps:
+        return [kind]
+    if isinstance(kind, inspect.StructType):
+        return [
+            inner
+            for field in kind.fields
+            if field.encode_name == steps[0]
+            for inner in types_at(field.type, steps[1:])
+        ]
+    return types_at(kind.item_type, steps[1:]) if isinstance(kind, inspect.ListType) else []
