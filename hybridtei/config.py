@@ -531,7 +531,7 @@ def check_value(
     except msgspec.ValidationError as wrong:
         mistake = explain(wrong, value, hint)
         place = under(name, mistake.path)
-        raise error(f"`{place}` is {mistake.found or repr(value)}: {mistake.text}") from None
+        raise error(f"`{place}` is {mistake.value or repr(value)}: {mistake.text}") from None
 
 
 @cache

@@ -20,31 +20,32 @@ OURS = {
     "Object contains unknown": "unknown",
     "Invalid enum value": "got",
 }
+# By the type of a place in them
+CONTAINERS = {str: dict[str, Raw], int: list[Raw]}
 type_of = cache(inspect.type_info)
 
 
 class Mistake(NamedTuple):
-    """What is wrong at `path`, which is empty for the whole value. `found`: the value there, if it
-    can be read. `got`: what a message says of it, unless `text` does. `is_syntax`: serde would not
-    have read it."""
+    """What is wrong at `path`, which is empty for the whole value. `value`: what is there, if it
+    can be read. `remark`: what a message says of it, unless `text` does. `is_syntax`: serde would
+    not have read it."""
 
     path: str
     text: str
-    found: str
-    got: str
+    value: str
+    remark: str
     is_syntax: bool
 
     def __str__(self) -> str:
-        text = self.text
-        if self.got:
-            parts = [text, f"got {self.got}"]
-            # The names come last, since they may be many
-            text = ", ".join(parts[::-1] if text.startswith("expected one") else parts)
-        return f"{self.path}: {text}" if self.path else text
+        words = [self.text, self.remark]
+        # Names come last, since they may be many
+        if self.text.startswith("expected one"):
+            words.reverse()
+        return ": ".join(filter(None, [self.path, ", ".join(filter(None, words))]))
 
 
-def explain(error: msgspec.ValidationError, value: Any, kind: Any) -> Mistake:
-    """Read the error of converting `value`, JSON in bytes or objects, to `kind`."""
+def explain(error: msgspec.ValidationError, whole: Any, kind: Any) -> Mistake:
+    """Read the error of converting `whole`, JSON in bytes or objects, to `kind`."""
     # Matches all text
     text, path = MESSAGE.fullmatch(str(error)).groups("")  # type: ignore[union-attr]
     for theirs, ours in OURS.items():
@@ -55,9 +56,9 @@ def explain(error: msgspec.ValidationError, value: Any, kind: Any) -> Mistake:
     is_enumeration = {type(allowed) for allowed in types} - {inspect.NoneType} == {
         inspect.LiteralType
     }
-    found = got = ""
+    value = remark = ""
     with suppress(msgspec.DecodeError, UnicodeError, RecursionError, LookupError, ValueError):
-        found = _value_at(value, steps)
+        value = _value_at(whole, steps)
     is_syntax = text.endswith("out of range")
     if text.startswith("unknown"):
         text += ", " + _one_of(
@@ -68,12 +69,18 @@ def explain(error: msgspec.ValidationError, value: Any, kind: Any) -> Mistake:
         )
     elif text.startswith("got") or (is_enumeration and ", got " in text):
         is_syntax = not text.startswith("got")
-        got = text.partition("got ")[2]
+        remark = text[text.index("got ") :]
         literals = [allowed for allowed in types if isinstance(allowed, inspect.LiteralType)]
         text = _one_of(name for literal in literals for name in literal.values)
-    elif text.startswith("Expected") and ", got " not in text:
-        got = found
-    return Mistake(path, text[0].lower() + text[1:], found, got, is_syntax)
+    elif value and text.startswith("Expected") and ", got " not in text:
+        remark = f"got {value}"
+    return Mistake(
+        path,
+        text[0].lower() + text[1:],
+        value,
+        remark,
+        is_syntax,
+    )
 
 
 def _one_of(names: Iterable[Any]) -> str:
@@ -82,14 +89,16 @@ def _one_of(names: Iterable[Any]) -> str:
 
 def _value_at(value: Any, steps: Sequence[str]) -> str:
     """The value at these steps of a path, shortened: as JSON, or as Python shows it."""
-    is_json = isinstance(value, bytes | Raw)
     for step in steps:
-        place = int(step[1:-1]) if step.startswith("[") else step
-        if is_json:
-            kind: Any = dict[str, Raw] if place == step else list[Raw]
-            value = msgspec.json.decode(value, type=kind)
+        place: Any = step
+        if step.startswith("["):
+            place = int(step[1:-1])
+        if isinstance(value, bytes | Raw):
+            value = msgspec.json.decode(value, type=CONTAINERS[type(place)])
         value = value[place]
-    return reprlib.repr(bytes(value).decode())[1:-1] if is_json else reprlib.repr(value)
+    if isinstance(value, bytes | Raw):
+        return reprlib.repr(bytes(value).decode())[1:-1]
+    return reprlib.repr(value)
 
 
 def under(field: str, path: str) -> str:
