@@ -359,10 +359,10 @@ _NAMES = tuple({name for part in _Part.__subclasses__() for name in part.__struc
 
 def _example(plain: Mapping[str, Any]) -> str:
     """How a filter looks; for a caller who gave keys with their values, a filter of these."""
-    wanted = {key: value for key, value in plain.items() if isinstance(value, str | int)}
-    if not wanted or len(str(wanted)) > MAX_EXAMPLE or wanted.keys() & {*_NAMES}:
-        wanted = {"lang": "en"}
-    conditions = [{"key": key, "match": {"value": value}} for key, value in wanted.items()]
+    pairs = {key: value for key, value in plain.items() if isinstance(value, str | int)}
+    if not pairs or len(str(pairs)) > MAX_EXAMPLE or pairs.keys() & {*_NAMES}:
+        pairs = {"lang": "en"}
+    conditions = [{"key": key, "match": {"value": value}} for key, value in pairs.items()]
     return f"; a filter looks like {json.dumps({'must': conditions})}"
 
 
