@@ -232,10 +232,12 @@ class Embeddings(Columns):
                  input that was cut; (-1, -1): ids were cut; (-2, -2): nothing was cut
     """
 
-    dense: Floats | None = None
-    sparse: SparseVectors | None = None
-    multivector: Ragged | None = None
-    tokens: Ragged | None = None
+    # Typed as callers find them who have asked for them: a checker cannot know the `outputs` of a
+    # call. A column that is not there is None.
+    dense: Floats = None  # type: ignore[assignment]
+    sparse: SparseVectors = None  # type: ignore[assignment]
+    multivector: Ragged = None  # type: ignore[assignment]
+    tokens: Ragged = None  # type: ignore[assignment]
     extents: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:

@@ -97,7 +97,7 @@ legs = [
 found = client.query_points(
     "notes", prefetch=legs, query=models.RrfQuery(rrf=models.Rrf(k=61)), limit=3
 ).points
-assert found[0].payload["text"] == "a text"
+assert (found[0].payload or {})["text"] == "a text"
 """,
     "Settings": """
 from hybridtei import EngineConfig, ModelConfig

@@ -278,20 +278,22 @@ class Embed(Task[Embeddings]):
         outputs = outputs.only(self.heads)
         if self.options.long_inputs == "mean":
             outputs = joined(encodings, outputs)
-        spec, dense, rows, sparse = model.spec, outputs.dense, outputs.multivector, None
-        if dense is not None:
-            dense = self.scaled(spec, dense)
-        if rows is not None:
-            rows = self._multivector(model, encodings, rows)
+        spec, columns = model.spec, dict[str, Any]()
+        if outputs.dense is not None:
+            columns["dense"] = self.scaled(spec, outputs.dense)
+        if outputs.multivector is not None:
+            columns["multivector"] = self._multivector(model, encodings, outputs.multivector)
         if outputs.token_weights is not None:
             weights = outputs.token_weights
             input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
-            sparse = max_weights(
+            columns["sparse"] = max_weights(
                 input_ids, weights.values, weights.offsets, spec.removed_ids, spec.vocab_size
             )
         elif outputs.splade is not None:
-            sparse = splade_vectors(spec, outputs.splade)
-        return Embeddings(dense=dense, sparse=sparse, multivector=rows, tokens=outputs.tokens)
+            columns["sparse"] = splade_vectors(spec, outputs.splade)
+        if outputs.tokens is not None:
+            columns["tokens"] = outputs.tokens
+        return Embeddings(**columns)
 
     def _width(self, spec: ModelSpec) -> int:
         if Head.MULTIVECTOR in self.heads and Head.DENSE not in self.heads:

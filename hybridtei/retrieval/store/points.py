@@ -93,7 +93,8 @@ def to_points(
             {**payload, PACKED: packed_text(row)}
             for payload, row in zip(payloads, multivector, strict=True)
         ]
-        embeddings = replace(embeddings, multivector=None)
+        # No vector of the point, since its payload has it
+        embeddings = Embeddings(dense=embeddings.dense, sparse=embeddings.sparse)
     if not len(embeddings) == len(ids) == len(payloads):
         raise ValueError(
             f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be "
