@@ -220,6 +220,11 @@ class HeadOutputs(Columns):
             )
 
 
+# A column that the call did not ask for. Typed as the column, since a checker cannot know the
+# `outputs` of a call
+ABSENT: Any = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings(Columns):
     """The vectors of a call: each requested column has an entry per input. All floats are float32.
@@ -232,12 +237,10 @@ class Embeddings(Columns):
                  input that was cut; (-1, -1): ids were cut; (-2, -2): nothing was cut
     """
 
-    # Typed as callers find them who have asked for them: a checker cannot know the `outputs` of a
-    # call. A column that is not there is None.
-    dense: Floats = None  # type: ignore[assignment]
-    sparse: SparseVectors = None  # type: ignore[assignment]
-    multivector: Ragged = None  # type: ignore[assignment]
-    tokens: Ragged = None  # type: ignore[assignment]
+    dense: Floats = ABSENT
+    sparse: SparseVectors = ABSENT
+    multivector: Ragged = ABSENT
+    tokens: Ragged = ABSENT
     extents: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
