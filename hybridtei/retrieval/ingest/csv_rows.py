@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from io import StringIO
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
@@ -27,16 +26,21 @@ from hybridtei.retrieval.ingest.text import Unfit, as_utf8
 
 SEPARATORS = ",;\t|"
 SAMPLE_LINES, MOST_LINES = 20, 1000
+TABBED = (".tsv", ".tab")
+YEAR = re.compile("(1[5-9]|20)[0-9]{2}")
 FIELDS = ("text", "title", "id", "_id")
 
 
-def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """A document for each row. Numbers in other columns are numbers in the metadata."""
+def read_csv(path: Path, source: str, options: ReadOptions, name: str = "") -> Iterator[Progress]:
+    """A document for each row. In other columns, numbers are numbers if all of the column's cells
+    are. `name`: the file's, if the path has another."""
     # The module has one limit for the whole process
     csv.field_size_limit(options.max_record_bytes)
+    suffix = Path(name).suffix or path.suffix
     with path.open("rb") as opened:
-        file, notes = as_utf8(opened)
-        rows = _Rows(bounded_lines(file, options.max_record_bytes), path.suffix, options)
+        numbers = _number_columns(_rows(opened, suffix, options)[0])
+    with path.open("rb") as opened:
+        rows, notes = _rows(opened, suffix, options)
         check_text_column(rows.header, options)
         for line, cells, reason in rows:
             location = f"line {line.number}"
@@ -45,9 +49,28 @@ def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress
             elif any(cells):
                 read = partial(_record, rows.header, cells)
                 document = document_of(
-                    read, line.data, source, location, options, notes=notes, has_numbers=True
+                    read, line.data, source, location, options, notes=notes, numbers=numbers
                 )
                 yield document, rows.offset
+
+
+def _rows(opened: BinaryIO, suffix: str, options: ReadOptions) -> tuple[_Rows, list[str]]:
+    """(the rows of an open file, notes of its encoding)."""
+    file, notes = as_utf8(opened)
+    return _Rows(bounded_lines(file, options.max_record_bytes), suffix, options), notes
+
+
+def _number_columns(rows: _Rows) -> frozenset[str]:
+    """The columns whose cells are numbers or empty."""
+    numbers = dict(enumerate(rows.header))
+    for _, cells, reason in rows:
+        if not numbers:
+            break
+        if reason is None and len(cells) == len(rows.header):
+            for place in [place for place in numbers if isinstance(value_of(cells[place]), str)]:
+                if cells[place]:
+                    del numbers[place]
+    return frozenset(numbers.values())
 
 
 def _record(header: Sequence[str], cells: Sequence[str]) -> Mapping[str, str]:
@@ -63,14 +86,14 @@ class _Rows:
     def __init__(self, lines: Iterator[Line], suffix: str, options: ReadOptions) -> None:
         self._lines, self._most = lines, options.max_record_bytes
         self._waiting: deque[Line] = deque(islice(lines, SAMPLE_LINES))
-        self._quotes = suffix.lower() != ".tsv"
         self.offset = 0
+        self._separator = "\t"
         hint = self._waiting[0].decoded().strip().lower() if self._waiting else ""
         if hint.startswith("sep=") and len(hint) <= 5:
             self._waiting.popleft()
             self._separator = hint[4:] or "\t"
-        else:
-            self._separator = self._sniffed() if self._quotes else "\t"
+        elif suffix.lower() not in TABBED:
+            self._separator = self._sniffed()
         names: list[str] = []
         for line, cells, reason in islice(self, 1):
             if reason is not None:
@@ -88,48 +111,55 @@ class _Rows:
         line = self._next_line()
         if not line.is_whole:
             return line, [], f"the line has {line.length} bytes, allowed are {self._most}"
-        text = line.decoded()
         # Further lines of a row with line ends in quotes. They become rows of their own if it is
         # none
         more: list[Line] = []
-        size = line.length
-        while self._quotes and text.count('"') % 2:
-            following = self._next_line(None)
-            if following is not None:
-                more.append(following)
-                size += following.length
-            if following is None or len(more) > MOST_LINES or size > self._most:
-                self._waiting.extendleft(reversed(more))
+        reason: str | None = None
+        cells: list[str] = []
+
+        def lines() -> Iterator[str]:
+            """The line, and those that the parser asks for inside a quoted cell."""
+            nonlocal reason
+            size = line.length
+            text = line.decoded()
+            while True:
+                yield text
+                following = self._next_line(None)
+                if following is not None:
+                    more.append(following)
+                    size += following.length
                 if size > self._most:
-                    return line, [], f"the row has more than {self._most} bytes"
-                return line, [], "a quote is not closed"
-            text += "\n" + following.decoded()
+                    reason = f"the row has more than {self._most} bytes"
+                elif following is None or len(more) > MOST_LINES:
+                    reason = "a quote is not closed"
+                if reason is not None or following is None:
+                    return
+                text = "\n" + following.decoded()
+
         try:
-            cells = self._cells(text)
+            # Not line by line: the parser ends a quoted cell's line without its line end
+            cells = next(csv.reader(lines(), delimiter=self._separator), [])
         except csv.Error as error:
-            self._waiting.extendleft(reversed(more))
-            return line, [], str(error)
+            reason = str(error)
         # The first row is read before there is a header
         header = getattr(self, "header", cells)
         while len(cells) > len(header) and not cells[-1]:
             cells.pop()
         if more and len(cells) != len(header):
+            reason = reason or "a quote is not closed"
+        if reason is not None:
             self._waiting.extendleft(reversed(more))
-            return line, [], "a quote is not closed"
-        return line, cells, None
+            plain = line.decoded().split(self._separator)
+            # Programs that write tabs may use no quotes
+            if self._separator == "\t" and len(plain) == len(header):
+                return line, plain, None
+        return line, cells, reason
 
     def _next_line(self, *default: None) -> Any:
         line = self._waiting.popleft() if self._waiting else next(self._lines, *default)
         if line is not None:
             self.offset = max(self.offset, line.offset + line.length)
         return line
-
-    def _cells(self, text: str) -> list[str]:
-        if not self._quotes:
-            return text.split(self._separator)
-        # Not `splitlines`, which also splits a cell at U+2028 and others
-        rows = list(csv.reader(StringIO(text, "\n"), delimiter=self._separator, strict=True))
-        return rows[0] if rows else []
 
     def _sniffed(self) -> str:
         """The separator that gives the most lines of the sample one number of cells."""
@@ -149,33 +179,47 @@ class _Rows:
         return max(SEPARATORS, key=quality)
 
     def _unnamed(self, count: int, options: ReadOptions) -> list[str]:
-        """Names of columns without a header; the one with the longest cells is the text."""
-        lengths = [0] * count
+        """Names of columns without a header; the one with the longest cells is the text. Raises
+        Unfit if those are numbers."""
+        columns: list[list[str]] = [[] for _ in range(count)]
         for line in self._waiting:
-            for place, cell in enumerate(line.decoded().split(self._separator)[:count]):
-                lengths[place] += len(cell)
-        names = [f"column {place}" for place in range(1, count + 1)]
-        names[lengths.index(max(lengths))] = options.text_field or "text"
+            cells = line.decoded().split(self._separator)
+            for column, cell in zip(columns, cells, strict=False):
+                column.append(cell)
+        lengths = [sum(map(len, column)) for column in columns]
+        place = lengths.index(max(lengths))
+        texts = [cell for cell in columns[place] if re.search(r"[^\W\d]{2}", cell)]
+        if 2 * len(texts) < len(columns[place]):
+            raise Unfit("has no header, and no column of text")
+        names = [f"column {number}" for number in range(1, count + 1)]
+        names[place] = options.text_field or "text"
         return names
 
 
 def _is_header(cells: Sequence[str], options: ReadOptions) -> bool:
-    """True if a first row holds names: a known one, or neither numbers nor sentences."""
-    names = {cell.strip().lower() for cell in cells}
+    """True if a first row holds names: a known one, or short words and perhaps years, and at most
+    one empty cell."""
+    names = [cell.strip() for cell in cells]
     field_names = {*FIELDS, options.text_field, options.id_field}
-    if names & {name.lower() for name in field_names if name}:
+    if {name.lower() for name in names} & {name.lower() for name in field_names if name}:
         return True
-    return not any(value_of(cell) != cell or len(cell) > 60 or not cell.strip() for cell in cells)
+    words = [name for name in names if name and not YEAR.fullmatch(name)]
+    if not words or names.count("") > 1:
+        return False
+    return not any(value_of(word) != word or len(word) > 60 for word in words)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """The names: known ones in lower case, and a second column of a name with its number."""
-    distinct: list[str] = []
+    distinct: dict[str, None] = {}
+    counts: Counter[str] = Counter()
+    present = set(names)
     for name in names:
-        plain = name.lower() if name.lower() in FIELDS and name.lower() not in names else name
-        number = 2
+        lower = name.lower()
+        plain = lower if lower in FIELDS and lower not in present else name
+        first = plain
         while plain in distinct:
-            plain = f"{name} {number}"
-            number += 1
-        distinct.append(plain)
-    return distinct
+            counts[first] += 1
+            plain = f"{first} {counts[first] + 1}"
+        distinct[plain] = None
+    return list(distinct)

@@ -43,6 +43,8 @@ CHARSET = re.compile(
     rb"""<(?:meta|\?xml)[^>]{0,200}?(?:charset|encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""",
     re.IGNORECASE,
 )
+# What a server would have run
+SERVER_CODE = re.compile(r"<%.{0,5000}?%>", re.DOTALL)
 # A row whose cell has more lines than this is a layout, not a row of values.
 MAX_CELL_LINES = 5
 # Of columns or rows; a cell of more characters is not repeated in the rows that it spans
@@ -67,7 +69,7 @@ def read_html(data: bytes, options: ReadOptions) -> Content:
     from selectolax.lexbor import LexborHTMLParser
 
     text, notes = decoded_markup(data)
-    tree = LexborHTMLParser(_flattened(text))
+    tree = LexborHTMLParser(_flattened(SERVER_CODE.sub("", text)))
     title = tree.css_first("head > title")
     reader = _Reader()
     if tree.body is not None:

@@ -1,20 +1,14 @@
-"""Other files of text: markup, manual pages, notebooks, mail, calendars, subtitles, and any other
+"""Other files of text: markup, manual pages, notebooks, calendars, subtitles, and any other
 file of text that has no reader of its own."""
 
 from __future__ import annotations
 
-import email
-import email.policy
-import gzip
+import json
 import re
-import zlib
 from collections.abc import Iterator
-from email.message import EmailMessage
-from io import BytesIO
 
 import orjson
 
-from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.markdown import read_markdown
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.text import HEADING_MARK, Content, Unfit, decoded
@@ -29,13 +23,15 @@ TITLES = {
     ".org": re.compile(r"^#\+title: *(\S.{0,200})$", re.MULTILINE | re.IGNORECASE),
     ".tex": re.compile(r"\\title\{([^{}]{1,200})\}"),
 }
+JSON = (".json", ".geojson", ".jsonld", ".har", ".webmanifest")
+# Of characters by their numbers, or of one other character
+ESCAPES = re.compile(r"((?:\\u[0-9a-fA-F]{4})+)|\\.")
 SUBTITLE_MARKS = re.compile(r"\d+|WEBVTT.*|(NOTE|STYLE|REGION)\b.*|[\d:.,]+ --> .*")
 SUBTITLE_TAGS = re.compile(r"<[^<>]{0,200}>|\{\\[^{}]{0,200}\}")
 CALENDAR_LINES = re.compile(
     r"(SUMMARY|DESCRIPTION|LOCATION|DTSTART|DTEND|DUE|ORGANIZER|ATTENDEE|CATEGORIES|COMMENT|"
     r"CONTACT)[;:]"
 )
-MAX_PARTS = 1000
 ROFF_FONT = re.compile(r"\\f(?:\[[^\]]{0,20}\]|\(..|.)|\\s[+-]?\d|\\[&/,|^%:c]|\\\".*")
 ROFF_NAMES = {
     "aq": "'",
@@ -59,9 +55,21 @@ def read_text(data: bytes, options: ReadOptions, suffix: str = "") -> Content:
     if data.startswith(NO_TEXT):
         raise Unfit("no reader for this format, whose characters are no text")
     text, notes = decoded(data)
+    if suffix in JSON:
+        text = ESCAPES.sub(_unescaped, text)
     pattern = TITLES.get(suffix)
     title = pattern and pattern.search(text[:20_000])
     return Content(title and title[1], [text], notes)
+
+
+def _unescaped(written: re.Match[str]) -> str:
+    """The characters of a run of escapes, as they are where JSON needs the escape."""
+    if written[1] is None:
+        return written[0]
+    characters: str = json.loads(f'"{written[0]}"')
+    if characters.isprintable() and not set('"\\').intersection(characters):
+        return characters
+    return written[0]
 
 
 def read_manual(data: bytes, options: ReadOptions) -> Content:
@@ -112,31 +120,6 @@ def read_notebook(data: bytes, options: ReadOptions) -> Content:
     return read_markdown("\n\n".join(texts).encode(), options)
 
 
-def read_mail(data: bytes, options: ReadOptions) -> Content:
-    """Sender, receivers, date and body; the subject is the title."""
-    try:
-        message = email.message_from_bytes(data, EmailMessage, policy=email.policy.default)
-        fields = {name: str(message[name] or "") for name in ("From", "To", "Date", "Subject")}
-        body = message.get_body(("plain", "html"))
-        if body is None:
-            body = EmailMessage()
-        payload = body.get_payload(decode=True)
-        charset = body.get_content_charset()
-        names = [part.get_filename() or "unnamed" for part in message.iter_attachments()]
-    except (ValueError, LookupError, AttributeError, RecursionError, TypeError) as error:
-        raise Unfit(f"not readable as mail: {error!r}"[:200]) from None
-    title = fields.pop("Subject")
-    text, notes = decoded(payload if isinstance(payload, bytes) else b"", charset)
-    if body.get_content_type() == "text/html":
-        text = "\n".join(read_html(text.encode(), options).pages)
-    lines = [f"{name}: {value}" for name, value in fields.items() if value]
-    metadata = {name.lower(): value for name, value in fields.items() if value}
-    if names:
-        notes = [*notes, "attachments were not read"]
-        lines.append(f"Attachments: {', '.join(names[:MAX_PARTS])}")
-    return Content(title, ["\n".join([*lines, "", text])], notes, metadata=metadata)
-
-
 def read_calendar(data: bytes, options: ReadOptions) -> Content:
     """What, when, where and who of each entry."""
     text, notes = decoded(data)
@@ -160,16 +143,3 @@ def read_subtitles(data: bytes, options: ReadOptions) -> Content:
         if words and not SUBTITLE_MARKS.fullmatch(words) and words not in lines[-2:]:
             lines.append(words)
     return Content(None, ["\n".join(lines)], notes)
-
-
-def unzipped(data: bytes, options: ReadOptions) -> bytes:
-    """The content of a .gz file. Raises Unfit for one that is broken, or larger than a file may
-    be."""
-    try:
-        with gzip.GzipFile(fileobj=BytesIO(data)) as file:
-            content = file.read(options.max_file_bytes + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise Unfit(f"not readable as gzip: {error}") from None
-    if len(content) > options.max_file_bytes:
-        raise Unfit(f"unfolds to more than {options.max_file_bytes} bytes")
-    return content

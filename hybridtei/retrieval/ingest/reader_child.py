@@ -23,35 +23,42 @@ import msgspec
 from hybridtei.errors import LoadError
 from hybridtei.retrieval.ingest.csv_rows import read_csv
 from hybridtei.retrieval.ingest.document import Document, Rejection
-from hybridtei.retrieval.ingest.options import MEGABYTE
+from hybridtei.retrieval.ingest.formats import HEAD_BYTES, HTML, PACKED, is_packed, unpacked
+from hybridtei.retrieval.ingest.mail import BOX, letters, read_mail
+from hybridtei.retrieval.ingest.options import MEGABYTE, ReadOptions
 from hybridtei.retrieval.ingest.reader import (
     HEADER,
     Found,
     Request,
     excerpt,
 )
-from hybridtei.retrieval.ingest.tables import Progress, read_jsonl, read_parquet
+from hybridtei.retrieval.ingest.tables import Progress, json_records, read_jsonl, read_parquet
 from hybridtei.retrieval.ingest.text import Unfit
-from hybridtei.retrieval.ingest.whole import read_whole
+from hybridtei.retrieval.ingest.whole import document_from, read_whole
 from hybridtei.system import memory
 
 TABLES = {
     **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
-    **dict.fromkeys((".csv", ".tsv"), read_csv),
-    ".parquet": read_parquet,
+    **dict.fromkeys((".csv", ".tsv", ".tab"), read_csv),
 }
+JSON = (".json", ".geojson", ".jsonld")
+PARQUET = b"PAR1"
 
 
 def read_file(path: Path, request: Request) -> Iterator[Progress]:
     """Yield (document or rejection, bytes of the file read so far). A file whose library is missing
     is a rejection."""
     label, size, options = request.label, request.size, request.options
-    suffix = path.suffix.lower()
     try:
-        if suffix in TABLES:
-            yield from TABLES[suffix](path, label, options)
+        if is_packed(path):
+            name = path.name
+            if path.suffix.lower() in PACKED:
+                name = path.stem
+            with unpacked(path, options) as whole:
+                for part, read_bytes in _read_plain(whole, name, label, options):
+                    yield part, min(read_bytes, size)
         else:
-            yield read_whole(path, label, options), size
+            yield from _read_plain(path, path.name, label, options)
     except Unfit as error:
         yield Rejection(label, "file", str(error)), size
     except (LoadError, OSError) as error:
@@ -60,6 +67,37 @@ def read_file(path: Path, request: Request) -> Iterator[Progress]:
     except MemoryError:
         reason = f"takes more than {request.memory_bytes / MEGABYTE:.0f} MB of memory to read"
         yield Rejection(label, "file", reason), size
+
+
+def _read_plain(path: Path, name: str, label: str, options: ReadOptions) -> Iterator[Progress]:
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    suffix = Path(name).suffix.lower()
+    if head.startswith(PARQUET):
+        yield from read_parquet(path, label, options)
+    elif BOX.match(head):
+        yield from _read_box(path, label, options)
+    elif suffix in TABLES and not HTML.match(head):
+        yield from TABLES[suffix](path, label, options, name)
+    elif suffix in JSON and (records := json_records(path, options)):
+        yield from records(path, label, options)
+    else:
+        yield read_whole(path, label, options, name), path.stat().st_size
+
+
+def _read_box(path: Path, label: str, options: ReadOptions) -> Iterator[Progress]:
+    """A document for each letter."""
+    read_bytes = 0
+    for number, (name, data) in enumerate(letters(path), 1):
+        location = f"letter {number}"
+        read_bytes += len(data)
+        if len(data) > options.max_file_bytes:
+            reason = f"the letter has {len(data)} bytes, allowed are {options.max_file_bytes}"
+            yield Rejection(label, location, reason, data), read_bytes
+            continue
+        document_id = name or location.replace(" ", "-")
+        part = document_from(data, read_mail, (label, document_id, location), options)
+        yield part, read_bytes
 
 
 class _Limits:

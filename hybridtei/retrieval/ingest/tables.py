@@ -39,16 +39,20 @@ def document_of(
     options: ReadOptions,
     *,
     notes: Sequence[str] = (),
-    has_numbers: bool = False,
+    numbers: frozenset[str] = frozenset(),
 ) -> Found:
     """The document of the record from `read`, or a rejection. `written`: the record in the source.
     `notes`: of the file.
-    `has_numbers`: strings of other fields that write a number become numbers."""
+    `numbers`: fields whose strings become numbers, and are left out if empty."""
     try:
         document = _document(read(), source, location, options, notes)
-        if not has_numbers:
+        if not numbers:
             return document
-        metadata = {name: value_of(cell) for name, cell in document.metadata.items()}
+        metadata = {
+            name: value_of(cell) if name in numbers else cell
+            for name, cell in document.metadata.items()
+            if cell or name not in numbers
+        }
         earlier = document.earlier or (document.title, document.text, document.metadata)
         return replace(document, metadata=metadata, earlier=earlier)
     except ValueError as error:
@@ -73,13 +77,13 @@ def _document(
             for name, value in record.items()
             if name not in (text_field, TITLE_FIELD, id_field)
         }
-        metadata = metadata_of(rest, options)
+        metadata, unfit = _storable(rest, options)
     except Unfit as error:
         error.document_id = document_id
         raise
     clean_text = normalised(text)
     clean_title = title and normalised(title)
-    notes = (*notes, *notes_of(text))
+    notes = (*notes, *notes_of(text), *unfit)
     # What the first reading stored, where it differs
     earlier = None
     if (clean_text, clean_title) != (text, title):
@@ -144,6 +148,24 @@ def _text(record: Mapping[str, Any], field: str, options: ReadOptions) -> tuple[
             f"`{field}` has {len(text)} characters, allowed are {options.max_document_characters}"
         )
     return text, title or None
+
+
+def _storable(rest: Mapping[str, Any], options: ReadOptions) -> tuple[dict[str, Any], list[str]]:
+    """(the metadata without fields that cannot be stored; a note of these). Raises Unfit for
+    metadata that are too long."""
+    try:
+        return metadata_of(rest, options), []
+    except Unfit:
+        fields: dict[str, Any] = {}
+        unfit: list[str] = []
+        for name, value in rest.items():
+            try:
+                metadata_of({name: value}, options)
+                fields[name] = value
+            except Unfit:
+                unfit.append(name)
+    note = f"fields that cannot be stored were left out: {', '.join(unfit[:20])}"
+    return metadata_of(fields, options), [note] * bool(unfit)
 
 
 def metadata_of(rest: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
@@ -231,7 +253,41 @@ def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
         offset = end
 
 
-def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
+def json_records(
+    path: Path, options: ReadOptions
+) -> Callable[[Path, str, ReadOptions], Iterator[Progress]] | None:
+    """The reader of a JSON file of records with a text: of their lines, or of a list of them."""
+    field = options.text_field or "text"
+    with path.open("rb") as file:
+        first = file.readline(options.max_record_bytes)
+        try:
+            value = orjson.loads(first)
+            if isinstance(value, dict) and field in value:
+                return read_jsonl
+        except ValueError:
+            pass
+        if not first.lstrip().startswith(b"[") or path.stat().st_size > options.max_file_bytes:
+            return None
+        try:
+            records = orjson.loads(first + file.read())
+        except ValueError:
+            return None
+    if records and isinstance(records[0], dict) and field in records[0]:
+        return partial(_read_list, records)
+    return None
+
+
+def _read_list(
+    records: Sequence[Any], path: Path, source: str, options: ReadOptions
+) -> Iterator[Progress]:
+    size = path.stat().st_size
+    for number, record in enumerate(records, 1):
+        read = partial(_record, record, options)
+        document = document_of(read, record, source, f"record {number}", options)
+        yield document, size * number // len(records)
+
+
+def read_jsonl(path: Path, source: str, options: ReadOptions, name: str = "") -> Iterator[Progress]:
     """An object or a string a line. Without an id, the line's number is the id. Blank lines are
     skipped."""
     with path.open("rb") as opened:
@@ -255,10 +311,14 @@ def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
         value = orjson.loads(line.decoded())
     except ValueError as error:
         raise Unfit(f"not JSON: {error}") from None
+    return _record(value, options)
+
+
+def _record(value: Any, options: ReadOptions) -> Mapping[str, Any]:
     if isinstance(value, str):
         return {options.text_field or "text": value}
     if not isinstance(value, dict):
-        raise Unfit("the line is neither an object nor a string")
+        raise Unfit("the record is neither an object nor a string")
     return value
 
 

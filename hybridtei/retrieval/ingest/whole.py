@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from hybridtei.errors import LoadError
-from hybridtei.retrieval.ingest.books import read_epub, read_xml
 from hybridtei.retrieval.ingest.document import Document, Outline, Rejection
-from hybridtei.retrieval.ingest.html import read_html
-from hybridtei.retrieval.ingest.kinds import (
-    read_calendar,
-    read_mail,
-    read_manual,
-    read_notebook,
-    read_subtitles,
-    read_text,
-    unzipped,
-)
-from hybridtei.retrieval.ingest.markdown import plain, read_markdown
-from hybridtei.retrieval.ingest.office import read_docx, read_older, read_pptx, read_xlsx
-from hybridtei.retrieval.ingest.opendocument import read_odf
+from hybridtei.retrieval.ingest.formats import Parse, parsed
+from hybridtei.retrieval.ingest.markdown import plain
 from hybridtei.retrieval.ingest.options import ReadOptions
-from hybridtei.retrieval.ingest.pdf import read_pdf
 from hybridtei.retrieval.ingest.tables import metadata_of
 from hybridtei.retrieval.ingest.text import (
-    BINARY,
     HEADING_MARK,
     MARKS_OF_LINES,
     TABLE_END,
     TABLE_MARK,
-    Content,
     Unfit,
     compounds_of,
     fence_after,
@@ -42,22 +27,32 @@ from hybridtei.retrieval.ingest.text import (
 # A dotted line of a table of contents, such as "2.1 Install . . . . 7".
 ENTRY = re.compile(r"\.[ \t]?\.[ \t]?\.[ \t]?\.[ \t]*(\d{1,5})[ \t]*$")
 MAX_ENTRY, LEAST_ENTRIES = 40, 3
-Parse = Callable[[bytes, ReadOptions], Content]
 
 
-def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejection:
-    """Read the file as one document with its label as id. Raises LoadError if the library for its
-    kind is missing."""
-    data = b""
+def read_whole(
+    path: Path, source: str, options: ReadOptions, name: str = ""
+) -> Document | Rejection:
+    """Read the file as one document with its label as id. `name`: the file's, if the path has
+    another. Raises LoadError if the library for its kind is missing."""
+    size = path.stat().st_size
+    if size > options.max_file_bytes:
+        reason = f"the file has {size} bytes, allowed are {options.max_file_bytes}"
+        return Rejection(source, "file", reason, document_id=source)
+    parse = partial(parsed, name or path.name)
+    return document_from(path.read_bytes(), parse, (source, source, "file"), options)
+
+
+def document_from(
+    data: bytes,
+    parse: Parse,
+    place: tuple[str, str, str],
+    options: ReadOptions,
+) -> Document | Rejection:
+    """The document that a reader makes of these bytes, or a rejection. `place`: its source, id and
+    location."""
+    source, document_id, location = place
     try:
-        size = path.stat().st_size
-        if size > options.max_file_bytes:
-            raise Unfit(f"the file has {size} bytes, allowed are {options.max_file_bytes}")
-        data = path.read_bytes()
-        name = path.name
-        if name.lower().endswith(".gz"):
-            name, data = path.stem, unzipped(data, options)
-        content = _parsed(name, data, options)
+        content = parse(data, options)
         _check_length(sum(map(len, content.pages)), options)
         compounds = compounds_of(content.pages)
         pages = [normalised(page, compounds).strip() for page in content.pages]
@@ -67,13 +62,13 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         if not text and not content.title:
             raise Unfit("holds no text")
     except Unfit as error:
-        return Rejection(source, "file", str(error), data, source)
+        return Rejection(source, location, str(error), data, document_id)
     except (LoadError, OSError, MemoryError):
         raise
     except Exception as error:
         # a library can raise anything for a broken file, which stops no other file
         reason = f"not readable: {type(error).__name__}: {error}"[:300]
-        return Rejection(source, "file", reason, data, source)
+        return Rejection(source, location, reason, data, document_id)
     title = " ".join(normalised(content.title or "").split()) or None
     starts: list[tuple[int, int]] = []
     if content.is_paged:
@@ -86,21 +81,8 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
     except Unfit as error:
         notes.append(f"without metadata: {error}")
     return Document(
-        source, source, text, title, metadata, "file", notes, pages=starts, outline=outline
+        source, document_id, text, title, metadata, location, notes, pages=starts, outline=outline
     )
-
-
-def _parsed(name: str, data: bytes, options: ReadOptions) -> Content:
-    """The content of a file of this name. Raises Unfit, which for unknown endings names the
-    ending."""
-    ending = Path(name).suffix.lower()
-    try:
-        return parser_of(name)(data, options)
-    except Unfit as error:
-        if ending in PARSERS or not str(error).startswith(BINARY):
-            raise
-        kind = f"files ending in {ending!r}" if ending else "files without an ending"
-        raise Unfit(f"no reader for {kind} of binary data") from None
 
 
 def _without_entries(text: str) -> str:
@@ -181,36 +163,3 @@ def _check_length(characters: int, options: ReadOptions) -> None:
         raise Unfit(
             f"the text has {characters} characters, allowed are {options.max_document_characters}"
         )
-
-
-PARSERS = {
-    **dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd"), read_markdown),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
-    **dict.fromkeys((".xml", ".svg", ".rss", ".atom", ".docbook", ".dbk", ".opml"), read_xml),
-    **dict.fromkeys((".docx", ".docm", ".dotx"), read_docx),
-    **dict.fromkeys((".doc", ".dot", ".xls", ".ppt", ".pps"), read_older),
-    **dict.fromkeys((".odt", ".ods", ".odp"), read_odf),
-    **dict.fromkeys((".xlsx", ".xlsm"), read_xlsx),
-    **dict.fromkeys((".pptx", ".pptm"), read_pptx),
-    **dict.fromkeys((".ics", ".ical"), read_calendar),
-    **dict.fromkeys((".vtt", ".srt"), read_subtitles),
-    **{f".{section}": read_manual for section in range(1, 10)},
-    ".pdf": read_pdf,
-    ".epub": read_epub,
-    ".ipynb": read_notebook,
-    **dict.fromkeys((".eml", ".mht", ".mhtml"), read_mail),
-}
-# Endings of files that are never text, although their bytes may look like it.
-OTHERS = frozenset(
-    (".rtf", ".ps", ".eps", ".pem", ".key", ".crt", ".map", ".lock", ".pyc", ".so", ".zip", ".tar")
-)
-
-
-def parser_of(name: str) -> Parse:
-    """The reader of a file's ending; of plain text for other endings. Raises Unfit."""
-    ending = Path(name).suffix.lower()
-    if ending in OTHERS:
-        raise Unfit(f"no reader for files ending in {ending!r}")
-    # A manual's section, such as .3pm
-    known = re.sub(r"^(\.[1-9])[a-z]{1,4}$", r"\1", ending)
-    return PARSERS.get(known, partial(read_text, suffix=ending))

@@ -78,8 +78,50 @@ def test_lines_of_old_macs_end_by_cr(tmp_path, name, data, encoding):
     assert texts(tmp_path / name, data.encode(encoding)) == ["a", "b"]
 
 
-def test_tabs_have_no_quotes(tmp_path):
+def test_tabs_with_quotes_or_without(tmp_path):
     assert texts(tmp_path / "a.tsv", 'id\ttext\n1\t5" pipe\n2\t"b\n') == ['5" pipe', '"b']
+    quoted = 'id\ttext\n1\t"The first line\nand a\ttab."\n2\t"He said ""no"" twice."\n'
+    assert texts(tmp_path / "a.tsv", quoted) == [
+        "The first line\nand a\ttab.",
+        'He said "no" twice.',
+    ]
+
+
+def test_inch_marks_lose_no_row_between_them(tmp_path):
+    rows = [f"{number},Plank {number}" for number in range(1000)]
+    rows[50], rows[950] = '50,A 5" block', '950,A 6" block'
+    data = "\n".join(["id,text", *rows]) + "\n"
+    assert len(texts(tmp_path / "a.csv", data)) == 1000
+
+
+@pytest.mark.parametrize("header", ["port,2024,2025", ",text words,2025", "port,kind,"])
+def test_a_header_may_have_years_and_an_empty_cell(tmp_path, header):
+    (refusal,) = all_of(tmp_path / "a.csv", f"{header}\nAlfa harbour,10,20\nBravo,5,6\n")
+    assert "has no column `text`; it has" in refusal.reason
+    name = next(filter(None, header.split(",")))
+    assert len(texts(tmp_path / "a.csv", f"{header}\nAlfa,x,2\nB,y,3\n", text_field=name)) == 2
+
+
+def test_numbers_without_a_header_are_no_text(tmp_path):
+    data = "150,4,setosa,versicolor\n" + "".join(f"5.{n},3.{n},1.4,0.{n}\n" for n in range(9))
+    (refusal,) = all_of(tmp_path / "a.csv", data)
+    assert refusal.reason == "has no header, and no column of text"
+
+
+def test_a_column_has_one_type(tmp_path):
+    data = "id,text,sku,size,rest\n1,a,4711,1,2.5\n2,b,47A1,,3\n3,c,0815,3,x\n"
+    rows = all_of(tmp_path / "a.csv", data)
+    assert [row.metadata for row in rows] == [
+        {"sku": "4711", "size": 1, "rest": "2.5"},
+        {"sku": "47A1", "rest": "3"},
+        {"sku": "0815", "size": 3, "rest": "x"},
+    ]
+
+
+def test_equal_names_of_columns_are_counted(tmp_path):
+    names = ",a" * 4_000
+    (row,) = all_of(tmp_path / "a.csv", f"text,a 2{names}\nx,0{',1' * 4_000}\n")
+    assert (row.metadata["a 2"], row.metadata["a 4001"]) == (0, 1)
 
 
 def test_a_table_without_text_is_one_refusal(tmp_path):

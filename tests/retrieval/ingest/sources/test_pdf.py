@@ -86,7 +86,7 @@ def test_what_is_no_title(tmp_path, title, expected):
     assert document.title == expected
 
 
-@pytest.mark.parametrize("data", [b"nonsense", b"", pdf_of(shown("long enough"))[:300]])
+@pytest.mark.parametrize("data", [b"%PDF-nonsense", pdf_of(shown("long enough"))[:300]])
 def test_a_broken_file_is_told(tmp_path, data):
     (found,) = all_of(tmp_path / "a.pdf", data)
     assert isinstance(found, Rejection)
