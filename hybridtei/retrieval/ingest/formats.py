@@ -45,7 +45,7 @@ HTML = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 XML = re.compile(rb"\s*<\?xml\s")
-FLAT_ODF = re.compile(rb"\s*<\?xml[^>]*>[^<]*(?:<!--.*?-->\s*)*<office:document\b", re.DOTALL)
+FLAT_ODF = re.compile(rb"\s*<\?xml[^>]*>\s*(?:<!--.*?-->\s*)*<office:document\b", re.DOTALL)
 SIGNS: tuple[tuple[bytes, Parse], ...] = (
     (b"%PDF-", read_pdf),
     (OLE, read_older),

@@ -1,4 +1,4 @@
-"""Letters by Python's `email`, and boxes of them by `mailbox`: who wrote when, and all parts that are
+"""Letters by Python's `email`, and boxes of them by `mailbox`: who wrote when, and all parts of
 text."""
 
 from __future__ import annotations
