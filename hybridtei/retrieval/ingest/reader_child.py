@@ -23,7 +23,13 @@ import msgspec
 from hybridtei.errors import LoadError
 from hybridtei.retrieval.ingest.csv_rows import read_csv
 from hybridtei.retrieval.ingest.document import Document, Rejection
-from hybridtei.retrieval.ingest.formats import HEAD_BYTES, HTML, PACKED, is_packed, unpacked
+from hybridtei.retrieval.ingest.formats import (
+    HEAD_BYTES,
+    HTML,
+    PACKED,
+    is_packed,
+    unpacked,
+)
 from hybridtei.retrieval.ingest.mail import BOX, letters, read_mail
 from hybridtei.retrieval.ingest.options import MEGABYTE, ReadOptions
 from hybridtei.retrieval.ingest.reader import (
@@ -69,7 +75,12 @@ def read_file(path: Path, request: Request) -> Iterator[Progress]:
         yield Rejection(label, "file", reason), size
 
 
-def _read_plain(path: Path, name: str, label: str, options: ReadOptions) -> Iterator[Progress]:
+def _read_plain(
+    path: Path,
+    name: str,
+    label: str,
+    options: ReadOptions,
+) -> Iterator[Progress]:
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     suffix = Path(name).suffix.lower()

@@ -278,7 +278,10 @@ def json_records(
 
 
 def _read_list(
-    records: Sequence[Any], path: Path, source: str, options: ReadOptions
+    records: Sequence[Any],
+    path: Path,
+    source: str,
+    options: ReadOptions,
 ) -> Iterator[Progress]:
     size = path.stat().st_size
     for number, record in enumerate(records, 1):
