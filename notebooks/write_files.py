@@ -133,7 +133,7 @@ def rows() -> list[Row]:
             f"{_listed(of_modules)}, "
             f"{_listed(keys_read('mask', late))}, and those of LogitScore",
             "Loading fails for another pooling mode or activation, for `use_residual`, and for "
-            "`include_prompt` false with a prompt. Other keys are ignored.",
+            "`include_prompt` false with a prompt. Other keys are ignored and logged.",
         ),
         Row(
             ["router_config.json"],
@@ -159,15 +159,16 @@ def rows() -> list[Row]:
             "tokenizer_config.json, and `config_kwargs` keys of config.json; "
             f"{_listed(sorted(sizes.OF_LOADING))} are ignored, and loading fails for others and "
             "for `model_kwargs`. The older names `tokenizer_args`, `config_args` and "
-            "`model_args` are read too. Other keys are ignored.",
+            "`model_args` are read too. Loading fails for keys that only other kinds of models "
+            "obey. Other keys are ignored and logged.",
         ),
         Row(
             [*weights.WEIGHTS, *contents.INDEXES],
             "the tensors that the family needs, in float64, float32, float16 or bfloat16; "
             "safetensors before torch's files, whose pickles are not run; prefixes such as "
             "`bert.` and `model.` are removed",
-            "Loading fails for a missing tensor, another shape, and a tensor of no known head, "
-            "which may be a layer.",
+            "Loading fails for a missing tensor, another shape, and an unread tensor of the trunk. "
+            "Tensors of no known layer or head are logged.",
         ),
         Row(
             [*GRAPHS["float32"], *GRAPHS["int8"]],

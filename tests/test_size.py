@@ -19,7 +19,7 @@ LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
     "conditionals": 800,
-    "literal_splats": 22,
+    "literal_splats": 21,
     "no_nouns": 24,
     "comments_behind": 35,
     "tokens_per_1000_code_lines": 8_310,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
@@ -21,6 +22,7 @@ from hybridtei.models.checkpoint.tensors import old_name
 from hybridtei.models.checkpoint.weights import Weights, check_shape
 from hybridtei.models.families import family_of, that_have
 from hybridtei.models.families.family import MaskedHead, Setting
+from hybridtei.models.families.settings import warn_once
 from hybridtei.outputs import Floats
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -33,9 +35,25 @@ UNUSED = re.compile(
 )
 
 
-def left_over(unused: Iterable[str]) -> list[str]:
-    """Return the trunk's unused tensors. If there are any, config.json describes another model."""
-    return sorted(name for name in unused if OF_TRUNK.search(name) and not UNUSED.search(name))
+# Names of heads beside those
+OF_HEAD = re.compile(
+    r"(^|\.)(score|head|qa_outputs|seq_relationship|logit_scale|multi_modal_projector)(\.|$)|"
+    r"^(dense|linear)\.(weight|bias)$"
+)
+
+
+def left_over(unused: Iterable[str], folder: Path) -> list[str]:
+    """Return the trunk's unused tensors. If there are any, config.json describes another model.
+    Warn of layers of no known name, such as a CRF."""
+    names = sorted(name for name in unused if not UNUSED.search(name))
+    of_trunk = [name for name in names if OF_TRUNK.search(name)]
+    unknown = [name for name in names if not OF_TRUNK.search(name) and not OF_HEAD.search(name)]
+    if unknown:
+        warn_once(
+            f"{folder}: the weights hold {len(unknown)} tensors that nothing reads, such as "
+            f"{unknown[:5]}: if they are layers, this is another model"
+        )
+    return of_trunk
 
 
 def graph_tensors(graph: Graph, weights: Weights) -> Mapping[str, Floats]:
@@ -95,7 +113,8 @@ def check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
             f"{weights.folder}: the weights of the trunk lie under several prefixes: "
             f"{sorted(prefixes)}"
         )
-    unused = left_over(weights.names() - {key for key in key_of.values() if key is not None})
+    read = {key for key in key_of.values() if key is not None}
+    unused = left_over(weights.names() - read, weights.folder)
     if unused:
         raise WeightMismatch(
             f"{weights.folder}: the weights hold what config.json does not: {unused[:5]}, "

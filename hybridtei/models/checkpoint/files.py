@@ -129,12 +129,17 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
 
 
 class JsonObject(dict[str, Any]):
-    """The object in a JSON file. A key with null counts as missing. Readers raise LoadError, naming
-    the file and the key."""
+    """The object in a JSON file, which records the keys that were `read`. A key with null counts as
+    missing. Readers raise LoadError, naming the file and the key."""
 
     def __init__(self, values: Mapping[str, Any], file: Path) -> None:
         super().__init__(values)
         self.file = file
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return a whole number above zero, or the default."""

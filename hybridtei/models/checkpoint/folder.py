@@ -6,12 +6,12 @@ from functools import cached_property
 from pathlib import Path
 
 from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
+from hybridtei.models.checkpoint.tokenizer.settings import with_added
 from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     Added,
     read_added,
     read_vocabulary,
     tokenizer_config,
-    with_added,
 )
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 

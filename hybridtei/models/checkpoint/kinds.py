@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hybridtei.batch import Head
 from hybridtei.models.checkpoint.checkpoint import Checkpoint
@@ -65,6 +66,8 @@ class Kind:
     template: PairTemplate | None = None
     query: Side = USUAL
     document: Side = USUAL
+    # sentence-transformers' tasks of its Transformer
+    tasks: ClassVar[tuple[str, ...]] = ("feature-extraction",)
 
     @property
     def role(self) -> Role:
@@ -101,6 +104,7 @@ class Splade(Kind):
 
     sparse: SparseHead
     default: str | None = None
+    tasks: ClassVar[tuple[str, ...]] = ("fill-mask",)
 
     @property
     def heads(self) -> frozenset[Head]:
@@ -141,6 +145,11 @@ class Labels(Kind):
     head: ClassifierHead
     activation: str | None = None
     judges_pairs: bool = False
+    tasks: ClassVar[tuple[str, ...]] = (
+        "sequence-classification",
+        "text-generation",
+        "feature-extraction",
+    )
 
     @property
     def role(self) -> Role:

@@ -255,7 +255,7 @@ def gives_scores(checkpoint: Checkpoint) -> bool:
     if not steps or steps[-1][0] != "Dense":
         return False
     settings = checkpoint.root.within(steps[-1][1]).object()
-    return settings.get("module_output_name") == SCORES
+    return bool(settings.get("module_output_name") == SCORES)
 
 
 def read_steps(

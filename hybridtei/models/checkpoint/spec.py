@@ -24,6 +24,7 @@ from hybridtei.models.checkpoint.contents import check_contents
 from hybridtei.models.checkpoint.files import JsonObject, LoadedFiles
 from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
+from hybridtei.models.checkpoint.keys import check_keys
 from hybridtei.models.checkpoint.kinds import (
     Embedding,
     Kind,
@@ -237,7 +238,7 @@ def _read(checkpoint: Checkpoint) -> ModelSpec:
     transformer = checkpoint.settings if isinstance(kind, Labels) else home.transformer
     published = checkpoint.published
     prompts = read_prompts(sentence, adapters)
-    return ModelSpec(
+    spec = ModelSpec(
         folder=home.path,
         model_type=checkpoint.model_type,
         architectures=checkpoint.architectures,
@@ -278,6 +279,8 @@ def _read(checkpoint: Checkpoint) -> ModelSpec:
             lowercase=bool(transformer.get("do_lower_case")),
         ),
     )
+    check_keys(checkpoint, kind.tasks)
+    return spec
 
 
 def _static(checkpoint: Checkpoint) -> ModelSpec:

@@ -35,7 +35,9 @@ from hybridtei.models.checkpoint.peft import (
     weights_of,
 )
 from hybridtei.models.checkpoint.tensors import Tensor, find, old_name, stacked
+from hybridtei.models.families import FAMILIES
 
+TRUNKS = {family.trunk for family in FAMILIES.values()}
 # The largest public models have some 200
 SHARD, MAX_SHARDS = (re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000)
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
@@ -73,7 +75,7 @@ class Weights:
         own = own_folders(folder)
         if (folder / ADAPTER).exists():
             own = [folder]
-        return cls(folder, stacked(tensors), own)
+        return cls(folder, stacked(_unwrapped(tensors)), own)
 
     def _adapt(self, folders: Sequence[Path]) -> None:
         adapters = []
@@ -191,6 +193,19 @@ class Weights:
             # Not on Windows
             if hasattr(mapping, "madvise"):
                 mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors without a trainer's prefix before trunk and head, such as `module.`."""
+    names, start = sorted(tensors) or [""], 0
+    # All names share what the first and the last one share
+    for part, other in zip(names[0].split("."), names[-1].split("."), strict=False):
+        if part != other:
+            break
+        start += len(part) + 1
+    if not TRUNKS & {name[start:].partition(".")[0] for name in names}:
+        return tensors
+    return {name[start:]: tensor for name, tensor in tensors.items()}
 
 
 def _opened(path: Path) -> dict[str, Tensor]:

@@ -162,6 +162,8 @@ FAMILIES: Mapping[str, Family] = {
             ("", 1e-12),
         ),
     ),
+    # Translated to bert
+    "dpr": Family(tokenizer="Bert"),
     "electra": Family(
         electra,
         positions="absolute",

@@ -228,14 +228,14 @@ class Settings:
                 )
             unknown.add(f"`{key}`")
         if unknown:
-            _warn_once(
+            warn_once(
                 f"{self._file}: ignored, as transformers ignores them in this family: "
                 f"{', '.join(sorted(unknown))}"
             )
 
 
 @cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     """Warn once: several backends examine a checkpoint before one runs it."""
     log.warning("%s", message)
 
@@ -245,7 +245,7 @@ def declared_keys(model_type: str) -> frozenset[str] | None:
     """The keys of config.json that transformers 5.23 reads for a family; None without a class of
     that name."""
     keys = json.loads(DECLARED.read_text(encoding="utf-8"))
-    return frozenset(keys["every"] + keys[model_type]) if model_type in keys else None
+    return frozenset(keys[model_type]) if model_type in keys else None
 
 
 # float32[dim / 2], and the factor of cosines and sines

@@ -245,3 +245,18 @@ def test_an_index_may_name_shards_of_any_name(tmp_path, index):
     assert has_weights(folder)
     assert [file.stem for file in weight_files(folder)] == ["first", "second"]
     assert Weights.open(folder).float32("b.weight")[0, 0] == 1
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "net.student."])
+@pytest.mark.parametrize(
+    "names", [("bert.a.weight", "classifier.weight"), ("model.a.weight", "score.weight")]
+)
+def test_a_trainers_prefix_before_trunk_and_head_is_removed(tmp_path, names, prefix):
+    write(tmp_path, *(prefix + name for name in names))
+    assert Weights.open(tmp_path).names() == {*names}
+
+
+@pytest.mark.parametrize("names", [("model.a.weight", "model.norm.weight"), ("bert.a.weight",)])
+def test_a_trunks_own_prefix_stays(tmp_path, names):
+    write(tmp_path, *names)
+    assert Weights.open(tmp_path).names() == {*names}

@@ -52,6 +52,22 @@ def test_what_transformers_ignores_is_ignored_and_named(tmp_path, caplog, family
     assert all(f"`{key}`" in line for key in NOTES)
 
 
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("modernbert", "position_embedding_type", "sans_pos"),
+        ("llama", "position_embedding_type", "rotary"),
+        ("bert", "head_dim", 8),
+        ("bert", "sliding_window", 8),
+        ("distilbert", "rope_theta", 5.0),
+    ],
+)
+def test_a_key_that_only_other_classes_declare_is_ignored(tmp_path, family, key, value):
+    folder = tiny.write_family(tmp_path, family)
+    tiny.edit_json(folder / "config.json", **{key: value})
+    equals_transformers(folder, "ort")
+
+
 def test_a_checkpoint_as_transformers_writes_it_is_no_reason_to_warn(tmp_path, caplog):
     for family in tiny.FAMILIES:
         family_graph(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"))

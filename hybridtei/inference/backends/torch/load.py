@@ -244,7 +244,7 @@ def _check(report: dict[str, Any], folder: Path) -> None:
     faults = {
         "lack": sorted(name for name in report.get("missing_keys", ()) if "pooler" not in name),
         "have another shape at": sorted(str(entry) for entry in report.get("mismatched_keys", ())),
-        "hold what config.json does not": left_over(report.get("unexpected_keys", ())),
+        "hold what config.json does not": left_over(report.get("unexpected_keys", ()), folder),
     }
     for what, names in faults.items():
         if names:

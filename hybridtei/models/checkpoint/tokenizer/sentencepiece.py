@@ -101,8 +101,12 @@ def unigram(
     pieces = _read_pieces(folder, names)
     if pieces.is_bpe:
         raise ValueError("its pieces are of BPE, expected are those of Unigram")
-    scores, unknown, before, after = pieces.scores, pieces.unknown, list[Any](), list[Any]()
-    words: list[Any] = [pre_tokenizers.WhitespaceSplit()]
+    scores, unknown, before = pieces.scores, pieces.unknown, list[Any]()
+    after: list[Any] = [
+        normalizers.Strip(left=False, right=True),
+        normalizers.Replace(Regex(" {2,}"), "▁"),
+    ]
+    words = list[Any]()
     # fairseq's ids: four special tokens, then the file's pieces
     if form == "XLMRoberta":
         scores = [
@@ -142,15 +146,15 @@ def unigram(
         before += (
             [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
         )
+        # A blank at the end is a piece
+        after = [normalizers.Replace(Regex(" {2,}"), " ")]
     if form == "DebertaV2":
-        after = [
-            *([] if pieces.charsmap else [normalizers.NFC()]),
-            normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
-        ]
-        after += [normalizers.Strip()]
+        after = [normalizers.Replace(Regex(" {2,}"), " ")]
         words = [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct") else []
     if form in ("Albert", "DebertaV2") and settings.get("do_lower_case", form == "Albert"):
         before.append(normalizers.Lowercase())
+    if form == "DebertaV2":
+        before.append(normalizers.Strip())
     raw = RawTokenizer(
         models.Unigram(scores, unk_id=3 if form in ("XLMRoberta", "Camembert") else unknown)
     )

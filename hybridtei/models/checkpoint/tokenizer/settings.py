@@ -25,6 +25,7 @@ from tokenizers.processors import TemplateProcessing
 from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.checkpoint.tokenizer.vocabularies import (
+    BERT_NAMES,
     class_key,
     declared_tokens,
     named_tokens,
@@ -36,17 +37,9 @@ from hybridtei.models.families import family_of
 Side = Literal["left", "right"]
 
 # Defaults of keys that tokenizer_config.json lacks, by class, without the ending "Fast".
-BERT_NAMES = (
-    "Bert",
-    "ConvBert",
-    "DistilBert",
-    "Electra",
-    "LayoutLM",
-    "MPNet",
-    "MobileBert",
-    "SqueezeBert",
+BERT_CLASSES = frozenset(
+    f"{name}Tokenizer" for name in ("Bert", "Funnel", "LayoutLMv2", "MPNet", *BERT_NAMES)
 )
-BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in BERT_NAMES)
 BYTE_LEVEL_CLASSES = frozenset(
     f"{name}Tokenizer" for name in ("Bart", "GPT2", "LED", "Longformer", "Roberta")
 )
@@ -169,6 +162,15 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
         )
         changed.append(f"{settings.end} appended, as {GTE_QWEN2} needs")
     return changed
+
+
+def with_added(ids: dict[str, int], settings: Mapping[str, Any], rows: int) -> dict[str, int]:
+    """Return the ids of tokens with those that the files add, unless the model has too few `rows`
+    for them."""
+    tokens = (*declared_tokens(settings).values(), *special_tokens(settings))
+    contents = dict.fromkeys(token.content for token in tokens if token.content not in ids)
+    first = max(ids.values(), default=-1) + 1
+    return ids | {text: i for i, text in enumerate(contents, first) if i < rows}
 
 
 def _add_tokens(raw: RawTokenizer, settings: TokenizerSettings) -> list[str]:

@@ -244,20 +244,12 @@ def special_tokens(settings: Settings) -> list[AddedToken]:
     return [*named_tokens("", settings).values(), *map(_token, filter(token_text, more))]
 
 
-def with_added(ids: dict[str, int], settings: Settings, rows: int) -> dict[str, int]:
-    """Return the ids of tokens with those that the files add, unless the model has too few `rows`
-    for them."""
-    tokens = (*declared_tokens(settings).values(), *special_tokens(settings))
-    contents = dict.fromkeys(token.content for token in tokens if token.content not in ids)
-    first = max(ids.values(), default=-1) + 1
-    return ids | {text: i for i, text in enumerate(contents, first) if i < rows}
-
-
 def _assembled(folder: Path, name: str, settings: Settings) -> RawTokenizer:
     kind, declared = CLASSES[name], declared_tokens(settings)
     raw, marked = kind.read(folder, settings, {i: token.content for i, token in declared.items()})
-    tokens = {token.content: token for token in (*marked, *declared.values())}
     specials = named_tokens(name, settings)
+    masks = [token for token in specials.values() if token.lstrip]
+    tokens = {token.content: token for token in (*marked, *masks, *declared.values())}
     for token in (*specials.values(), *special_tokens(settings)):
         tokens.setdefault(token.content, token)
     # A token missing from the vocabulary gets the next id
@@ -323,9 +315,10 @@ def _words(
     folder: Path, settings: Settings, _: Mapping[int, str], *, unknown: str = "[UNK]"
 ) -> Built:
     unk = settings.get("unk_token") or unknown
-    raw = RawTokenizer(
-        models.WordPiece.from_file(str(require(folder / WORDS)), unk_token=_token(unk).content)
-    )
+    # A word may end in a blank
+    lines = require(folder / WORDS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    words = {line: i for i, line in enumerate(lines)}
+    raw = RawTokenizer(models.WordPiece(words, unk_token=_token(unk).content))
     raw.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
         strip_accents=settings.get("strip_accents"),
@@ -343,10 +336,19 @@ def _byte_level(
     split: str | None = None,
     composed: bool = False,
 ) -> Built:
-    files = [str(require(folder / name)) for name in (VOCABULARY, MERGES)]
+    vocab = read_object(require(folder / VOCABULARY))
+    lines = require(folder / MERGES).read_text(encoding="utf-8").split("\n")
+    # The first line states a version; all classes but Qwen's drop it, and the last, in any case
+    if split is None or lines[0].startswith("#version:"):
+        lines = lines[1:-1]
+    merges = [(first, last) for first, _, last in (line.strip().partition(" ") for line in lines)]
     raw = RawTokenizer(
-        models.BPE.from_file(
-            *files, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False
+        models.BPE(
+            dict(vocab),
+            [merge for merge in merges if merge[1]],
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+            fuse_unk=False,
         )
     )
     bytes_of = pre_tokenizers.ByteLevel(
@@ -381,6 +383,7 @@ ALBERT = {
     **BERT,
     "unk_token": "<unk>",
     "pad_token": "<pad>",
+    "mask_token": {"content": "[MASK]", "lstrip": True, "normalized": False},
 }
 T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -390,6 +393,22 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Classes that are BERT's under other names
+BERT_NAMES = [
+    "ConvBert",
+    "DPRContextEncoder",
+    "DPRQuestionEncoder",
+    "DPRReader",
+    "DistilBert",
+    "Electra",
+    "LayoutLM",
+    "Lxmert",
+    "MobileBert",
+    "Realm",
+    "RetriBert",
+    "Splinter",
+    "SqueezeBert",
+]
 TYPED, PLAIN = ("{cls} $A {sep}", "$B:1 {sep}:1"), ("{cls} $A {sep}", "{sep} $B {sep}")
 
 
@@ -401,7 +420,7 @@ class TokenizerClass:
     excludes the space before a word."""
 
     read: Callable[[Path, Settings, Mapping[int, str]], Built]
-    specials: Mapping[str, str]
+    specials: Mapping[str, Any]
     also: tuple[str, ...] = ()
     form: tuple[str, str] | None = TYPED
     starts: bool = False
@@ -412,7 +431,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
     "Bert": TokenizerClass(
         _words,
         BERT,
-        ("DistilBert", "Electra"),
+        tuple(BERT_NAMES),
     ),
     "MPNet": TokenizerClass(_words, {**ROBERTA, "unk_token": "[UNK]"}, form=PLAIN, trims=True),
     "Roberta": TokenizerClass(

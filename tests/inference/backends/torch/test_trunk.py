@@ -2,6 +2,7 @@
 length: no text depends on those beside it, before it, or in another thread. Families: tests/models/families."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(
     ],
 )
 def test_buffers_and_heads_may_be_left_over_a_table_or_an_adapter_may_not(name, may):
-    assert left_over([name]) == ([] if may else [name])
+    assert left_over([name], Path()) == ([] if may else [name])
 
 
 ORIGINAL = 32  # positions the model was trained with at first: longer texts take other frequencies
@@ -158,3 +159,20 @@ def test_threads_do_not_see_each_others_lengths(backend):
 def test_other_models_go_together(tmp_path, model_type):
     model = AutoModel.from_pretrained(tiny.write_family(tmp_path, model_type))
     assert not forget_lengths(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_named"),
+    [
+        ("crf.transitions", True),
+        ("lstm.weight_ih_l0", True),
+        ("fc1.weight", True),
+        ("latent_attention_model.latents", True),
+        ("score.weight", False),
+        ("lm_head.weight", False),
+        ("classifier.weight", False),
+    ],
+)
+def test_layers_of_no_known_name_are_named(tmp_path, caplog, name, is_named):
+    assert left_over([name], tmp_path) == []
+    assert any(name in message for message in caplog.messages) == is_named

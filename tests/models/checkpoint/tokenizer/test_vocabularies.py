@@ -37,6 +37,7 @@ TEXTS = [
     "  bona  7, duti ",
     "é bé",
     "bona\nbebo\u3000baka",
+    "tab\tx ",
     "",
     "x <mask> [MASK] baka",
     "東京",
@@ -78,6 +79,10 @@ FILES = {
     ),
     "Llama, padded": ("tokenizer.model", {"pad_token": "[PAD]"}, sentencepiece(LLAMA, bpe=True)),
     "Gemma": ("tokenizer.model", {}, sentencepiece(GEMMA, bpe=True)),
+    # Without a table of characters a tab is no blank
+    "XLMRoberta, identity": ("sentencepiece.bpe.model", {}, sentencepiece(FAIRSEQ)),
+    "T5, identity": ("spiece.model", {"extra_ids": 3}, sentencepiece(T5)),
+    "DebertaV2, identity": ("spm.model", {}, sentencepiece(DEBERTA, unknown="[UNK]")),
 }
 
 
@@ -98,7 +103,7 @@ def ids(folder):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_sentencepiece_file_gives_the_ids_that_sentencepiece_gives(tmp_path, name):
-    """The oracle: slow tokenizers of transformers 4.57.6 over sentencepiece 0.2.3; recorded, since neither is installed."""
+    """The oracle: AutoTokenizer of transformers 4.57.6 over sentencepiece 0.2.3; recorded, since neither is installed."""
     recorded = json.loads(Path(__file__).with_name("sentencepiece_ids.json").read_text())
     assert ids(write_pieces(tmp_path, name)) == recorded[name]
 
@@ -257,3 +262,28 @@ def test_a_folder_without_any_vocabulary_names_the_files(tmp_path):
         MissingArtifact, match=r"tokenizer\.json: missing.*vocab\.txt.*sentencepiece\.bpe\.model"
     ):
         read_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["BertTokenizer", "LxmertTokenizer", "DPRContextEncoderTokenizer", None]
+)
+def test_a_word_may_end_in_a_blank_in_every_class_of_bert(tmp_path, name):
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDPIECE, "duti ", "bona"]) + "\n")
+    tiny.write_json(tmp_path / "config.json", {"model_type": "dpr"})
+    tiny.write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": name})
+    assert read_vocabulary(tmp_path)["bona"] == len(WORDPIECE) + 1
+    assert build(tmp_path).encode("bona duti").ids[1:3] == [len(WORDPIECE) + 1, 1]
+
+
+@pytest.mark.parametrize("line", ["#version: 0.2\n", ""])
+@pytest.mark.parametrize("name", ["RobertaTokenizer", "Qwen2Tokenizer"])
+def test_the_first_line_of_merges_is_dropped_as_transformers_4_drops_it(tmp_path, name, line):
+    """Recorded with transformers 4.57.6: without a version RoBERTa's class loses its first merge, Qwen's does not."""
+    tokenizer("roberta").backend_tokenizer.model.save(str(tmp_path))
+    merges = (tmp_path / "merges.txt").read_text().partition("\n")[2]
+    (tmp_path / "merges.txt").write_text(line + merges)
+    tiny.write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": name})
+    first = merges.partition("\n")[0].replace(" ", "")
+    found = json.loads(build(tmp_path).to_str())["model"]["merges"]
+    has_first = any("".join(merge) == first for merge in found)
+    assert has_first == (bool(line) or name == "Qwen2Tokenizer")

@@ -1,0 +1,103 @@
+"""Keys of sentence-transformers' files: obeyed, or refused by name, in every kind of model."""
+
+import logging
+
+import pytest
+
+from hybridtei.errors import UnsupportedArchitecture
+from hybridtei.models.checkpoint import keys
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny
+from tests.inference.test_inference_free import routed
+from tests.models.refused import raised
+
+EXPANSION = {"strategy": "fixed", "length": 12, "token": None, "attend": True}
+TRANSFORMER = "sentence_bert_config.json"
+
+
+def edited(file, **settings):
+    if not file.exists():
+        tiny.write_json(file, {})
+    tiny.edit_json(file, **settings)
+
+
+def chained(folder, *names):
+    """modules.json of a Transformer and these modules."""
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    for number, name in enumerate(names, 1):
+        path = f"{number}_{name}"
+        modules.append({"type": f"sentence_transformers.models.{name}", "path": path})
+        (folder / path).mkdir(exist_ok=True)
+        if not (folder / path / "config.json").exists():
+            tiny.write_json(folder / path / "config.json", {})
+    tiny.write_json(folder / "modules.json", modules)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"query_length": 8},
+        {"document_length": 16},
+        {"query_expansion": EXPANSION},
+        {"tokenizer_name_or_path": "elsewhere"},
+        {"transformer_task": "text-generation"},
+    ],
+)
+@pytest.mark.parametrize("kind", ["dense", "splade", "classifier", "route"])
+def test_a_setting_that_another_kind_obeys_is_refused(
+    bert, splade, copied, tmp_path, kind, settings
+):
+    file = TRANSFORMER
+    if kind == "dense":
+        folder = chained(copied(bert), "Pooling")
+    elif kind == "splade":
+        folder = chained(copied(splade), "SpladePooling")
+    elif kind == "classifier":
+        folder = chained(tiny.write_classifier(tmp_path, "bert"))
+        if "transformer_task" in settings:
+            settings = {"transformer_task": "fill-mask"}
+    else:
+        folder = routed(tmp_path)
+        home = next(
+            path.parent for path in folder.rglob("config.json") if "document_0" in str(path)
+        )
+        file = str((home / TRANSFORMER).relative_to(folder))
+    read_spec(folder)
+    edited(folder / file, **settings)
+    (key,) = settings
+    assert f"`{key}`" in raised(UnsupportedArchitecture, folder, file)
+
+
+def test_empty_settings_and_those_of_training_have_no_effect(bert, copied, caplog):
+    folder = chained(copied(bert), "Pooling")
+    edited(folder / TRANSFORMER, query_length=None, query_expansion=None, unpad_inputs=True)
+    edited(folder / "1_Pooling" / "config.json", embedding_dimension=32)
+    with caplog.at_level(logging.WARNING):
+        read_spec(folder)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "name", [TRANSFORMER, "1_Pooling/config.json", "config_sentence_transformers.json"]
+)
+def test_a_key_that_nobody_reads_is_named_once(bert, copied, caplog, name):
+    folder = chained(copied(bert), "Pooling")
+    edited(folder / name, my_note=5)
+    with caplog.at_level(logging.WARNING):
+        read_spec(folder)
+        read_spec(folder)
+    assert [
+        message for message in caplog.messages if "`my_note`" in message and name in message
+    ] == [f"{folder / name}: ignored, as by sentence-transformers: `my_note`"]
+
+
+def test_a_module_that_a_flag_replaces_is_not_read(bert, copied):
+    folder = chained(copied(bert), "Pooling")
+    edited(folder / TRANSFORMER, transformer_task="fill-mask")
+    raised(UnsupportedArchitecture, folder, TRANSFORMER)
+    assert read_spec(folder, pooling="max").pooling == ("max",)
+
+
+def test_every_module_that_can_be_served_is_known():
+    assert {"Transformer", "MLMTransformer", "Pooling", "Dense"} <= keys.declared_keys().keys()
