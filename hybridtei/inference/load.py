@@ -58,6 +58,7 @@ from hybridtei.models.checkpoint.contents import has_readable
 from hybridtei.models.checkpoint.files import (
     check_links,
     embedded_model,
+    hub_folder,
     joined,
     read_json,
     resolve,
@@ -200,11 +201,21 @@ def _declared(config: ModelConfig) -> ModelSpec:
     )
     folder = find(config.model_id, revision=config.revision)
     check_links(folder)
-    return read(_with_base(folder, find))
+    # For a stranger's file the hub is asked only if the user named the stranger's repository, and
+    # at start
+    is_asked = type(config) is ModelConfig and not Path(config.model_id).expanduser().is_dir()
+    find_base = partial(
+        hub_folder,
+        token=config.hf_token,
+        cache=config.huggingface_hub_cache,
+        offline=config.offline or not is_asked,
+    )
+    return read(_with_base(folder, find_base))
 
 
 def _with_base(folder: Path, find: Callable[..., Path]) -> Path:
-    """Return the folder, joined with its base's if it holds only an adapter. Raises LoadError."""
+    """Return the folder, joined with its base's if it holds only an adapter: a folder inside it or
+    beside it, or a repository of the hub. Raises LoadError."""
     if not (folder / ADAPTER).exists() or has_readable(folder):
         return folder
     adapter = read_adapter(folder)
@@ -212,16 +223,36 @@ def _with_base(folder: Path, find: Callable[..., Path]) -> Path:
     if revision is not None and not isinstance(revision, str):
         raise adapter.wrong("revision", "a name")
     try:
-        base = find(name, revision=revision)
+        base = _beside(folder, name)
+        if base is None:
+            base = find(name, revision=revision)
         if not has_readable(base):
             raise MissingArtifact(f"{base}: holds no weights")
     except MissingArtifact as error:
         raise MissingArtifact(
             f"{adapter.file}: `base_model_name_or_path` is {name[:200]!r}, which is not here: "
-            f"download it, or put its files into the adapter's folder ({error})"
+            f"download it by `hf download`, or put its files into the adapter's folder ({error})"
         ) from error
     check_links(base)
     return joined(base, folder, name)
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    """Return the base's folder inside the adapter's or directly beside it; None: `name` is of the
+    hub. Raises LoadError for a path that leads anywhere else."""
+    home, steps = folder.resolve(), Path(name).parts
+    if not Path(name).is_absolute() and not name.startswith("~"):
+        for base in (home / name, home.parent / name):
+            is_near = home in base.resolve().parents or base.resolve().parent == home.parent
+            if is_near and base.resolve() != home and base.is_dir():
+                return base
+        if ".." not in steps:
+            return None
+    raise LoadError(
+        f"{folder / ADAPTER}: `base_model_name_or_path` is {name[:200]!r}, which is no folder in "
+        "the adapter's or directly beside it: put the base's folder beside the adapter's and write "
+        "its name there, or put its files into the adapter's folder"
+    )
 
 
 def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:

@@ -129,19 +129,12 @@ def places(path: Path) -> dict[str, Place]:
             )
         root = described[0].removesuffix("data.pkl")
         order = entries.get(root + "byteorder")
-        if order is not None and order.file_size > MAX_BYTEORDER_BYTES:
-            raise LoadError(
-                f"{path}: its `byteorder` takes {order.file_size} bytes, should be `little`"
-            )
-        if order is not None and archive.read(order) != b"little":
+        if order is not None and _content(path, archive, order, MAX_BYTEORDER_BYTES) != b"little":
             raise LoadError(
                 f"{path}: its numbers are big-endian; only little-endian numbers are supported"
             )
-        if entries[described[0]].file_size > MAX_DESCRIPTION_BYTES:
-            raise LoadError(
-                f"{path}: describes its tensors in more than {MAX_DESCRIPTION_BYTES} bytes"
-            )
-        views = _read(path, archive.read(described[0]))
+        description = _content(path, archive, entries[described[0]], MAX_DESCRIPTION_BYTES)
+        views = _read(path, description)
 
         def start_of(storage: _Storage) -> int:
             entry = entries.get(f"{root}data/{storage.key}")
@@ -162,6 +155,18 @@ def places(path: Path) -> dict[str, Place]:
             return start
 
         return {name: _place(path, name, view, start_of) for name, view in views.items()}
+
+
+def _content(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, limit: int) -> bytes:
+    """Read a member of at most `limit` bytes, whatever the archive's directory says of its size:
+    other compressions than deflate unfold a block of any size at once. Raises LoadError."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise LoadError(f"{path}: `{entry.filename}` is compressed by another method than deflate")
+    with archive.open(entry) as member:
+        content = member.read(limit + 1)
+    if len(content) > limit:
+        raise LoadError(f"{path}: `{entry.filename}` takes more than {limit} bytes")
+    return content
 
 
 def _place(path: Path, name: str, view: _View, start_of: Callable[[_Storage], int]) -> Place:

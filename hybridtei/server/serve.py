@@ -187,6 +187,9 @@ def admit(request: HttpRequest, route: Route) -> None:
     scope, shared, role = request.scope, request.shared, route.role
     if role is None:
         return
+    # Pages that may not read answers may not spend the server's time either
+    if role == "infer" and shared.server.cors_allow_origin and scope["method"] == "POST":
+        check_origin(scope, shared.server.cors_allow_origin)
     if not shared.keyring.is_open:
         authorization = first_fields(scope).get(b"authorization", b"")
         # TEI alone takes no `bearer`

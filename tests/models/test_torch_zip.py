@@ -185,7 +185,18 @@ def test_a_byte_order_is_no_bomb(tmp_path):
         zipfile.ZIP_DEFLATED,
         "byteorder",
     )
-    with pytest.raises(LoadError, match="its `byteorder` takes 1000000 bytes"):
+    with pytest.raises(LoadError, match="byteorder` takes more than 16 bytes"):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_member_is_unfolded_no_further_than_its_bound(tmp_path, method):
+    """The directory says 8 bytes; a block of these methods unfolds at once."""
+    path = saved(tmp_path / "pytorch_model.bin", {"a": BASE})
+    rewritten(path, bytes(10**6), method, "byteorder")
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace((10**6).to_bytes(4, "little"), (8).to_bytes(4, "little")))
+    with pytest.raises(LoadError, match="compressed by another method than deflate"):
         Weights.open(tmp_path)
 
 

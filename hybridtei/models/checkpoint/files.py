@@ -77,12 +77,19 @@ def resolve(
         raise MissingArtifact(f"{model_id}: a file; give the folder that holds the whole model")
     if folder.is_absolute() or model_id.startswith("."):
         raise MissingArtifact(f"{model_id}: no such folder")
-    return _snapshot(model_id, revision, token, cache, offline)
+    return hub_folder(
+        model_id,
+        revision=revision,
+        token=token,
+        cache=cache,
+        offline=offline,
+    )
 
 
-def _snapshot(
-    model_id: str, revision: str | None, token: str | None, cache: str | None, offline: bool
+def hub_folder(
+    model_id: str, *, revision: str | None, token: str | None, cache: str | None, offline: bool
 ) -> Path:
+    """Return the folder of a repository of the hub. Raises MissingArtifact."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

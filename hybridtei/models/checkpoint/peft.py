@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ IRRELEVANT = frozenset(
     }
 )
 READ = frozenset({"alpha_pattern", "lora_alpha", "r", "rank_pattern", "use_rslora"})
+# Of a pattern: alternatives in brackets, a name, or a bar between names
+PART = re.compile(r"\((?:\?:)?([\w.|-]+)\)|[\w.-]+|\|")
 FACTOR = re.compile(
     r"(?:base_model\.model\.)?(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?"
 )
@@ -137,7 +139,7 @@ def read_adapter(folder: Path) -> JsonObject:
     config.number("lora_alpha", DEFAULT)
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in config.object(key):
-            _pattern(file, key, pattern)
+            _names(file, key, pattern)
     return config
 
 
@@ -149,21 +151,54 @@ def base_of(config: JsonObject) -> str:
     return name
 
 
-def _pattern(file: Path, key: str, pattern: str) -> re.Pattern[str]:
-    # Longer expressions, and repeated groups, can take for ever
-    if len(pattern) > LONGEST_PATTERN or re.search(r"[*+}]\)?[*+{]", pattern):
-        raise LoadError(f"{file}: `{key}` holds {pattern[:LONGEST_PATTERN]!r}, which is no name")
-    try:
-        return re.compile(rf"(?:.*\.)?(?:{pattern})")
-    except re.error as error:
-        raise LoadError(f"{file}: `{key}` holds {pattern!r}: {error}") from error
+Places = Sequence[Collection[str]]
+
+
+@lru_cache(4096)
+def _names(file: Path, key: str, pattern: str) -> Sequence[Places]:
+    """Return the names of a pattern: for each the alternatives that follow one another in it.
+
+    peft matches regular expressions. A stranger's can take for ever, so only names and alternatives
+    of names, such as `layers.0.(q_proj|v_proj)`, are read. Raises LoadError."""
+    plain = pattern.removeprefix("^").removeprefix(".*").removeprefix("\\.").removesuffix("$")
+    names: list[list[Collection[str]]] = [[]]
+    end = 0
+    for match in PART.finditer(plain[:LONGEST_PATTERN].replace("\\.", ".")):
+        if match.start() != end:
+            break
+        end = match.end()
+        if match[0] == "|":
+            names.append([])
+        else:
+            names[-1].append(frozenset((match[1] or match[0]).split("|")))
+    if end != len(plain.replace("\\.", ".")) or not all(names):
+        raise LoadError(
+            f"{file}: `{key}` holds {pattern[:LONGEST_PATTERN]!r}, which is no name: write names, "
+            "or alternatives such as `(q_proj|v_proj)`, or merge the adapter by peft's "
+            "`merge_and_unload`"
+        )
+    return names
+
+
+def _ends_with(module: str, places: Places) -> bool:
+    """True if a module's name ends with the names of `places`, after a dot or at its start."""
+    starts = {0} | {place + 1 for place, letter in enumerate(module) if letter == "."}
+    for names in places:
+        starts = {
+            start + len(name)
+            for start in starts
+            for name in names
+            if module.startswith(name, start)
+        }
+    return len(module) in starts
 
 
 def _value(config: JsonObject, module: str, key: str, patterns: str) -> float:
     """Return a module's rank or alpha: that of the first pattern that its name ends with."""
     written = config.object(patterns)
     for pattern in written:
-        if _pattern(config.file, patterns, pattern).fullmatch(module):
+        names = _names(config.file, patterns, pattern)
+        if any(_ends_with(module, places) for places in names):
             return written.number(pattern)
     return config.number(key, DEFAULT)
 

@@ -1,16 +1,21 @@
 """Adapters as peft saves them, against transformers' model with `W + scale B A` as its weights."""
 
 import re
+from pathlib import Path
 from shutil import copytree
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from conformance.families.oracle import ENGINES, reference, texts_of
+from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
+from hybridtei.inference.load import find_model
+from hybridtei.models.checkpoint import peft
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
 from tests import tiny
@@ -220,7 +225,7 @@ def test_an_adapter_alone_is_joined_with_its_base(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     base = tiny.write_modules(tiny.write_family(tmp_path / "base", "qwen3"), pooling="cls")
     folder = tmp_path / "adapter"
-    products = write(folder, shapes_of(base, "v_proj"), base_model_name_or_path=str(base))
+    products = write(folder, shapes_of(base, "v_proj"), base_model_name_or_path="../base")
     merged = with_changes(base, tmp_path / "merged", products, lambda _: 2.0)
     # The adapter's own pooling comes first
     for place in (folder, merged):
@@ -236,7 +241,62 @@ def test_an_adapter_alone_is_joined_with_its_base(tmp_path, monkeypatch):
 
 
 def test_a_base_that_is_not_here_is_named_with_a_cure(tmp_path):
-    write(tmp_path, {"q_proj": (8, 8)}, base_model_name_or_path="/elsewhere/base")
-    why = "`base_model_name_or_path` is '/elsewhere/base', which is not here: download it, or put"
+    write(tmp_path, {"q_proj": (8, 8)}, base_model_name_or_path="elsewhere-base")
+    why = "`base_model_name_or_path` is 'elsewhere-base', which is not here: download it by `hf download`, or put"
     with pytest.raises(MissingArtifact, match=why):
         Encoder.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "where", ["{}/elsewhere/base", "../elsewhere/base", "../../x", "~/x", ".."]
+)
+def test_a_base_lies_in_the_adapters_folder_or_directly_beside_it(tmp_path, monkeypatch, where):
+    """A name in a stranger's file reads no folder of the machine, and asks no hub."""
+    tiny.write_family(tmp_path / "elsewhere" / "base", "bert")
+    folder = tmp_path / "adapter"
+    write(folder, {"q_proj": (8, 8)}, base_model_name_or_path=where.format(tmp_path))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(LoadError, match="no folder in the adapter's or directly beside it"):
+        find_model(ModelConfig(model_id=str(folder)))
+
+
+def test_a_base_of_the_hub_is_fetched_only_if_the_adapter_was(tmp_path, monkeypatch):
+    asked = []
+
+    def download(name, *, local_files_only, **_):
+        asked.append((name, local_files_only))
+        raise huggingface_hub.errors.LocalEntryNotFoundError("none")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    write(tmp_path, {"q_proj": (8, 8)}, base_model_name_or_path="stranger/repository")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stranger").mkdir()
+    with pytest.raises(MissingArtifact, match="stranger/repository"):
+        find_model(ModelConfig(model_id=str(tmp_path)))
+    assert asked == [("stranger/repository", True)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names", "others"),
+    [
+        ("q_proj", ["q_proj", "a.q_proj"], ["aq_proj", "q_proj.a"]),
+        (r"^.*\.layers\.1\.(?:q|v)_proj$", ["a.layers.1.v_proj"], ["layers.11.q_proj"]),
+        ("layers.0.(self_attn|mlp).(a|ab)c|z", ["x.layers.0.mlp.abc", "y.z"], ["layers.0.c"]),
+        ("(a|a)" * 90 + "c", ["a" * 90 + "c"], ["a" * 90 + "d", "a" * 3000]),
+    ],
+)
+def test_patterns_are_names_and_alternatives_of_names(pattern, names, others):
+    places = peft._names(Path("x"), "rank_pattern", pattern)
+    for name in names:
+        assert any(peft._ends_with(name, each) for each in places), name
+    for name in others:
+        assert not any(peft._ends_with(name, each) for each in places), name
+
+
+@pytest.mark.parametrize("pattern", ["(aa|a)*c", "a+", "(a|b){2}", "[ab]c", "((a)|b)", "", "a||b"])
+def test_other_regular_expressions_are_refused(tmp_path, pattern):
+    folder = tiny.write_family(tmp_path, "bert")
+    config = {**LORA, "rank_pattern": {pattern: 2}}
+    tiny.write_json(folder / "adapter_config.json", config)
+    with pytest.raises(LoadError, match="which is no name"):
+        read_spec(folder, pooling="mean")

@@ -111,6 +111,32 @@ def test_an_origin_that_is_named_writes(spec, allowed):
         assert write(running, {"origin": "null"}).status_code == (200 if allowed == "*" else 403)
 
 
+COMPUTING = ["/embed", "/v1/embeddings", "/v1/rerank", "/score", "/predict", "/tokenize"]
+
+
+@pytest.mark.parametrize("path", COMPUTING)
+def test_pages_of_origins_that_are_not_named_compute_nothing(spec, path):
+    """Of no content type: a browser sends text/plain without asking first."""
+    with stored(spec, cors_allow_origin=("https://friend.example",)) as running:
+        for content_type in ("application/json", "text/plain"):
+            for headers in OTHERS:
+                head = {"content-type": content_type, **headers}
+                refused = running.post(path, {"inputs": "one"}, headers=head)
+                assert (refused.status_code, "--cors-allow-origin" in refused.text) == (403, True)
+        for headers in ({}, {"origin": "https://friend.example"}, {"origin": "http://{host}"}):
+            host = f"127.0.0.1:{running.port}"
+            head = {name: value.format(host=host) for name, value in headers.items()}
+            assert embed(running, head).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["app://obsidian.md", "chrome-extension://abc", "tauri://localhost", "null"]
+)
+def test_without_the_flag_every_origin_computes(spec, origin):
+    with stored(spec) as running:
+        assert embed(running, {"origin": origin}).status_code == 200
+
+
 def test_a_key_is_enough(spec):
     with stored(spec, api_key="secret") as running:
         assert write(running, {**OTHERS[0], "authorization": "Bearer secret"}).status_code == 200
