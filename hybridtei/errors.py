@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     import grpc
 
-    from hybridtei.outputs import HeadOutputs
-
 
 ErrorType = Literal[
     "Unhealthy",
@@ -297,7 +295,7 @@ class PartlyFailed(BackendError):
     `rows`: indices of the computed sequences, ascending. `outputs`: their outputs, in that order.
     """
 
-    def __init__(self, message: str, rows: list[int], outputs: HeadOutputs) -> None:
+    def __init__(self, message: str, rows: list[int], outputs: Any) -> None:
         super().__init__(message)
         self.rows = rows
         self.outputs = outputs

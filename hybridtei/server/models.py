@@ -27,7 +27,6 @@ from hybridtei.errors import (
     HybridTeiError,
     InvalidInput,
     InvalidPoint,
-    Overloaded,
     StoreAtCapacity,
     StoreAway,
     StoreError,
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from hybridtei.models.text.tokenizer import Token
     from hybridtei.retrieval.store.base import CollectionSchema
     from hybridtei.retrieval.store.collection import CollectionSchemas
-    from hybridtei.server.routing import Route
 
 log = logging.getLogger(__name__)
 
@@ -312,30 +310,6 @@ class StoreBounds:
         """Run `work` in a thread; one call at a time."""
         async with self.aside:
             return await asyncio.to_thread(work)
-
-
-def check_capacity(route: Route, alias: str | None, models: Models, store: StoreBounds) -> None:
-    """Raises Overloaded, before the body is read, if no model that the request can reach has a free
-    permit. `alias`: the model that the path names, if any."""
-    if not route.takes_permits:
-        return
-    if route.source == "store":
-        if store.admission.free <= 0:
-            raise Overloaded
-        return
-    if alias is not None:
-        entry = models.entries.get(alias) or models.entries.get(split_side(alias)[0])
-        contexts = []
-        if entry is not None and entry.context is not None and entry.state == "ready":
-            contexts = [entry.context]
-    else:
-        contexts = models.ready
-    for context in contexts:
-        if context.service.admission.free > 0:
-            return
-    if contexts:
-        contexts[0].metrics.refused()
-        raise Overloaded
 
 
 # Error class -> the label `kind`. Subclasses come before their bases.

@@ -21,7 +21,7 @@ from litestar.types import ASGIApp
 from msgspec import Struct
 
 from hybridtei.config import ServerConfig
-from hybridtei.errors import KeyNeeded, NoStore
+from hybridtei.errors import KeyNeeded, NoStore, Overloaded
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.limits import (
     BLOCK_BYTES,
@@ -63,7 +63,7 @@ from hybridtei.server.http.body import (
 )
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Certificate, Keyring, check_host, check_origin
-from hybridtei.server.models import Models, StoreBounds, StoreContext, check_capacity
+from hybridtei.server.models import Models, StoreBounds, StoreContext, split_side
 from hybridtei.server.routing import ALLOW, ROUTE, WIRE, Route, preflight_headers
 from hybridtei.server.wires import BODY
 from hybridtei.system.tracing import Recorder, arrived, span
@@ -366,3 +366,27 @@ async def encode_large(request: HttpRequest, reply: Reply) -> bytes:
         return to_json(reply.answer)
     finally:
         unsent.add(-reserved)
+
+
+def check_capacity(route: Route, alias: str | None, models: Models, store: StoreBounds) -> None:
+    """Raises Overloaded, before the body is read, if no model that the request can reach has a free
+    permit. `alias`: the model that the path names, if any."""
+    if not route.takes_permits:
+        return
+    if route.source == "store":
+        if store.admission.free <= 0:
+            raise Overloaded
+        return
+    if alias is not None:
+        entry = models.entries.get(alias) or models.entries.get(split_side(alias)[0])
+        contexts = []
+        if entry is not None and entry.context is not None and entry.state == "ready":
+            contexts = [entry.context]
+    else:
+        contexts = models.ready
+    for context in contexts:
+        if context.service.admission.free > 0:
+            return
+    if contexts:
+        contexts[0].metrics.refused()
+        raise Overloaded

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Start = Callable[[], Coroutine[Any, Any, T]]
-# 1 / SHARE of the permits is not given to requests of several turns or to streams
+# 1 / SHARE_LEFT of the permits is not given to requests of several turns or to streams
 SHARE_LEFT = 4
-# 1 / SHARE of the permits is the number of calls that may read their inputs at a time
+# 1 / GATHERERS of the permits is the number of calls that may read their inputs at a time
 GATHERERS = 16
 
 

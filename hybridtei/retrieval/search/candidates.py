@@ -64,7 +64,7 @@ ENOUGH = 100
 # Significant digits of a sum; further digits are float32 rounding, which differs between engines
 DIGITS = {"rrf": 9}
 DIGITS_OF_FLOATS = 5
-# MaxSim scores the best 1 / HALF of the candidates; a larger share did not improve quality
+# MaxSim scores the best 1 / MAXSIM_SHARE of the candidates; a larger share did not improve quality
 MAXSIM_SHARE = 2
 # Names in keys of the payload
 GROUPS = {"document": DOCUMENT_ID}

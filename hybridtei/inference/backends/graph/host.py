@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from hybridtei.batch import Ids, Once, PackedBatch, Padding, computed_once, pad,
 from hybridtei.inference.backends.heads import (
     ENTRIES,
     HeadLayers,
+    MlmLayers,
+    Product,
     Segments,
     States,
     compute,
@@ -28,9 +30,6 @@ from hybridtei.inference.backends.heads import (
 from hybridtei.inference.backends.numpy_functions import NUMPY
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
-
-if TYPE_CHECKING:
-    from hybridtei.inference.backends.graph.onnx_backend import MlmHead
 
 Feed = dict[str, NDArray[np.int64]]
 # Tokens of a batch; rows and columns of attention's rectangle
@@ -172,12 +171,21 @@ def in_rectangle(
     return np.asarray(run(feed)[mask])
 
 
+class MlmProduct(Protocol):
+    """SPLADE's masked-language-model head, whose product may run elsewhere."""
+
+    layers: MlmLayers
+
+    def product(self, *, use_all_cores: bool) -> Product:
+        """A function that multiplies float32[t, h] by the table of words."""
+
+
 class HostHeads:
     """The heads of `spec`. `words`: the table of word embeddings, if the lexical head reads it.
     `mlm`: SPLADE's."""
 
     def __init__(
-        self, spec: ModelSpec, words: Floats | None = None, mlm: MlmHead | None = None
+        self, spec: ModelSpec, words: Floats | None = None, mlm: MlmProduct | None = None
     ) -> None:
         self.spec = spec
         self._words = words

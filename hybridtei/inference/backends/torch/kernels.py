@@ -84,7 +84,7 @@ class Sequences:
 
 
 # q [t, heads, head_dim], k and v [t, key_heads, head_dim] -> [t, heads, head_dim], as in
-# `Layout.attend`
+# The attention of a pass (`PackedLayout.attend`)
 Kernel = Callable[[Tensor, Tensor, Tensor, Sequences, Heads], Tensor]
 # Bound of a group's tokens, in times the useful ones
 PADDING_ALLOWED = 1.25
