@@ -32,7 +32,7 @@ from hybridtei.options import (
     RankKeywords,
     RankOptions,
 )
-from hybridtei.system.forks import leave_to_parent, renew_in_children
+from hybridtei.system.forks import OfOneProcess, leave_to_parent, renew_in_children
 from hybridtei.system.own_loop import OwnLoop
 from hybridtei.system.retries import Retries, retry_after_s
 from hybridtei.system.terminal import without_passwords
@@ -85,7 +85,7 @@ class _Connections:
         return self._client
 
 
-class AsyncClient:
+class AsyncClient(OfOneProcess):
     """A hybridtei server by its URL. For one of several models use `http://host:3000/m/ALIAS`.
 
     The client splits a call into requests within the server's limits, four at a time. It sends a
@@ -346,6 +346,9 @@ class AsyncClient:
         """Close the connections."""
         await self._connections.client.aclose()
 
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.url})"
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -410,7 +413,7 @@ def _blocking(
     return blocking
 
 
-class Client:
+class Client(OfOneProcess):
     """The methods of `AsyncClient`, which block here until the result is there. Thread-safe.
 
     >>> with Client("http://127.0.0.1:3000") as client:                # doctest: +SKIP
@@ -444,6 +447,9 @@ class Client:
         """Close the connections."""
         self._loop.run(self._body.close())
         self._loop.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.url})"
 
     def __enter__(self) -> Self:
         return self

@@ -506,6 +506,11 @@ RENAMED = {
     "k": "`limit` is the number of hits, `rrf_k` the constant of rrf",
     "top_k": "`limit` is the number of hits",
     "top_n": "`limit` is the number of hits",
+    "batch_size": "leave it out, a pass has `max_batch_tokens` of `Encoder.load`",
+    "convert_to_tensor": "write `torch.from_numpy(vectors.dense)`",
+    "convert_to_numpy": "leave it out, `dense` of the result is an array",
+    "normalize_embeddings": "write `normalize`",
+    "show_progress_bar": "write `show_progress`",
 }
 
 

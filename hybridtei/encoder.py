@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
@@ -56,6 +55,7 @@ from hybridtei.options import (
     Size,
 )
 from hybridtei.outputs import WHOLE, Embeddings, HeadOutputs, SparseVectors, cuts_of
+from hybridtei.system.forks import OfOneProcess
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.own_thread import OwnThreads, check_awaited
 
@@ -68,7 +68,11 @@ THREADED_TOKENS = 2048
 CHUNK = 1024
 
 
-class Encoder:
+def _nothing(done: int) -> None:
+    """Show no progress."""
+
+
+class Encoder(OfOneProcess):
     """A loaded model. `Encoder.load()` gives the embedded one.
 
     >>> encoder = Encoder.load()                                                  # doctest: +SKIP
@@ -131,8 +135,8 @@ class Encoder:
 
     def named(self, model_id: str) -> Self:
         """This model under another name, which searches compare with a collection's."""
-        other = copy(self)
-        other.model_id = model_id
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self), model_id=model_id)
         return other
 
     @property
@@ -373,6 +377,16 @@ class Encoder:
             self._closed = True
             self._backend.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        heads = ", ".join(sorted(self.spec.heads))
+        return f"Encoder({self.model_id}: {heads} by {self.backend_name} in {self.dtype})"
+
     def _run(self, task: Embed | EmbedSpans, show_progress: bool) -> Embeddings:
         if not task.inputs:
             return no_rows(task.heads, self.spec)
@@ -392,7 +406,7 @@ class Encoder:
         *,
         field: str = "texts",
         place: int = 0,
-        advance: Callable[[int], object] = lambda done: None,
+        advance: Callable[[int], object] = _nothing,
     ) -> T:
         """Run a task chunk by chunk. `place`: of its first input in the call. Raises EmptyInput
         with the input's `field` and place."""
@@ -411,7 +425,11 @@ class Encoder:
                     encodings = part.prepare(self._model)
                 except EmptyInput as error:
                     raise error.named(field, place) from None
-                outputs = self._outputs(encodings, part.heads, advance)
+                progress = advance
+                # Windows and look-ups are counted as texts, when the chunk is done
+                if not part.heads or len(encodings) != chunk.size:
+                    progress = _nothing
+                outputs = self._outputs(encodings, part.heads, progress)
                 with _one_thread(encodings):
                     answer: Any = part.finish(self._model, encodings, outputs)
                 if isinstance(answer, Embeddings) and not isinstance(part, EmbedSpans):
@@ -421,6 +439,8 @@ class Encoder:
                     answer = replace(answer, extents=extents)
                 answers.append(answer)
                 part = part.rest(encodings)
+            if progress is not advance:
+                advance(chunk.size)
             place += chunk.size
         return answers[0] if len(answers) == 1 else task.join(answers)
 

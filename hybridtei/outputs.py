@@ -225,7 +225,7 @@ class HeadOutputs(Columns):
 ABSENT: Any = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Embeddings(Columns):
     """The vectors of a call: each requested column has an entry per input. All floats are float32.
 
@@ -246,6 +246,11 @@ class Embeddings(Columns):
     def __len__(self) -> int:
         columns = (self.dense, self.sparse, self.multivector, self.tokens)
         return next(len(column) for column in columns if column is not None)
+
+    def __repr__(self) -> str:
+        columns = {**self._columns()}
+        columns.pop("extents", None)
+        return f"Embeddings({len(self):,} texts: {', '.join(columns)})"
 
     def row(self, i: int) -> dict[str, Any]:
         """The vectors of input i by name. A sparse one has `indices` and `values`; a multi-vector

@@ -24,6 +24,16 @@ class Renewable(Protocol):
         """Make them anew, in a process that was just forked."""
 
 
+class OfOneProcess:
+    """Base of what has threads, connections, or a model in memory."""
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled, since its threads, connections or model are "
+            "of this process: make or load another one in each process"
+        )
+
+
 _renewables: WeakSet[Renewable] = WeakSet()
 _work: WeakSet[Future[Any]] = WeakSet()
 _of_parent: list[object] = []

@@ -413,7 +413,8 @@ def run_all(
     """Take, run, give, until nothing waits: an engine without clocks and deadlines, with the
     answers of `Engine`.
 
-    `callers` passes run at once. `advance`: called with the number of sequences of each pass.
+    `callers` passes run at once. `advance`: called with each pass's number of sequences, equal ones
+    included.
     After an error, an interrupt, or the end of the coroutine that awaits the work, no further pass
     begins. Raises the error when the running passes have ended; CancelledError if nothing awaits
     the work.
@@ -431,7 +432,7 @@ def run_all(
             parts = batch.split(backend.forward(batch.packed, use_all_cores=alone))
             with lock:
                 core.give(batch, parts)
-                advance(len(batch.rows))
+                advance(len(batch.callers))
 
     def lane() -> None:
         try:

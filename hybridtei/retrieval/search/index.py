@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from itertools import count, islice
 from operator import length_hint
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from hybridtei.batch import Head
 from hybridtei.config import StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import InvalidInput
+from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.retrieval.search.options import LocalKeywords, SearchHit, SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import open_store
@@ -30,6 +31,7 @@ from hybridtei.retrieval.store.plan import (
 )
 from hybridtei.retrieval.store.points import point_id, to_points
 from hybridtei.retrieval.store.query import CollectionPlan, filter_from
+from hybridtei.system.forks import OfOneProcess
 from hybridtei.system.own_loop import OwnLoop
 
 # Records that are embedded and stored together
@@ -37,7 +39,7 @@ CHUNK = 1024
 NAME = "index"
 
 
-class Index:
+class Index(OfOneProcess):
     """Texts or records that a search ranks by dense, sparse and multi-vectors.
 
     A record is a mapping with the key `text`; its other keys are returned with the hit, and filters
@@ -51,6 +53,8 @@ class Index:
     _schema: CollectionSchema
     _loop: OwnLoop
     _model_id: str
+    # The folder of an index that was opened
+    _home: str | None = None
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class Index:
         index = cls.__new__(cls)
         store = open_store(StoreConfig(qdrant_path=str(folder)))
         assert store is not None
+        index._home = os.path.realpath(folder)
         index._open(store, name, encoder or Encoder.load(), reranker)
         try:
             fit = index._loop.run(index._searcher.fit(name))
@@ -175,14 +180,27 @@ class Index:
         )
         return self._loop.run(searching).hits
 
-    def save(self, folder: str | Path, name: str = NAME) -> None:
+    def save(self, folder: str | Path, name: str = NAME, *, overwrite: bool = False) -> None:
         """Write all records and vectors into a new collection of the embedded engine (extra
-        `qdrant`), which `open`, `hybridtei search` and `hybridtei serve` read. Raises StoreError if
-        a collection of this name exists."""
+        `qdrant`), which `open`, `hybridtei search` and `hybridtei serve` read. `overwrite`: delete
+        a collection of this name first. Raises StoreError if there is one, or it is this index.
+        """
         store = open_store(StoreConfig(qdrant_path=str(folder)))
         assert store is not None
         schema = self._signed_schema()
-        self._loop.run(_copied(self._store, self._name, store, name, schema))
+        own_names = (self._name, self._schema.stored_as)
+        if self._home == os.path.realpath(folder) and name in own_names:
+            raise StoreError(f"{folder}: the collection {name!r} is this index, and saved already")
+        self._loop.run(
+            _copied(
+                self._store,
+                self._name,
+                store,
+                name,
+                schema,
+                overwrite=overwrite,
+            )
+        )
 
     def close(self) -> None:
         """Close the store and end the thread. The encoder stays open. A second call does
@@ -242,9 +260,17 @@ def _record(record: Any, place: int) -> tuple[PointId, dict[str, Any]]:
 
 
 async def _copied(
-    source: Store, name: str, target: Store, new_name: str, schema: CollectionSchema
+    source: Store,
+    name: str,
+    target: Store,
+    new_name: str,
+    schema: CollectionSchema,
+    *,
+    overwrite: bool,
 ) -> None:
     try:
+        if overwrite:
+            await target.drop(new_name)
         await target.create(new_name, schema)
         offset = None
         while True:

@@ -82,6 +82,21 @@ def test_records_come_in_the_forms_of_their_libraries(index, encoder, records):
     assert hits[0] == hits[1]
 
 
+def test_saving_again_replaces_only_another_index(encoder, tmp_path):
+    with Index(["one two"], encoder) as first, Index(["three", "four"], encoder) as second:
+        first.save(tmp_path)
+        with pytest.raises(StoreError):
+            second.save(tmp_path)
+        second.save(tmp_path, overwrite=True)
+    link = tmp_path.with_name("link")
+    link.symlink_to(tmp_path)
+    with Index.open(link, encoder=encoder) as stored:
+        assert len(stored) == 2
+        with pytest.raises(StoreError, match="is this index"):
+            stored.save(tmp_path, overwrite=True)
+        assert len(stored) == 2
+
+
 def test_a_column_of_texts_is_a_list_of_texts(encoder):
     with Index(pandas.Series(TEXTS), encoder) as index:
         hits = index.search(TEXTS[3], limit=len(TEXTS), mode="dense")
