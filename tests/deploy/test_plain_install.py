@@ -216,7 +216,10 @@ def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(environment
         str(tmp_path / "store"),
         "--quiet",
     ]
-    done = run(COMMAND, *words, "--quarantine", str(quarantine), environment=environment)
+    # The process that reads files starts with it too
+    (tmp_path / "sitecustomize.py").write_text(PLAIN)
+    lacking = {**environment, "PYTHONPATH": str(tmp_path)}
+    done = run(COMMAND, *words, "--quarantine", str(quarantine), environment=lacking)
     assert ": 2 points\n" in done.stdout, done.stderr
     (line,) = map(json.loads, quarantine.read_text().splitlines())
     assert line["source"] == "notes/rows.parquet"
