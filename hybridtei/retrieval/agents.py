@@ -22,6 +22,7 @@ from pydantic import Field
 
 from hybridtei import __version__
 from hybridtei.client import AsyncClient
+from hybridtei.config import check_names
 from hybridtei.errors import HybridTeiError
 from hybridtei.retrieval.ingest.chunking import (
     CHUNK,
@@ -279,9 +280,22 @@ def _check_size(what: str, value: Any, most: int) -> None:
         raise ToolError(f"{what} hold {size} bytes > maximum allowed {most}")
 
 
+class _Server(MCPServer[Any]):
+    """The SDK's server, which ignores arguments that a tool does not have; here they are errors."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        tool = self._tool_manager.get_tool(name)
+        if tool is not None:
+            try:
+                check_names(name, arguments, tool.parameters["properties"])
+            except TypeError as error:
+                raise ToolError(str(error)) from None
+        return await super().call_tool(name, arguments, context)
+
+
 def mcp_server(tools: CollectionTools, *, writable: bool) -> MCPServer[Any]:
     """Make the SDK's server of these tools. It has `store` only if `writable`."""
-    server: MCPServer[Any] = MCPServer(
+    server = _Server(
         "hybridtei",
         version=__version__,
         instructions="Searches collections of documents by meaning and by words.",

@@ -90,6 +90,10 @@ async def test_find_and_store_over_http_with_a_key(tmp_path):
             {"query": "x" * 10_001},
         ):
             assert (await client.call_tool("find", wrong)).is_error
+        # An argument that the tool does not have, and its former name
+        for name, hint in (("limi", "did you mean `limit`?"), ("k", "`limit` is the number")):
+            refused = await client.call_tool("find", {"query": "one", name: 3})
+            assert (refused.is_error, hint in refused.content[0].text) == (True, True)
         assert (
             await client.call_tool("store", {"text": "x", "metadata": {"x": "y" * 100_000}})
         ).is_error
