@@ -28,6 +28,7 @@ from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfi
 from hybridtei.errors import LoadError, UsageError
 from hybridtei.system import memory
 from hybridtei.system.logs import described
+from hybridtei.system.machine import require_unix
 
 EVERYWHERE, THIS_MACHINE = "0.0.0.0", "127.0.0.1"
 
@@ -60,6 +61,7 @@ def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) ->
 def run(arguments: argparse.Namespace) -> None:
     """Serve a model over HTTP: dense, sparse and multi-vectors, ranking, classification; TEI's
     flags, variables and routes."""
+    require_unix("`hybridtei serve`")
     model_ids: list[str] = arguments.model_id or []
     arguments.model_id = model_ids[0] if model_ids else None
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)

@@ -16,7 +16,7 @@ import stat
 import sys
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from importlib.util import find_spec
@@ -36,6 +36,9 @@ QUOTA_V1 = (
 )
 # Set by a scheduler, such as Ray, that assigns processors without enforcing it
 GRANTED = "HYBRIDTEI_CORES"
+# Windows has no such flags, and all its files have the user 0, which is what `int()` returns
+NO_WAITING: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+effective_user: Callable[[], int] = getattr(os, "geteuid", int)
 
 
 def available_cores(quota_file: Path = QUOTA, v1_files: tuple[Path, Path] = QUOTA_V1) -> int:
@@ -127,7 +130,11 @@ def private_folder(folder: Path) -> Path:
     or open to others."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid != effective_user()
+        or status.st_mode & 0o077
+    ):
         raise OSError(
             f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is "
             "yours)"
@@ -161,7 +168,7 @@ def open_own(folder: Path, name: str, flags: int) -> int:
     path = folder / name
     try:
         # O_NONBLOCK: opening a named pipe does not wait for its other end.
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, flags | NO_WAITING, 0o666)
     except OSError:
         # The check's error says more than that of `open`
         with suppress(FileNotFoundError):
@@ -217,7 +224,7 @@ def _check_status(path: Path, status: os.stat_result) -> None:
         fault = "is neither a file nor a folder"
     elif is_file and status.st_nlink > 1:
         fault = "has several names (hard links)"
-    elif status.st_uid not in (os.geteuid(), 0):
+    elif status.st_uid not in (effective_user(), 0):
         fault = f"belongs to another user ({status.st_uid})"
     else:
         return
@@ -347,6 +354,15 @@ def require_extra(extra: str, *packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise LoadError(f"the package `{package}` is missing: {install_command(extra)}")
+
+
+def require_unix(what: str) -> None:
+    """Raises LoadError on Windows."""
+    if find_spec("fcntl") is None:
+        raise LoadError(
+            f"{what} needs Linux or macOS: on Windows use WSL or a container; `Encoder`, `Client` "
+            "and `Index` in memory run there"
+        )
 
 
 def install_command(extra: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
-from hybridtei.system.machine import require_extra
+from hybridtei.system.machine import require_extra, require_unix
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import Store
@@ -71,6 +71,7 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
         )
     require_extra("qdrant", "qdrant_client")
     if config.qdrant_url is None:
+        require_unix("the embedded Qdrant engine")
         require_extra("qdrant", "qdrant_edge")
     if config.qdrant_url is not None:
         from hybridtei.retrieval.store.server import ServerStore
