@@ -278,8 +278,21 @@ class AsyncClient(OfOneProcess):
     ) -> Upserted:
         """Embed texts and store them. A point is a text, or an object of `text` and, optionally,
         `id`, `payload`, `metadata`. A point without an id replaces a stored point with the same
-        text. `create`: create the collection if it does not exist."""
+        text, payload and metadata. `create`: create the collection if it does not exist. Raises
+        InvalidInput if two points have one id."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
+        places: dict[tuple[str, str], int] = {}
+        for place, point in enumerate(objects):
+            if not isinstance(point, Mapping) or point.get("id") is None:
+                continue
+            # 1 is not "1"
+            identity = point["id"]
+            first = places.setdefault((type(identity).__name__, str(identity)), place)
+            if first != place:
+                raise InvalidInput(
+                    f"`points[{first}]` and `points[{place}]` have one id, {identity!r:.100}: give "
+                    "each its own"
+                )
         path = f"/collections/{quote(collection, safe='')}/points"
         options = {"create": create, "truncate": truncate}
         # `before`: the points of earlier requests

@@ -76,7 +76,10 @@ class RequestError(HybridTeiError, http_status=422, error_type="Validation", lab
         if not message.startswith(of):
             return self
         name = field if self.place is None else f"{field}[{self.place + shift}]"
-        return type(self)(f"`{name}`{message.removeprefix(of)}")
+        renamed = type(self)(f"`{name}`{message.removeprefix(of)}")
+        if self.place is not None:
+            renamed.place = self.place + shift
+        return renamed
 
 
 class EmptyInput(RequestError, http_status=400, error_type="Empty", prefix=INPUT):

@@ -162,7 +162,7 @@ RENAMES = [
     (PAGE / "search.js", "milliseconds }", "ms }"),
     (PAGE / "search.js", "{ start, end }", "{ start, stop }"),
     (PAGE / "search.js", "payload.text", "payload.content"),
-    (PAGE / "search.js", "{ document_id: document }", "{ document: document }"),
+    (PAGE / "search.js", "payload.document_id", "payload.document"),
     (DASHBOARD, "sum(te_queue_size{", "sum(queue_size{"),
     (DASHBOARD, "te_queue_size, instance", "te_queued, instance"),
     (DASHBOARD, "sum by (lane)", "sum by (worker)"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextvars import ContextVar
+from functools import partial
 from typing import Annotated, Any
 
 import httpx
@@ -70,7 +71,17 @@ Cursor = Annotated[int, Field(ge=0, description="The `cursor` of the answer befo
 Document = Annotated[
     str, Field(min_length=1, max_length=1000, description="The `document_id` of a hit.")
 ]
-Number = Annotated[int | None, Field(ge=0, description="The `chunk` of the hit.")]
+Number = Annotated[
+    int | None, Field(ge=0, description="The `chunk` of the hit: only it, and those beside it.")
+]
+First = Annotated[int, Field(ge=0, description="The `cursor` of the answer before.")]
+File = Annotated[
+    str | None,
+    Field(max_length=1000, description="The `source` of the hit, if it has one."),
+]
+EveryChunk = Annotated[
+    bool, Field(description="Several hits of one document, instead of its best with `more`.")
+]
 Limit = Annotated[int, Field(ge=1, le=MAX_HITS, description="How many hits at most.")]
 Conditions = Annotated[
     dict[str, Any] | None,
@@ -134,20 +145,40 @@ class CollectionTools:
         mode: Ranking = None,
         cursor: Cursor = 0,
         *,
+        every_chunk: EveryChunk = False,
         collection: Collection = None,
     ) -> dict[str, Any]:
         """Search a collection by meaning and by words. The best hits come first, each with the
         part of its text around the words of the query, which `highlights` names; `read` gives all
-        of it."""
+        of it. A document is one hit, and `more` counts its other chunks; where there are fewer
+        documents than `limit`, each chunk is a hit."""
         name = self._name(collection)
-        work = self._find(name, query, filter, limit=limit, offset=cursor, mode=mode)
-        return await self._finished(work)
+        options = {"limit": limit, "offset": cursor, "mode": mode, "highlights": True}
+        if every_chunk:
+            options["group_by"] = None
+        return await self._finished(self._find(name, query, filter, options))
 
     async def read(
-        self, document_id: Document, chunk: Number = None, *, collection: Collection = None
+        self,
+        document_id: Document,
+        chunk: Number = None,
+        cursor: First = 0,
+        *,
+        source: File = None,
+        collection: Collection = None,
     ) -> dict[str, Any]:
-        """Read a hit's text in full, with the chunks before and after it."""
-        return await self._finished(self._read(self._name(collection), document_id, chunk))
+        """Read a document's chunks in their order, from its beginning or around one chunk. If the
+        answer has a `cursor`, there are more. If it has `sources`, several files have a document
+        of this id, and the chunks are the first one's."""
+        name = self._name(collection)
+        work = self._read(
+            name,
+            document_id,
+            source,
+            chunk=chunk,
+            begin=cursor,
+        )
+        return await self._finished(work)
 
     async def store(
         self,
@@ -193,44 +224,66 @@ class CollectionTools:
         name: str,
         query: str,
         conditions: dict[str, Any] | None,
-        *,
-        limit: int,
-        offset: int,
-        mode: Mode | None,
+        options: dict[str, Any],
     ) -> dict[str, Any]:
         _check_size("`filter`", conditions, MAX_FILTER_BYTES)
-        result = await self._client.search(
-            name,
-            query,
-            filter=conditions,
-            limit=limit,
-            offset=offset,
-            mode=mode,
-            highlights=True,
-        )
+        search = partial(self._client.search, name, query, filter=conditions)
+        result = await search(**options)
+        count, offset = options["limit"], options["offset"]
+        if len(result.hits) < count and not (offset and result.hits):
+            # Few documents: their chunks are hits, on the next pages too
+            result = await search(**{**options, "group_by": None})
         answer: dict[str, Any] = {"mode": result.mode, "hits": list(map(_entry, result.hits))}
-        if len(result.hits) == limit:
-            answer["cursor"] = offset + limit
+        if len(result.hits) == count:
+            answer["cursor"] = offset + count
         _check_size("the hits", answer, MAX_ANSWER_BYTES)
         return answer
 
-    async def _read(self, name: str, document_id: str, chunk: int | None) -> dict[str, Any]:
-        conditions: list[dict[str, Any]] = [
-            {"key": DOCUMENT_ID, "match": {"value": document_id}},
-        ]
+    async def _read(
+        self, name: str, document_id: str, source: str | None, *, chunk: int | None, begin: int
+    ) -> dict[str, Any]:
+        is_own = [{"key": DOCUMENT_ID, "match": {"value": document_id}}]
+        if source is not None:
+            is_own.append({"key": SOURCE, "match": {"value": source}})
+        within = {"gte": begin, "lt": begin + MAX_HITS}
         if chunk is not None:
-            conditions.append({"key": CHUNK, "range": {"gte": chunk - 1, "lte": chunk + 1}})
-        result = await self._client.search(
+            within = {"gte": chunk - 1, "lte": chunk + 1}
+        search = partial(
+            self._client.search,
             name,
             document_id[:MAX_QUERY_CHARACTERS],
-            filter={"must": conditions},
             limit=MAX_HITS,
             group_by=None,
         )
-        chunks = sorted(map(_shown, result.hits), key=lambda payload: payload.get(CHUNK, 0))
-        if not chunks:
+        hits = (await search(filter={"must": [*is_own, {"key": CHUNK, "range": within}]})).hits
+        has_chunks = bool(hits)
+        if not hits and chunk is None:
+            # Texts that were not cut have no number
+            unnumbered = [*is_own, {"is_empty": {"key": CHUNK}}]
+            hits = (await search(filter={"must": unnumbered}, offset=begin)).hits
+        sources = sorted({str(hit.payload.get(SOURCE, document_id)) for hit in hits})
+        if len(sources) > 1:
+            chosen = self._read(
+                name,
+                document_id,
+                sources[0],
+                chunk=chunk,
+                begin=begin,
+            )
+            return {**await chosen, "sources": sources}
+        if not hits and not begin:
             raise ToolError(f"there is no document {document_id!r}, or no chunk {chunk} of it")
-        answer = {"chunks": chunks}
+        hits = sorted(hits, key=lambda hit: hit.payload.get(CHUNK, 0))
+        page = hits
+        # As many as an answer may hold, but one at least
+        while len(page) > 1 and _size_of(list(map(_shown, page))) > MAX_ANSWER_BYTES // 2:
+            page = page[: len(page) // 2]
+        answer: dict[str, Any] = {"chunks": list(map(_shown, page))}
+        following, end = begin + len(page), begin + len(hits) + (len(hits) == MAX_HITS)
+        if has_chunks:
+            following, end = page[-1].payload[CHUNK] + 1, hits[-1].payload.get(CHUNKS, 0)
+        if chunk is None and following < end:
+            answer["cursor"] = following
         _check_size("the chunks", answer, MAX_ANSWER_BYTES)
         return answer
 
@@ -271,12 +324,14 @@ def _entry(hit: SearchHit) -> dict[str, Any]:
     entry = {"score": round(hit.score, 3), "payload": payload, "highlights": list(words)}
     if DOCUMENT_ID not in payload:
         entry["id"] = hit.id
+    if hit.more:
+        entry["more"] = hit.more
     return entry
 
 
 def _check_size(what: str, value: Any, most: int) -> None:
     """Raises ToolError for texts that are too large."""
-    if (size := len(orjson.dumps(value, default=str))) > most:
+    if (size := _size_of(value)) > most:
         raise ToolError(f"{what} hold {size} bytes > maximum allowed {most}")
 
 
@@ -291,6 +346,10 @@ class _Server(MCPServer[Any]):
             except TypeError as error:
                 raise ToolError(str(error)) from None
         return await super().call_tool(name, arguments, context)
+
+
+def _size_of(value: Any) -> int:
+    return len(orjson.dumps(value, default=str))
 
 
 def mcp_server(tools: CollectionTools, *, writable: bool) -> MCPServer[Any]:

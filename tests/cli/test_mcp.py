@@ -129,7 +129,8 @@ async def test_answers_are_small_and_lead_to_the_rest(tmp_path):
         chosen = {"must": [{"key": "document_id", "match": {"value": "docs/a.md"}}]}
         request = {"query": "one", "filter": chosen}
         answer = (await client.call_tool("find", request)).structured_content
-        assert "cursor" not in answer
+        # One document: its chunks are hits
+        assert len(answer["hits"]) == answer["cursor"] == 10
         async with AsyncClient(url.partition("/collections")[0], api_key=KEY) as direct:
             found = await direct.search("papers", "one", group_by=None, limit=10)
         hits = [_entry(hit) for hit in found.hits if "chunk" in hit.payload]
@@ -146,6 +147,70 @@ async def test_answers_are_small_and_lead_to_the_rest(tmp_path):
         assert [chunk["chunk"] for chunk in chunks] == [3, 4, 5]
         assert all(chunk["text"] == points[0].payload["text"] for chunk in chunks)
         assert (await client.call_tool("read", {"document_id": "none"})).is_error
+
+
+def chunk_of(record, source, document, number, chunks):
+    payload = {"text": f"one {number}", "document_id": document, "source": source}
+    return Stored(record.id, payload | {"chunk": number, "chunks": chunks}, record.vector)
+
+
+async def test_a_document_is_read_in_order_page_by_page(tmp_path):
+    async with (
+        agents_of(tmp_path, server=KEYED) as (url, store),
+        client_of(url, KEY) as client,
+    ):
+        (record, *_), _ = await store.scroll("papers", limit=1, with_vectors=True)
+        points = [chunk_of(record, "book.md", "book.md", number, 120) for number in range(120)]
+        points += [chunk_of(record, f"{name}.csv", "line-2", 0, 1) for name in ("north", "south")]
+        points += [Stored(0, {"text": f"own {n}", "document_id": "own"}, {}) for n in range(60)]
+        for place, point in enumerate(points):
+            point.id, point.vector = 1_000 + place, record.vector
+        await store.upsert("papers", points)
+
+        async def read(**request):
+            return (await client.call_tool("read", request)).structured_content
+
+        numbers, cursor = [], 0
+        while cursor is not None:
+            page = await read(document_id="book.md", cursor=cursor)
+            numbers += [chunk["chunk"] for chunk in page["chunks"]]
+            cursor = page.get("cursor")
+        assert numbers == list(range(120))
+        page = await read(document_id="line-2")
+        assert [chunk["source"] for chunk in page["chunks"]] == ["north.csv"]
+        assert page["sources"] == ["north.csv", "south.csv"]
+        page = await read(document_id="line-2", source="south.csv")
+        assert [chunk["source"] for chunk in page["chunks"]] == ["south.csv"]
+        assert "sources" not in page
+        # Texts without numbers
+        texts, cursor = set(), 0
+        while cursor is not None:
+            page = await read(document_id="own", cursor=cursor)
+            texts |= {chunk["text"] for chunk in page["chunks"]}
+            cursor = page.get("cursor")
+        assert texts == {f"own {number}" for number in range(60)}
+
+
+async def test_find_gives_every_chunk_if_it_is_told_to(tmp_path):
+    async with (
+        agents_of(tmp_path, server=KEYED) as (url, store),
+        client_of(url, KEY) as client,
+    ):
+        (record, *_), _ = await store.scroll("papers", limit=1, with_vectors=True)
+        points = [chunk_of(record, "book.md", "book.md", number, 9) for number in range(9)]
+        for place, point in enumerate(points):
+            point.id = 1_000 + place
+        await store.upsert("papers", points)
+
+        async def find(**request):
+            request = {"query": record.payload["text"], **request}
+            return (await client.call_tool("find", request)).structured_content["hits"]
+
+        documents = [hit["payload"]["document_id"] for hit in await find(limit=3)]
+        assert len(set(documents)) == 3
+        assert [hit.get("more") for hit in await find(limit=11)].count(8) == 1
+        chunks = [hit["payload"]["document_id"] for hit in await find(limit=9, every_chunk=True)]
+        assert chunks.count("book.md") > 1
 
 
 async def test_what_is_refused_before_it_is_read(tmp_path):

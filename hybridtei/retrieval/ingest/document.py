@@ -39,7 +39,8 @@ class Document:
     """One document from a reader. `location`: its place in the source, for messages. `notes`: what
     a reader should be told of it. `earlier`: title, text and metadata as the first reading gave
     them, where they differ. `pages`: (start in the text, number) of each page. `outline`: where its
-    headings and tables are."""
+    headings and tables are. `id_kind`: what the source has as its id: a text, a number, or only the
+    record's place."""
 
     source: str
     document_id: str
@@ -51,6 +52,7 @@ class Document:
     earlier: tuple[str | None, str, Mapping[str, Any]] | None = None
     pages: Sequence[tuple[int, int]] = ()
     outline: Outline = Outline()
+    id_kind: str = "text"
 
     @property
     def heading(self) -> str:

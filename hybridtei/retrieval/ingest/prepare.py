@@ -8,7 +8,7 @@ tokens that a kill loses only seconds of work. Independent of store and encoder.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -197,15 +197,21 @@ class Preparation:
         stored = self.stored.get(file.label, {})
         # Id -> True for a document, False for a rejection
         seen: dict[str, bool] = {}
+        kinds: dict[str, str] = {}
         group: list[Document] = []
         characters = read_bytes = nameless = 0
-        for document, read_bytes in documents_of(file, self.options, self.reader):
-            if isinstance(document, Rejection):
-                self.quarantine.add(document)
-                nameless += document.document_id is None
-                if document.document_id is not None:
-                    seen.setdefault(document.document_id, False)
+        for part, read_bytes in documents_of(file, self.options, self.reader):
+            if isinstance(part, Rejection):
+                self.quarantine.add(part)
+                nameless += part.document_id is None
+                if part.document_id is not None:
+                    seen.setdefault(part.document_id, False)
                 continue
+            kind, name = part.id_kind, part.document_id
+            # 1 is not "1", and a record without an id takes the place of none
+            if kinds.setdefault(name, kind) != kind:
+                name = f"{name} ({kind})"
+            document = replace(part, document_id=name)
             if seen.get(document.document_id):
                 self._reject(
                     document,

@@ -68,7 +68,7 @@ def _document(
     notes: Sequence[str],
 ) -> Document:
     """The document of a record. Without an id, its location is the id. Raises Unfit."""
-    id_field, document_id = _id(record, options, location.replace(" ", "-"))
+    id_field, id_kind, document_id = _id(record, options, location.replace(" ", "-"))
     text_field = options.text_field or "text"
     try:
         text, title = _text(record, text_field, options)
@@ -89,7 +89,15 @@ def _document(
     if (clean_text, clean_title) != (text, title):
         earlier = (title, text, metadata)
     return Document(
-        source, document_id, clean_text, clean_title, metadata, location, notes, earlier
+        source,
+        document_id,
+        clean_text,
+        clean_title,
+        metadata,
+        location,
+        notes,
+        earlier,
+        id_kind=id_kind,
     )
 
 
@@ -110,8 +118,10 @@ def check_text_column(names: Sequence[str], options: ReadOptions) -> None:
         raise Unfit(f"has no column `{field}`; it has {columns}: name the text with --text-field")
 
 
-def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple[str | None, str]:
-    """(its field, the id). Raises Unfit."""
+def _id(
+    record: Mapping[str, Any], options: ReadOptions, fallback: str
+) -> tuple[str | None, str, str]:
+    """(its field, its kind, the id). Raises Unfit."""
     names = (options.id_field,) if options.id_field else ID_FIELDS
     name = next((name for name in names if name in record), None)
     if name is None:
@@ -119,7 +129,7 @@ def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple
             raise Unfit(
                 f"has no `{options.id_field}`; it has {_names(record)}: name the id with --id-field"
             )
-        return None, fallback
+        return None, "place", fallback
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise Unfit(f"`{name}` is {_kind(value)}, should be a string or a whole number")
@@ -129,7 +139,10 @@ def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple
             f"`{name}` has {len(document_id)} characters, should have 1 to "
             f"{options.max_id_characters}"
         )
-    return name, document_id
+    kind = "text"
+    if isinstance(value, int):
+        kind = "number"
+    return name, kind, document_id
 
 
 def _text(record: Mapping[str, Any], field: str, options: ReadOptions) -> tuple[str, str | None]:

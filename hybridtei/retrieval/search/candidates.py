@@ -11,9 +11,11 @@ fewer, they come from a search without the filter. If the whole collection has f
 mixes them with the best score.
 
 The first tier has `prefetch_limit` points of each leg. If a page needs more, further tiers follow,
-each twice as deep, ranked below the earlier ones. A tier depends only on the query, not on the
-page, so no point is on two pages. With groups, a tier excludes groups found before, so a document
-with thousands of chunks hides no other document.
+each twice as deep. Their scores have the scale of the first: mean and deviation are the first
+tier's, and places count on. A tier depends only on the query, not on the page, so no point is on
+two pages; a page's points are in the order of their scores, whichever tier found them. With groups,
+a tier excludes groups found before, so a document with thousands of chunks hides no other document.
+A document is known by its source and its id.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from hybridtei.batch import runs
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import maxsim
 from hybridtei.outputs import Floats
-from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
+from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, SOURCE
 from hybridtei.retrieval.search.fusion import (
     FEW,
     Column,
@@ -56,7 +58,15 @@ from hybridtei.retrieval.store.base import (
     best_points,
 )
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat
-from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
+from hybridtei.retrieval.store.query import (
+    MAX_LIMIT,
+    Filter,
+    Match,
+    PayloadKey,
+    Query,
+    ValuesCount,
+    of_ids,
+)
 from hybridtei.system.own_thread import OwnThreads
 
 # The depth of a search made only for statistics
@@ -67,7 +77,7 @@ DIGITS_OF_FLOATS = 5
 # MaxSim scores the best 1 / MAXSIM_SHARE of the candidates; a larger share did not improve quality
 MAXSIM_SHARE = 2
 # Names in keys of the payload
-GROUPS = {"document": DOCUMENT_ID}
+GROUPS = {"document": (DOCUMENT_ID, SOURCE)}
 # Candidates whose packed multi-vectors are in memory at a time
 READ_AT_ONCE = 256
 # Candidates whose payloads are read with their packed multi-vectors: one call instead of two.
@@ -77,7 +87,8 @@ INLINE_CHARACTERS = 10_000
 # Of their vectors as floats; a single candidate may have more
 MAX_FLOAT_BYTES = 64_000_000
 
-Group = int | str
+# The values of a group's keys; only the first is there in any case
+Group = tuple[int | str | None, ...]
 
 
 @dataclass(slots=True)
@@ -110,7 +121,7 @@ class Candidates:
     `options`: with a mode, as `Searcher` sets it. `packed`: the format of multi-vectors stored as
     bytes, if any. `max_points`: the bound of all tiers' depths when points are grouped. `budget`:
     of the group keys' values. `payload`: what the page needs of payloads, if it needs nothing else.
-    `key`: of the groups. Raises InvalidInput for a `group_by` that is no key.
+    `keys`: of the groups; none without groups. Raises InvalidInput for a `group_by` that is no key.
     """
 
     store: Store
@@ -121,9 +132,13 @@ class Candidates:
     max_points: int = MAX_LIMIT
     budget: PayloadBudget | None = None
     payload: Selector = False
-    key: str | None = field(init=False)
+    keys: tuple[str, ...] = field(init=False)
+    # True if a page may have candidates of several tiers
+    has_tiers: bool = False
     # Leg -> (mean, deviation) in the first tier
     _scale: dict[str, tuple[float, float]] = field(default_factory=dict)
+    # Leg -> places of the tiers before, if these are excluded from the next one
+    _places: dict[str, int] = field(default_factory=dict)
     _stages: dict[str, Stage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -134,7 +149,9 @@ class Candidates:
                 f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with "
                 "dots between them"
             )
-        self.key = group_by and GROUPS.get(group_by, group_by)
+        self.keys = ()
+        if group_by is not None:
+            self.keys = GROUPS.get(group_by, (group_by,))
 
     @property
     def stages(self) -> list[Stage]:
@@ -142,23 +159,35 @@ class Candidates:
         return list(self._stages.values())
 
     async def best(self, count: int) -> list[Candidate]:
-        """The best `count` candidates, or all of them. Raises the errors of `Store.query`."""
-        candidates: dict[PointId, Candidate] = {}
-        depth, spent = self.options.prefetch_limit, 0
-        while len(candidates) < count and self.legs.finders:
-            query_filter = self.options.query_filter
-            if self.key is not None and candidates:
-                query_filter = _without(self.key, list(candidates.values()), query_filter)
-            tier, is_last = await self._tier(depth, query_filter, candidates, key=self.key)
-            for candidate in tier if self.key is None else _one_a_group(tier):
-                candidates[candidate.id] = candidate
+        """The best `count` candidates, or all of them, tier by tier. Raises the errors of
+        `Store.query`."""
+        options = self.options
+        best: list[Candidate] = []
+        # Also those below the threshold
+        seen: dict[PointId, Candidate] = {}
+        depth, spent = options.prefetch_limit, 0
+        while len(best) < count and self.legs.finders:
+            query_filter = options.query_filter
+            if self.keys and seen:
+                query_filter = _without(self.keys, list(seen.values()), query_filter)
+            tier, is_last = await self._tier(depth, query_filter, seen, keys=self.keys)
+            for candidate in tier:
+                seen[candidate.id] = candidate
+            candidates, threshold = tier, options.score_threshold
+            if threshold is not None:
+                tier = [candidate for candidate in tier if candidate.score >= threshold]
+            self.has_tiers = bool(best)
+            best += _one_a_group(tier) if self.keys else tier
             # The legs may find only points of earlier tiers: go deeper
-            is_last = is_last or (not tier and depth == MAX_LIMIT)
+            is_last = is_last or (not candidates and depth == MAX_LIMIT)
             spent += depth
             depth = min(2 * depth, MAX_LIMIT)
-            if is_last or (self.key is not None and spent + depth > self.max_points):
+            if is_last or (self.keys and spent + depth > self.max_points):
                 break
-        return list(candidates.values())[:count]
+            # No point of a tier reaches the threshold: deeper ones do not either
+            if candidates and not tier:
+                break
+        return best[:count]
 
     async def _tier(
         self,
@@ -166,13 +195,16 @@ class Candidates:
         query_filter: Filter | None,
         before: Mapping[PointId, Candidate],
         *,
-        key: str | None,
+        keys: tuple[str, ...],
     ) -> tuple[list[Candidate], bool]:
-        """(each leg's points that are not in `before`, the best first; True if the store has no
-        others)."""
-        lists = await self._lists(depth, query_filter, key)
-        candidates = _gathered(lists, before, key)
+        """(each leg's points that are not in `before`, nor of their groups, the best first; True if
+        the store has no others)."""
+        lists = await self._lists(depth, query_filter, keys)
+        candidates = _gathered(lists, before, keys, self._places)
         is_last = max(map(len, lists.values())) < depth
+        if keys:
+            for leg, points in lists.items():
+                self._places[leg] = self._places.get(leg, 0) + len(points)
         if not candidates:
             return [], is_last
         unfiltered = await self._unfiltered(candidates, depth, query_filter)
@@ -184,22 +216,11 @@ class Candidates:
             candidate.score = total
             if candidate.id in unfiltered:
                 candidate.score = unfiltered[candidate.id].score
-        candidates.sort(
-            key=lambda each: (
-                each.id not in unfiltered,
-                -each.score,
-                isinstance(each.id, str),
-                each.id,
-            )
-        )
-        threshold = self.options.score_threshold
-        if threshold is None:
-            return candidates, is_last
-        page = [candidate for candidate in candidates if candidate.score >= threshold]
-        return page, is_last or len(page) < len(candidates)
+        candidates.sort(key=_order)
+        return candidates, is_last
 
     async def _lists(
-        self, depth: int, query_filter: Filter | None, key: str | None
+        self, depth: int, query_filter: Filter | None, keys: tuple[str, ...]
     ) -> dict[str, list[Stored]]:
         """The best points of each finding leg."""
 
@@ -211,7 +232,7 @@ class Candidates:
                 filter=query_filter,
                 exact=self.options.exact,
                 oversampling=self.options.oversampling,
-                with_payload=() if key is None else (key,),
+                with_payload=keys,
             )
             began = perf_counter_ns()
             points = await best_points(self.store, self.collection, query, budget=self.budget)
@@ -235,7 +256,7 @@ class Candidates:
         ):
             return {}
         # Sets the scale
-        tier, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
+        tier, _ = await self._tier(max(depth, ENOUGH), None, {}, keys=())
         return {candidate.id: candidate for candidate in tier}
 
     async def _totals(
@@ -359,17 +380,36 @@ class Candidates:
         self._stages[leg] = Stage(leg, round(spent_ms, 3), before.candidates + points)
 
 
+def in_order(candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates of a page, by score. Equal scores have the lowest id first."""
+    return sorted(candidates, key=_order)
+
+
+def _order(candidate: Candidate) -> tuple[float, bool, PointId]:
+    return -candidate.score, isinstance(candidate.id, str), candidate.id
+
+
 def _gathered(
-    lists: Mapping[str, Sequence[Stored]], before: Mapping[PointId, Candidate], key: str | None
+    lists: Mapping[str, Sequence[Stored]],
+    before: Mapping[PointId, Candidate],
+    keys: tuple[str, ...],
+    places: Mapping[str, int],
 ) -> list[Candidate]:
-    """One candidate for each point, with its score and place in each list."""
+    """One candidate for each point, with its score and place in each list. `places`: of each leg's
+    points before the first of the list."""
     candidates: dict[PointId, Candidate] = {}
+    # A store reads a value of another type otherwise than `group_of`
+    groups = set()
+    for candidate in before.values():
+        groups.add(candidate.group)
     for leg, points in lists.items():
-        for place, point in enumerate(points, 1):
+        for place, point in enumerate(points, places.get(leg, 0) + 1):
             if point.id in before:
                 continue
             if point.id not in candidates:
-                group = None if key is None else group_of(point.payload, key)
+                group = (keys and group_of(point, keys)) or None
+                if group is not None and group in groups:
+                    continue
                 candidates[point.id] = Candidate(point.id, group=group)
             candidates[point.id].legs[leg] = StageScore(point.score, place)
     return list(candidates.values())
@@ -398,34 +438,60 @@ def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
     return list(best.values())
 
 
-def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
-    """The text or whole number under a dotted key, also in a list of one; None for anything
-    else."""
-    value: Any = payload
-    for part in key.split("."):
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(part)
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    return value if isinstance(value, str) or type(value) is int else None
+def group_of(point: Stored, keys: Sequence[str]) -> Group | None:
+    """The text or whole number under each dotted key, also in a list of one, else None; None
+    without a value of the first key, and for a point whose number is its document's id: 1 is not
+    "1"."""
+    values: list[int | str | None] = []
+    for key in keys:
+        value: Any = point.payload
+        for part in key.split("."):
+            if not isinstance(value, Mapping):
+                value = None
+                break
+            value = value.get(part)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if not isinstance(value, str) and type(value) is not int:
+            value = None
+        values.append(value)
+    is_own = len(keys) > 1 and isinstance(point.id, int) and values[0] == str(point.id)
+    if values[0] is None or is_own:
+        return None
+    return tuple(values)
 
 
-def _without(key: str, candidates: Sequence[Candidate], query_filter: Filter | None) -> Filter:
+def _without(
+    keys: Sequence[str], candidates: Sequence[Candidate], query_filter: Filter | None
+) -> Filter:
     """The filter, excluding the candidates' groups, and candidates without a group."""
-    texts: list[int | str] = [each.group for each in candidates if isinstance(each.group, str)]
-    numbers: list[int | str] = [each.group for each in candidates if isinstance(each.group, int)]
+    first, *others = keys
     # A match also finds values in lists of several values, but such points have no group.
-    has_one_value = Filter(key=key, values_count=ValuesCount(lt=2))
-    excluded = [
-        Filter(must=[Filter(key=key, match=Match(any=values)), has_one_value])
-        for values in (texts, numbers)
-        if values
-    ]
-    ungrouped = [each.id for each in candidates if each.group is None]
+    has_one_value = Filter(key=first, values_count=ValuesCount(lt=2))
+    # (is it a text?, the other keys' values) -> values of the first key
+    values: dict[tuple[Any, ...], list[Any]] = {}
+    ungrouped: list[int | str] = []
+    for candidate in candidates:
+        if candidate.group is None:
+            ungrouped.append(candidate.id)
+        else:
+            value, *rest = candidate.group
+            values.setdefault((isinstance(value, str), *rest), []).append(value)
+    excluded = []
+    for (_, *rest), group in values.items():
+        of_others = map(_equal, others, rest)
+        match = Match(any=list(dict.fromkeys(group)))
+        excluded.append(Filter(must=[Filter(key=first, match=match), has_one_value, *of_others]))
     if ungrouped:
         excluded.append(Filter(has_id=ungrouped))
     return Filter(must=None if query_filter is None else [query_filter], must_not=excluded)
+
+
+def _equal(key: str, value: int | str | None) -> Filter:
+    """The condition that a key has a value, or none."""
+    if value is None:
+        return Filter(is_empty=PayloadKey(key=key))
+    return Filter(key=key, match=Match(value=value))
 
 
 # Few threads, so that many searches neither use much more than MAX_FLOAT_BYTES nor fill asyncio's

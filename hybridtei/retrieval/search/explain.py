@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from hybridtei.models.text.tokenizer import Token
-from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, TEXT, TITLE
+from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, SOURCE, TEXT, TITLE
 from hybridtei.retrieval.search.options import Highlight, SearchOptions, SearchResult
 from hybridtei.system.terminal import BOLD, PLAIN
 
@@ -36,7 +36,9 @@ def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = Fa
     lines: list[str] = []
     for place, hit in enumerate(result.hits, options.offset + 1):
         name = hit.payload.get(TITLE) or hit.payload.get(DOCUMENT_ID) or ""
-        identity = hit.payload.get(DOCUMENT_ID) or hit.id
+        # A row is known by its file too
+        names = (hit.payload.get(SOURCE), hit.payload.get(DOCUMENT_ID))
+        identity = " ".join(dict.fromkeys(str(part) for part in names if part)) or hit.id
         others = f"  (+{hit.more} more)" if hit.more else ""
         chance = ""
         if hit.probability is not None:

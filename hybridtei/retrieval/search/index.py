@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from itertools import count, islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+import orjson
 from tqdm import tqdm
 
 from hybridtei.batch import Head
 from hybridtei.config import StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import InvalidInput, StoreError
+from hybridtei.errors import InvalidInput, InvalidPoint, RequestError, StoreError
+from hybridtei.retrieval.ingest.ledger import SOURCES
 from hybridtei.retrieval.search.options import LocalKeywords, SearchHit, SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import open_store
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store, Stored
 from hybridtei.retrieval.store.collection import heads_of
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import (
@@ -29,7 +31,7 @@ from hybridtei.retrieval.store.plan import (
     plan_of,
     signed,
 )
-from hybridtei.retrieval.store.points import point_id, to_points
+from hybridtei.retrieval.store.points import MAX_ID, check_points, point_id, to_points
 from hybridtei.retrieval.store.query import CollectionPlan, filter_from
 from hybridtei.system.forks import OfOneProcess
 from hybridtei.system.own_loop import OwnLoop
@@ -43,7 +45,9 @@ class Index(OfOneProcess):
     """Texts or records that a search ranks by dense, sparse and multi-vectors.
 
     A record is a mapping with the key `text`; its other keys are returned with the hit, and filters
-    read them. `id`: a whole number or a text of its own [default: its place in the input].
+    read them. `id`: a whole number or a text of its own; a record with the id of a stored one
+    replaces it [default: the next whole number above all stored ones]. Each record is a hit of its
+    own, also if several have the same `document_id`.
 
     >>> index = Index(["the keys rotate monthly", "a cake with cherries"])        # doctest: +SKIP
     >>> index.search("how often do keys change", limit=1)[0].payload["text"]      # doctest: +SKIP
@@ -116,16 +120,19 @@ class Index(OfOneProcess):
                 "`rescore` ranks by multi-vectors"
             )
         self._ranker = reranker
-        self._places = count()
+        self._next = 0
         # The vectors are known to be this encoder's
         self._may_sign = True
 
     def add(
         self, records: Iterable[str | Mapping[str, Any]], *, show_progress: bool | None = None
     ) -> Self:
-        """Embed and store more records. A record replaces the stored record of its `id`."""
+        """Embed and store more records. A record replaces the stored record of its `id`. NaN is
+        stored as null, and times as texts, as `Client.upsert` sends them. Raises InvalidInput,
+        naming the record, also if two records have one id; records before it may be stored."""
         rows = _rows(records)
-        iterator = iter(rows)
+        iterator = iter(enumerate(rows))
+        ids = _Ids(self._next_id)
         if self._store.kind != "memory" and FINGERPRINT not in self._schema.metadata:
             self._schema = self._signed_schema()
             self._loop.run(self._store.annotate(self._name, self._schema.metadata))
@@ -133,27 +140,47 @@ class Index(OfOneProcess):
         hidden = None if show_progress is None else not show_progress
         with tqdm(total=length_hint(rows) or None, unit="text", disable=hidden) as bar:
             while chunk := list(islice(iterator, CHUNK)):
-                self._add(chunk)
+                self._add(chunk, ids)
                 bar.update(len(chunk))
         return self
 
-    def _add(self, records: list[Any]) -> None:
-        ids: list[PointId] = []
-        payloads = []
-        for record in records:
-            identity, payload = _record(record, next(self._places))
-            ids.append(identity)
-            payloads.append(payload)
-        heads = heads_of(self._schema)
+    def _add(self, records: list[tuple[int, Any]], ids: _Ids) -> None:
+        payloads = [_payload(record, place) for place, record in records]
+        begin, heads = records[0][0], heads_of(self._schema)
+        moved = ids.take([payload.get("id") for payload in payloads], begin)
         budget = budget_of_plan(plan_of(self._schema)) if Head.MULTIVECTOR in heads else None
-        embedded = self.encoder.encode(
-            [payload["text"] for payload in payloads],
-            sorted(heads),
-            input_type="document",
-            multivector=budget,
-        )
-        points = to_points(embedded, ids, payloads)
+        try:
+            embedded = self.encoder.encode(
+                [payload["text"] for payload in payloads],
+                sorted(heads),
+                input_type="document",
+                multivector=budget,
+            )
+        except RequestError as error:
+            raise error.named("records", begin, of=f"`texts[{error.place}]`") from None
+        points = to_points(embedded, ids.of_chunk, payloads)
+        for (place, _), point in zip(records, points, strict=True):
+            try:
+                check_points([point], self._schema)
+            except InvalidPoint as error:
+                raise InvalidPoint(f"`records[{place}]`: {error}") from None
+        if moved:
+            reading = self._store.retrieve(
+                self._name,
+                list(moved),
+                with_vectors=True,
+            )
+            before = self._loop.run(reading)
+            points += [Stored(moved[point.id], point.payload, point.vector) for point in before]
         self._loop.run(self._store.upsert(self._name, points, self._schema))
+        if self._store.kind == "memory":
+            self._next = ids.next
+
+    def _next_id(self) -> int:
+        """The first whole number above all ids. Another process may have added to a folder."""
+        if self._store.kind == "memory":
+            return self._next
+        return self._loop.run(_largest_id(self._store, self._name)) + 1
 
     def _signed_schema(self) -> CollectionSchema:
         """The schema with the encoder's fingerprint, if the collection has none."""
@@ -167,8 +194,11 @@ class Index(OfOneProcess):
         """Return the best `limit` records for a query, the best first.
 
         `filter`: as in `/search`, on the records' keys. `options`: fields of `SearchOptions`, such
-        as `mode="dense"` or `explain=True`. Raises InvalidInput.
+        as `mode="dense"` or `explain=True`; `group_by`: "document" by default in a collection that
+        `ingest` has filled, else none. Raises InvalidInput.
         """
+        if SOURCES not in self._schema.metadata:
+            options.setdefault("group_by", None)
         chosen = SearchOptions.given(
             "search()", options, limit=limit, query_filter=filter_from(filter)
         )
@@ -244,19 +274,119 @@ def _rows(records: Any) -> Iterable[Any]:
     return rows
 
 
-def _record(record: Any, place: int) -> tuple[PointId, dict[str, Any]]:
-    """A record's id and payload. Raises InvalidInput, naming the record."""
-    if isinstance(record, str):
-        return place, {"text": record}
+def _payload(record: Any, place: int) -> dict[str, Any]:
+    """A record as JSON's types. Raises InvalidInput, naming the record."""
     where = f"records[{place}]"
+    if isinstance(record, str):
+        record = {"text": record}
     if not isinstance(record, Mapping):
         raise InvalidInput(f"`{where}` is {type(record).__name__}: should be a text or a mapping")
     if not isinstance(record.get("text"), str):
         raise InvalidInput(f"`{where}.text` is {record.get('text')!r:.100}: should be a text")
-    identity = record.get("id", place)
-    if isinstance(identity, str):
-        identity = point_id(identity, 0)
-    return identity, dict(record)
+    try:
+        encoded = orjson.dumps(
+            dict(record),
+            default=_plain,
+            option=orjson.OPT_SERIALIZE_NUMPY,
+        )
+    except TypeError as error:
+        raise InvalidInput(f"`{where}` should be what JSON has: {error}") from None
+    payload: dict[str, Any] = orjson.loads(encoded)
+    return payload
+
+
+def _plain(value: Any) -> Any:
+    """Values of data frames as JSON: a missing one is null, a time is a text."""
+    if str(value) in ("NaT", "<NA>"):
+        return None
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(f"it has a value of {type(value).__name__}")
+
+
+class _Ids:
+    """The ids of one call of `add`. `first`: gives the first whole number above all stored ones;
+    asked for when a record has no id."""
+
+    def __init__(self, first: Callable[[], int]) -> None:
+        self.of_chunk: list[PointId] = []
+        self._first = first
+        # Above the ids of this call; None until the stored ids are known
+        self._next: int | None = None
+        self._largest = -1
+        # The records of ids that the caller gave, and ids that were made here
+        self._places: dict[PointId, int] = {}
+        self._made: set[PointId] = set()
+
+    @property
+    def next(self) -> int:
+        """The first whole number above all ids."""
+        if self._next is None:
+            self._next = self._first()
+        return max(self._next, self._largest + 1)
+
+    def take(self, values: Sequence[Any], begin: int) -> dict[PointId, PointId]:
+        """Set the ids of a chunk, whose first record is at `begin`. Return new ids of records
+        before it, whose made ids are given here. Raises InvalidInput."""
+        ids = [_id(value, place) for place, value in enumerate(values, begin)]
+        for place, identity in enumerate(ids, begin):
+            if identity is None:
+                continue
+            if identity in self._places:
+                raise InvalidInput(
+                    f"`records[{self._places[identity]}]` and `records[{place}]` have one id, "
+                    f"{values[place - begin]!r}: give each its own"
+                )
+            self._places[identity] = place
+            if isinstance(identity, int):
+                self._largest = max(self._largest, identity)
+        clashes = [identity for identity in ids if identity in self._made]
+        moved: dict[PointId, PointId] = {
+            identity: self._new() for identity in clashes if identity is not None
+        }
+        self._made.difference_update(moved)
+        self.of_chunk = [self._new() if identity is None else identity for identity in ids]
+        return moved
+
+    def _new(self) -> int:
+        identity = self.next
+        self._next = identity + 1
+        self._made.add(identity)
+        return identity
+
+
+def _id(value: Any, place: int) -> PointId | None:
+    """The point's id of a record's `id`; None without one. Raises InvalidInput."""
+    if isinstance(value, str):
+        return point_id(value, 0)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= MAX_ID:
+        raise InvalidInput(
+            f"`records[{place}].id` is {value!r:.100}: should be a text, or a whole number from 0 "
+            f"to {MAX_ID}"
+        )
+    return value
+
+
+async def _largest_id(store: Store, name: str) -> int:
+    """The largest whole number among a collection's ids; -1 without one. A store lists numbers in
+    their order, before UUIDs."""
+    low, high = -1, MAX_ID
+    while low < high:
+        records, _ = await store.scroll(
+            name,
+            limit=1,
+            offset=low + (high - low + 1) // 2,
+            with_payload=False,
+        )
+        if records and isinstance(records[0].id, int):
+            low = records[0].id
+        else:
+            high = low + (high - low + 1) // 2 - 1
+    return low
 
 
 async def _copied(

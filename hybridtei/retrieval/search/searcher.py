@@ -25,7 +25,7 @@ from hybridtei.options import EmbedOptions, RankOptions
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.text import normalised
 from hybridtei.retrieval.search.calibration import Curve, curve_of, probabilities, way_of
-from hybridtei.retrieval.search.candidates import Candidate, Candidates
+from hybridtei.retrieval.search.candidates import Candidate, Candidates, in_order
 from hybridtei.retrieval.search.explain import highlights, shared_terms
 from hybridtei.retrieval.search.fusion import Legs, legs_of, weights_of
 from hybridtei.retrieval.search.options import (
@@ -260,6 +260,8 @@ class Searcher:
             depth, skipped = max(options.rerank_limit, last), 0
         is_bounded = options.min_probability is not None or options.rerank_threshold is not None
         best = await candidates.best(depth)
+        if candidates.has_tiers:
+            best[skipped:] = in_order(best[skipped:])
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
         is_rated = is_bounded or curve is not None
         if ranker is None and is_rated:

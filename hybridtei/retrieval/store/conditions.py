@@ -115,9 +115,18 @@ def _holds(condition: Filter, value: Any) -> bool:
         return _is_match(condition.match, value)
     if condition.range is not None:
         return _is_in_range(condition.range, value)
+    return _has_place(value) and _is_near(condition, value["lat"], value["lon"])
+
+
+def _has_place(value: Any) -> bool:
+    """True for a place in degrees. Qdrant passes over any other value too."""
     if not (isinstance(value, dict) and {"lat", "lon"} <= value.keys()):
         return False
     lat, lon = value["lat"], value["lon"]
+    return _is_number(lat) and _is_number(lon) and abs(lat) <= 90 and abs(lon) <= 180
+
+
+def _is_near(condition: Filter, lat: float, lon: float) -> bool:
     circle, box = condition.geo_radius, condition.geo_bounding_box
     if circle is not None:
         return _metres(lat, lon, circle.center.lat, circle.center.lon) < circle.radius
@@ -195,8 +204,11 @@ def _is_in_range(bounds: Range, value: Any) -> bool:
     )
     if of_times:
         return isinstance(value, str) and _is_within(value, bounds, _time)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and _is_within(value, bounds)
+    return _is_number(value) and _is_within(value, bounds)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _time(text: Any) -> datetime | None:

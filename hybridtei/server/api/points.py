@@ -8,6 +8,7 @@ and imports have permits of their own and no time limit: their clients set the p
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
@@ -65,7 +66,7 @@ class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A text to store. An id that is not a number or UUID is hashed to a UUID; the payload keeps it
-    as `document_id`."""
+    as `document_id`. Without an id, text, payload and metadata are hashed."""
 
     text: Annotated[str, Meta(min_length=1)]
     id: int | str | None = None
@@ -240,7 +241,7 @@ def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], li
             if isinstance(error, msgspec.ValidationError):
                 reason = explain(error, raw, Point)
             failed.append(FailedPoint(index, client_id, f"points[{index}]: {reason}"))
-    return new, failed
+    return _check_once(new, failed), failed
 
 
 def _read(index: int, point: Point) -> _NewPoint:
@@ -257,10 +258,14 @@ def _read(index: int, point: Point) -> _NewPoint:
         raise InvalidPoint(f"`id` should be between 0 and {MAX_ID}")
     # The UUID of a text without an id; clients' ids are hashed with 0, so none gives the same UUID
     identity: PointId = point_id(point.text, -1)
+    if point.id is None and (point.payload or point.metadata):
+        # The same text may stand for two things. Python's encoder writes every number
+        content = [point.text, point.payload, point.metadata]
+        identity = point_id(json.dumps(content, sort_keys=True), -2)
     if point.id is not None:
         identity = point.id
-        if isinstance(identity, str) and not _is_uuid(identity):
-            identity = point_id(identity, 0)
+        if isinstance(identity, str):
+            identity = _uuid_of(identity) or point_id(identity, 0)
         payload.setdefault(DOCUMENT_ID, str(point.id))
     return _NewPoint(index, point.id, identity, point.text, payload)
 
@@ -270,10 +275,32 @@ def _is_writable(number: int) -> bool:
     return -(2**63) <= number < 2**64
 
 
-def _is_uuid(text: str) -> bool:
+def _uuid_of(text: str) -> str | None:
+    """A UUID in its usual form, or None."""
     with suppress(ValueError):
-        return bool(uuid.UUID(text))
-    return False
+        return str(uuid.UUID(text))
+    return None
+
+
+def _check_once(points: Sequence[_NewPoint], failed: list[FailedPoint]) -> list[_NewPoint]:
+    """The points without those whose ids are there twice, which go into `failed`: nobody can tell
+    which of them is meant. The same text and payload twice, without an id, is one point."""
+    places: dict[PointId, list[int]] = {}
+    for point in points:
+        if point.client_id is not None:
+            places.setdefault(point.identity, []).append(point.index)
+    good = []
+    for point in points:
+        others = [place for place in places.get(point.identity, ()) if place != point.index]
+        if point.client_id is not None and others:
+            error = (
+                f"points[{point.index}]: `id` {point.client_id!r} is also that of "
+                f"points[{others[0]}]: give each its own"
+            )
+            failed.append(FailedPoint(point.index, point.client_id, error))
+        else:
+            good.append(point)
+    return good
 
 
 async def _embedded(

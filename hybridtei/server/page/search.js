@@ -17,7 +17,8 @@ export function showHits({ mode, hits, stages }) {
       element("p", { class: "hint" }, [source(id, payload), ...Object.entries(scores ?? {}).map(staged)].join(" · "))))));
 }
 
-const source = (id, { document_id: document }) => String(document ?? id);
+// A row of a table is known by its file too
+const source = (id, payload) => [...new Set([payload["source"], payload.document_id ?? id])].filter((part) => part !== undefined).join(" ");
 const staged = ([name, { score, rank }]) => `${name} ${rank === null ? "rescored" : `#${rank}`} (${score.toFixed(3)})`;
 
 /** The text with its highlights marked; their offsets count code points. */

@@ -298,3 +298,26 @@ def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(
         assert node.made["c"] == {}
         assert any(line.startswith("cluster   unknown") for line in told) == says
         node.local.close()
+
+
+async def test_ids_of_two_kinds_and_rows_of_two_files_hide_nothing(tmp_path):
+    """1 is not "1"; the place of a row without an id is not another row's id; files have rows of their own."""
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    rows = [
+        '{"id": 1, "text": "one"}',
+        '{"id": "1", "text": "two"}',
+        '{"id": "line-4", "text": "three"}',
+    ]
+    rows.append('{"text": "four"}')
+    for name in ("north", "south"):
+        (folder / f"{name}.jsonl").write_text("\n".join(rows))
+    store = MemoryStore()
+    for _ in range(2):
+        stats = await Ingest(tmp_path).run(folder, store)
+        assert (stats.points, stats.quarantined) == (8, 0)
+    # The second time nothing changes
+    assert stats.documents == 0
+    stored = {(each.payload["source"], each.payload["document_id"]) for each in await points(store)}
+    names = ["1", "1 (text)", "line-4", "line-4 (place)"]
+    assert stored == {(f"docs/{file}.jsonl", name) for file in ("north", "south") for name in names}

@@ -254,17 +254,23 @@ def test_scores_below_the_threshold_are_left_out(encoder, shared):
 @pytest.mark.parametrize(
     ("payload", "key", "group"),
     [
-        ({"a": {"b": "c"}}, "a.b", "c"),
-        ({"a": 3}, "a", 3),
-        ({"a": True}, "a", None),
-        ({"a": ["c"]}, "a", "c"),
-        ({"a": ["c", "d"]}, "a", None),
-        ({"a": 1.5}, "a", None),
-        ({}, "a.b", None),
+        ({"a": {"b": "c"}}, ["a.b"], ("c",)),
+        ({"a": "c"}, ["a.b"], None),
+        ({"a": 3}, ["a"], (3,)),
+        ({"a": True}, ["a"], None),
+        ({"a": ["c"]}, ["a"], ("c",)),
+        ({"a": ["c", "d"]}, ["a"], None),
+        ({"a": 1.5}, ["a"], None),
+        ({}, ["a.b"], None),
+        ({"a": "c"}, ["a", "source"], ("c", None)),
+        ({"a": "c", "source": "d"}, ["a", "source"], ("c", "d")),
+        # A point of its own: the server has written its number as the document's id
+        ({"a": "7"}, ["a", "source"], None),
+        ({"a": "7"}, ["a"], ("7",)),
     ],
 )
 def test_what_a_group_is(payload, key, group):
-    assert group_of(payload, key) == group
+    assert group_of(Stored(7, payload, {}), key) == group
 
 
 @pytest.mark.parametrize("mode", ["zscore", "dense"])

@@ -10,8 +10,10 @@ from hybridtei.retrieval.search.explain import (
     Highlight,
     excerpt,
     highlights,
+    in_words,
     shared_terms,
 )
+from hybridtei.retrieval.search.options import SearchHit, SearchOptions, SearchResult
 from tests import tiny
 from tests.inference.engine import small
 
@@ -92,3 +94,15 @@ def test_of_very_many_the_heaviest_are_given_in_the_order_of_the_text():
     assert len(found) == MAX_HIGHLIGHTS
     assert found[-1].text == "search"
     assert [mark.start for mark in found] == sorted(mark.start for mark in found)
+
+
+def test_a_row_of_a_table_is_shown_with_its_file():
+    row = {"text": "a berth", "document_id": "line-2", "source": "docs/prices.csv"}
+    file = {"text": "a quay", "document_id": "docs/a.md", "source": "docs/a.md"}
+    hits = [SearchHit(1, 1.0, row), SearchHit(2, 0.5, file), SearchHit(3, 0.1, {"text": "x"})]
+    lines = in_words(SearchResult("dense", hits, []), SearchOptions()).splitlines()
+    assert [line.rpartition("[")[2] for line in lines[::2]] == [
+        "docs/prices.csv line-2]",
+        "docs/a.md]",
+        "3]",
+    ]

@@ -110,6 +110,102 @@ def test_a_record_with_the_id_of_another_replaces_it(encoder):
         assert repr(index) == "Index(1 texts: dense, multivector, sparse by encoder)"
 
 
+def texts_by_id(index):
+    return {hit.id: hit.payload["text"] for hit in index.search("one", limit=5_000, mode="dense")}
+
+
+def test_ids_that_are_made_are_above_all_others(encoder, tmp_path):
+    """Also after `open`, beside ids of the caller's, and where a generator gives an id late."""
+    with Index(
+        ["one", {"id": 1, "text": "two"}, "three", {"id": 4, "text": "four"}], encoder
+    ) as index:
+        assert texts_by_id(index) == {1: "two", 4: "four", 5: "one", 6: "three"}
+        index.add(["five"])
+        index.save(tmp_path)
+    for added in ("six", "seven"):
+        with Index.open(tmp_path, encoder=encoder) as stored:
+            stored.add([added, {"id": "1", "text": "one one"}])
+    with Index.open(tmp_path, encoder=encoder) as stored:
+        texts = texts_by_id(stored)
+    assert len(texts) == 8
+    assert [texts[number] for number in range(4, 10)] == [
+        "four",
+        "one",
+        "three",
+        "five",
+        "six",
+        "seven",
+    ]
+    late = [*({"text": f"one {place}"} for place in range(1030)), {"id": 3, "text": "two"}]
+    with Index((record for record in late), encoder) as index:
+        assert len(index) == len(late)
+        texts = texts_by_id(index)
+    assert texts[3] == "two"
+    assert sorted(texts.values()) == sorted(record["text"] for record in late)
+
+
+def test_records_of_data_frames_are_stored_as_the_client_sends_them(encoder):
+    frame = pandas.DataFrame(
+        {
+            "text": ["one", "two", "three"],
+            "year": [2024, float("nan"), 2025],
+            "day": pandas.to_datetime(["2024-05-01", None, "2024-05-02"]),
+            "id": [None, 3.0, 0],
+        }
+    )
+    with Index(frame, encoder) as index:
+        hits = {hit.payload["text"]: hit for hit in index.search("one", mode="dense")}
+    assert {text: (hit.id, hit.payload["year"]) for text, hit in hits.items()} == {
+        "one": (4, 2024),
+        "two": (3, None),
+        "three": (0, 2025),
+    }
+    assert [hits[text].payload["day"] for text in ("one", "two")] == ["2024-05-01T00:00:00", None]
+
+
+def test_records_of_one_document_are_hits_of_their_own(encoder, tmp_path):
+    records = [{"text": text, "document_id": "book"} for text in TEXTS]
+    with Index(records, encoder) as index:
+        index.save(tmp_path)
+        assert len(index.search("one", limit=5)) == 5
+        assert len(index.search("one", group_by="document")) == 1
+    with Index.open(tmp_path, encoder=encoder) as stored:
+        assert len(stored.search("one", limit=5)) == 5
+
+
+PLACES = [
+    {"lat": 52.5, "lon": 13.4},
+    {"lat": None, "lon": 13.4},
+    {"lat": "52.5", "lon": "13.4"},
+    {"lat": True, "lon": 13.4},
+    {"lat": 95.0, "lon": 13.4},
+    {"lat": 52.5},
+    [52.5, 13.4],
+    "52.5,13.4",
+    None,
+    [{"lat": "north", "lon": 13.4}, {"lat": 52.5, "lon": 13.4}],
+]
+RING = [{"lat": lat, "lon": lon} for lat, lon in ((52, 13), (53, 13), (53, 14), (52, 14), (52, 13))]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        {"geo_radius": {"center": {"lat": 52.5, "lon": 13.4}, "radius": 10_000}},
+        {"geo_bounding_box": {"top_left": RING[1], "bottom_right": RING[3]}},
+        {"geo_polygon": {"exterior": {"points": RING}}},
+    ],
+)
+def test_a_value_that_is_no_place_is_passed_over_as_qdrant_does(encoder, tmp_path, condition):
+    near = {"must": [{"key": "place", **condition}]}
+    with Index([{"text": "one", "place": place} for place in PLACES], encoder) as index:
+        index.save(tmp_path)
+        hits = index.search("one", filter=near)
+    with Index.open(tmp_path, encoder=encoder) as stored:
+        assert [hit.id for hit in stored.search("one", filter=near)] == [hit.id for hit in hits]
+    assert {hit.id for hit in hits} == {0, 9}
+
+
 def test_an_index_without_records_has_no_hits(encoder):
     with Index(encoder=encoder) as index:
         assert len(index) == 0
@@ -123,8 +219,26 @@ def test_an_index_without_records_has_no_hits(encoder):
         (7, InvalidInput, "`records` is int"),
         (["one", 7], InvalidInput, r"`records\[1\]` is int: should be a text or a mapping"),
         (["one", {"words": "two"}], InvalidInput, r"`records\[1\]\.text` is None"),
-        ([{"text": "one", "id": -1}], InvalidPoint, "point -1: `id`"),
-        (["one", ""], EmptyInput, r"1"),
+        ([{"text": "one", "id": -1}], InvalidInput, r"`records\[0\]\.id` is -1: should be a text"),
+        (["one", {"text": "two", "id": 1.5}], InvalidInput, r"`records\[1\]\.id` is 1\.5"),
+        (["one", {"text": "two", "id": True}], InvalidInput, r"`records\[1\]\.id` is True"),
+        (
+            ["one", {"text": "two", "of": {1}}],
+            InvalidInput,
+            r"`records\[1\]` should be what JSON has",
+        ),
+        (
+            ["one", {"text": "two", "of": 2**63}],
+            InvalidPoint,
+            r"`records\[1\]`: point 1: .*integers",
+        ),
+        (["one", ""], EmptyInput, r"`records\[1\]`"),
+        (["one"] * 1024 + [""], EmptyInput, r"`records\[1024\]`"),
+        (
+            [{"text": "one", "id": 7}, "two", {"text": "three", "id": 7.0}],
+            InvalidInput,
+            r"`records\[0\]` and `records\[2\]` have one id, 7",
+        ),
     ],
 )
 def test_a_wrong_record_is_named(encoder, records, kind, message):

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from hybridtei.client import Client
+from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for
+from hybridtei.retrieval.store.points import point_id
 from tests.retrieval.search.small_search import MODEL, encoder_of, filled, run, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.api.conftest import POINTS
@@ -167,3 +170,44 @@ def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(
     long = [thread for is_long, thread in threads if is_long]
     assert long, "nothing long was seen"
     assert not any(thread.endswith("(run)") for thread in long), "the thread of the event loop"
+
+
+def test_a_text_with_two_payloads_is_two_points_and_the_same_request_one(shelf):
+    answer = "Yes, within two weeks."
+    points = [{"text": answer, "payload": {"product": name}} for name in ("boots", "oilskins")]
+    points += [{"text": answer, "metadata": {"product": "boots"}}, {"text": answer}]
+    ids = []
+    for _ in range(2):
+        body = {"points": points, "create": True}
+        ids.append(shelf.post("/collections/answers/points", body).json()["ids"])
+    assert ids[0] == ids[1]
+    assert len(set(ids[0])) == 4
+    # As 0.3 made it
+    assert ids[0][3] == point_id(answer, -1)
+    found = shelf.post("/search", {"collection": "answers", "query": "two weeks"}).json()["hits"]
+    assert {hit["id"] for hit in found} == set(ids[0])
+
+
+def test_two_points_of_one_call_with_one_id_are_errors_that_name_both(shelf):
+    uuid = "6F1D2C64-0A55-5D0E-9A4E-3C1F5B7E2D90"
+    ids = [7, "a", 7, "7", "a", uuid, uuid.lower(), 8]
+    points = [{"text": f"one {place}", "id": each} for place, each in enumerate(ids)]
+    path = "/collections/twins/points"
+    answer = shelf.post(path, {"points": points, "create": True}).json()
+    assert answer["ids"] == [point_id("7", 0), 8]
+    assert [failed["error"] for failed in answer["failed"][:2]] == [
+        "points[0]: `id` 7 is also that of points[2]: give each its own",
+        "points[1]: `id` 'a' is also that of points[4]: give each its own",
+    ]
+    assert [failed["index"] for failed in answer["failed"]] == [0, 1, 2, 4, 5, 6]
+    both = r"`points\[0\]` and `points\[1200\]` have one id"
+    points = [{"text": "one", "id": 5}, *["two"] * 1199, {"text": "three", "id": 5}]
+    with Client(shelf.url) as client, pytest.raises(InvalidInput, match=both):
+        client.upsert("twins", points)
+
+
+def test_the_numbers_1_and_the_text_1_are_two_documents(shelf):
+    points = [{"text": "one two three", "id": 1}, {"text": "one two three", "id": "1"}]
+    shelf.post("/collections/ones/points", {"points": points, "create": True})
+    found = shelf.post("/search", {"collection": "ones", "query": "one"}).json()["hits"]
+    assert {hit["id"] for hit in found} == {1, point_id("1", 0)}
