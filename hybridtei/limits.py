@@ -10,6 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from math import ceil
+
+from hybridtei.errors import TokensUsed
 
 # A quarter of a bound is not given to large holders
 SHARE_LEFT = 4
@@ -122,3 +126,52 @@ class Arriving:
         self._bound.units -= self.units
         self.units = 0
         self._bound._arriving.pop(self, None)
+
+
+MINUTE_S = 60
+# Of the tokens that a key has used beyond its bound: a large request locks it out no longer
+MAX_DEBT_MINUTES = 5
+
+
+class Meter:
+    """The tokens that a key may use: `limit` at once, and as many again in a minute. A request may
+    use more than are left; the next ones wait until these are there again, or `MAX_DEBT_MINUTES`
+    at most."""
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit, self._clock = limit, clock
+        self._left, self._read_at_s = float(limit), clock()
+
+    def check(self) -> None:
+        """Raises TokensUsed."""
+        now_s = self._clock()
+        self._left += (now_s - self._read_at_s) * self.limit / MINUTE_S
+        self._left, self._read_at_s = min(self._left, self.limit), now_s
+        if self._left < 1:
+            raise TokensUsed(self.limit, ceil((1 - self._left) * MINUTE_S / self.limit))
+
+    def spend(self, tokens: int) -> None:
+        self._left = max(self._left - tokens, -self.limit * MAX_DEBT_MINUTES)
+
+
+class Spending:
+    """The tokens of one request. `count`: counts them; `meter`: bounds them."""
+
+    def __init__(self, count: Callable[[int], object], meter: Meter | None) -> None:
+        self._count, self._meter = count, meter
+        self._has_begun = False
+
+    def take(self, tokens: int) -> None:
+        """Take the tokens that are about to be computed, also for a client that leaves. Raises
+        TokensUsed if other requests of the key have used them since this one was let in; a request
+        that has begun may end."""
+        if self._meter is not None:
+            if not self._has_begun:
+                self._meter.check()
+            self._meter.spend(tokens)
+        self._has_begun = True
+        self._count(tokens)
+
+
+# Of the request or call, also in tasks that it starts; None: the server has no keys
+SPENDING: ContextVar[Spending | None] = ContextVar("spending", default=None)

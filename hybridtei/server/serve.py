@@ -111,8 +111,6 @@ async def serve(request: HttpRequest) -> ASGIApp:
         else:
             work.add_done_callback(lambda _: shared.inside.give_back(held))
 
-    if not shared.keyring.is_open:
-        shared.keyring.spend(reply.usage)
     head = head_of(reply, route, source)
     if reply.lines is not None:
         return Lines(head, reply.lines)

@@ -22,6 +22,9 @@ from hybridtei.system.machine import LaneKind
 if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec
 
+# What was found damaged while this process maps it, and what to do: every later pass fails
+DAMAGED: list[str] = []
+
 
 class Backend:
     """One loaded model on one device.
@@ -103,6 +106,8 @@ class HostBackend(Backend):
         raise NotImplementedError
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        if DAMAGED:
+            raise BackendError(DAMAGED[0])
         try:
             outputs = self.outputs(batch, use_all_cores=use_all_cores)
         except Exception as error:

@@ -22,7 +22,7 @@ from hybridtei.errors import (
     TokenizerError,
     Unhealthy,
 )
-from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.backends.base import DAMAGED, Backend
 from hybridtei.inference.engine.admission import (
     GATHERERS,
     Admission,
@@ -37,6 +37,7 @@ from hybridtei.inference.engine.core import EngineBatch, EngineCore, ResultCache
 from hybridtei.inference.engine.device import Device, ModelInstance
 from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.inference.tasks.base import Model, Task
+from hybridtei.limits import SPENDING
 from hybridtei.models.text.reader import PORTION_CHARACTERS, TextReader
 from hybridtei.models.text.tokenizer import SHORT_CHARACTERS, Tokenizer
 from hybridtei.outputs import Cut, HeadOutputs, Timings, cuts_of
@@ -191,6 +192,9 @@ class EngineService:
                     lengths.append(len(encoding.input_ids))
                     if encoding.extent is not None and not cuts:
                         cuts = cuts_of(encodings, size)
+                spending = SPENDING.get()
+                if spending is not None:
+                    spending.take(sum(lengths))
                 if part.embeds:
                     self.check_answer(part.max_numbers(self.model.spec, sum(lengths)))
                 tokenised = perf_counter_ns()
@@ -426,7 +430,7 @@ class Engine:
             or not self._device.alive
         ):
             raise Unhealthy
-        if self._instance.healthy:
+        if self._instance.healthy and not DAMAGED:
             return
         spec = self._backend.spec
         probe = Encoding(np.array([spec.positions.offset], dtype=np.int64))

@@ -79,6 +79,14 @@ class TextModel(VectorModel, Ranker, Protocol):
     def tokens_of(self, text: str) -> Iterable[Token]: ...
 
 
+# Characters of queries that are normalised on the event loop
+NORMALISED_AT_ONCE = 4096
+
+
+def _normalised(queries: Sequence[str]) -> list[str]:
+    return [normalised(query) or query for query in queries]
+
+
 class Searcher:
     """Searches a store's collections by one model.
 
@@ -135,7 +143,10 @@ class Searcher:
         fit = fit or await self.fit(collection)
         heads = fit.heads
         # As documents are. A query that normalising would empty stays unchanged
-        queries = [normalised(query) or query for query in queries]
+        if sum(map(len, queries)) > NORMALISED_AT_ONCE:
+            queries = await self._aside(partial(_normalised, queries))
+        else:
+            queries = _normalised(queries)
         if options.query_encoder == "model":
             return fit.fitted(
                 await self.model.embed(

@@ -19,6 +19,7 @@ from hybridtei.errors import InvalidInput, RequestError, TooManyCandidates
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.relevant import RelevantSpan
 from hybridtei.inference.tasks.rerank import rerank_task
+from hybridtei.models.text.reader import CHARACTERS_PER_TOKEN
 from hybridtei.options import RankOptions, RankWeights, RelevantSpans
 from hybridtei.outputs import Usage
 from hybridtei.retrieval.search.options import (
@@ -151,6 +152,8 @@ class SearchesResponse(Struct, frozen=True):
 MAX_HIGHLIGHTED = 200
 # Hits of a request to embed for `relevant_spans`
 MAX_SPANNED = 100
+# An answer with more bytes of payloads is written outside the event loop
+LARGE_BYTES = 65_536
 # Total characters of these texts
 MAX_SPANNED_CHARACTERS = 2_000_000
 
@@ -188,7 +191,9 @@ async def _searched(
 ) -> Reply:
     """Embed, find and write. Repeatable."""
     context = stores.embedder(schema)
-    spans, texts = request.spans, request.texts
+    # The model reads no more of a query, so nothing else does
+    longest = context.service.reader.max_input_length * CHARACTERS_PER_TOKEN
+    spans, texts = request.spans, [text[:longest] for text in request.texts]
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput(
             f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does "
@@ -228,7 +233,10 @@ async def _searched(
     write = partial(
         _written, context, request, results, spans_of, usage=model.usage, options=options
     )
-    answers = await stores.bounds.run_aside(write) if options.highlights else write()
+    if options.highlights or budget.spent > LARGE_BYTES:
+        answers = await stores.bounds.run_aside(write)
+    else:
+        answers = write()
     numbers = _numbers(results, spans_of) + budget.spent // BYTES_PER_NUMBER
     answer = answers[0] if request.query is not None else {"results": answers}
     return Reply(answer, model.usage, numbers)

@@ -296,7 +296,6 @@ class Servicer:
         reserved = await held.reserve(method.estimate(context, request))
         with span(method.span):
             reply = await method.answer(context, request)
-        self._keys.spend(reply.usage)
         body = bytes(reply.answer)
         held.add(len(body) - reserved)
         if reply.usage is not None:
@@ -313,7 +312,6 @@ class Servicer:
         async def answer(message: Any, reserved: int) -> bytes:
             with admission.carrying(1), span(method.span):
                 reply = await method.answer(context, message)
-            self._keys.spend(reply.usage)
             body = bytes(reply.answer)
             held.add(len(body) - reserved)
             return body
@@ -322,8 +320,9 @@ class Servicer:
             reserved = await held.reserve(method.estimate(context, message))
             key = KEY.get()
             with context.counting_failures():
-                if key is not None and key.meter is not None:
-                    key.meter.check()
+                # The task below computes in a copy of this context
+                if key is not None:
+                    self._keys.count(key)
                 admission.take(1, turns=method.permits)
             task = asyncio.ensure_future(answer(message, reserved))
             # A callback also runs if the task is cancelled before it begins

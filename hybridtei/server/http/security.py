@@ -19,14 +19,13 @@ import os
 import re
 import socket
 import ssl
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from hmac import compare_digest
 from ipaddress import ip_address
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -37,9 +36,8 @@ from hybridtei.errors import (
     OtherHost,
     OtherOrigin,
     RoleNeeded,
-    TokensUsed,
 )
-from hybridtei.outputs import Usage
+from hybridtei.limits import SPENDING, Meter, Spending
 from hybridtei.server.http.body import first_fields
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.system.machine import read_bounded
@@ -55,33 +53,11 @@ OWNER = re.compile(
     rf"({NAME.pattern})(?: roles=([a-z]+(?:,[a-z]+)*))?(?: tokens_per_minute=([1-9]\d{{0,11}}))?",
     re.ASCII,
 )
-MINUTE_S = 60
 # The key of the request or call, also in tasks that it starts
 KEY: ContextVar[Key | None] = ContextVar("key", default=None)
 MAX_KEYS, MAX_FILE_BYTES = 1000, 1_000_000
 
 log = logging.getLogger(__name__)
-
-
-class Meter:
-    """The tokens that a key may use: `limit` at once, and as many again in a minute. A request may
-    use more than are left; the next ones wait until these are there again."""
-
-    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit, self._clock = limit, clock
-        self._left, self._read_at_s = float(limit), clock()
-
-    def check(self) -> None:
-        """Raises TokensUsed."""
-        now_s = self._clock()
-        self._left += (now_s - self._read_at_s) * self._limit / MINUTE_S
-        self._left, self._read_at_s = min(self._left, self._limit), now_s
-        if self._left < 1:
-            raise TokensUsed(self._limit, ceil((1 - self._left) * MINUTE_S / self._limit))
-
-    def spend(self, tokens: int) -> None:
-        """Take the tokens of an answer."""
-        self._left -= tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +96,7 @@ class Keyring:
         )
 
     def check(self, authorization: bytes, role: KeyRole | None, token: str | None = None) -> None:
-        """Check and count the key of a header, or else `token`, and keep it for `spend` and the
+        """Check and count the key of a header, or else `token`, and keep it for its tokens and the
         log. Does nothing on a server without keys.
 
         `role`: the role that the key needs; None: every known key. Raises NoKey, RoleNeeded,
@@ -139,17 +115,15 @@ class Keyring:
             CALLER.set(key.name)
         if role is not None and role not in key.roles:
             raise RoleNeeded(role, key.name, key.roles)
-        if role is not None and key.meter is not None:
-            key.meter.check()
+        if role is not None:
+            self.count(key)
 
-    def spend(self, usage: Usage | None) -> None:
-        """Count the tokens of an answer, if a model ran for it."""
-        key = KEY.get()
-        if key is None or usage is None:
-            return
-        self._tokens.add(usage.tokens, key=key.name)
+    def count(self, key: Key) -> None:
+        """Count the tokens that the calling task computes from now on for a key. Raises TokensUsed
+        if it has used them."""
         if key.meter is not None:
-            key.meter.spend(usage.tokens)
+            key.meter.check()
+        SPENDING.set(Spending(partial(self._tokens.add, key=key.name), key.meter))
 
     def find(self, value: bytes) -> Key | None:
         """The known key with this value, or None."""
@@ -166,11 +140,14 @@ class Keyring:
 
     def reload(self) -> None:
         """Read the file again. If that fails, log the error and keep the keys."""
+        before = self._keys
         try:
             self._keys = self._read()
         except LoadError as error:
             log.error("the old keys stay in use: %s", error)
         else:
+            meters = {(key.digest, key.meter.limit): key.meter for key in before if key.meter}
+            self._keys = tuple(_metered(key, meters) for key in self._keys)
             log.info("read the keys again: %s", ", ".join(key.name for key in self._keys))
 
     def _read(self) -> tuple[Key, ...]:
@@ -197,6 +174,13 @@ def read_keys(path: Path) -> list[Key]:
             f"{path}: holds {len(keys)} keys; it should hold at least one, and at most {MAX_KEYS}"
         )
     return [*keys.values()]
+
+
+def _metered(key: Key, meters: Mapping[tuple[bytes, int], Meter]) -> Key:
+    """The key with its meter before a reading of the file, unless its bound is another one."""
+    if key.meter is None:
+        return key
+    return replace(key, meter=meters.get((key.digest, key.meter.limit), key.meter))
 
 
 def is_sendable(key: str) -> bool:

@@ -161,6 +161,15 @@ async def test_no_batch_exceeds_its_budget_or_count():
     assert max(len(batch) for batch in seen) == 4
 
 
+async def test_what_is_damaged_is_unhealthy_before_any_pass_fails(monkeypatch):
+    monkeypatch.setattr("hybridtei.inference.engine.service.DAMAGED", ["the weights"])
+    switch = Switch()
+    async with running(small.service(gate=switch)) as service:
+        switch.error = BackendError("the weights")
+        with pytest.raises(Unhealthy):
+            await service.check_health()
+
+
 async def test_health_flips_and_comes_back_by_a_one_token_probe():
     switch = Switch()
     async with running(small.service(gate=switch)) as service:

@@ -142,6 +142,22 @@ def test_a_reranker_has_the_last_word_and_pages_go_through_its_order(searcher):
     assert [hit.score for hit in following.hits] == expected[2:4]
 
 
+def test_long_queries_are_normalised_in_a_thread(store, encoder, monkeypatch):
+    """Letters that NFKC makes 18 of."""
+    threads = []
+
+    def noted(text):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return text
+
+    monkeypatch.setattr("hybridtei.retrieval.search.searcher.normalised", noted)
+    searcher = Searcher(store, encoder.named(MODEL))
+    run(searcher.embed("papers", ["one"]))
+    assert threads == [True]
+    run(searcher.embed("papers", ["\ufdfa" * 3000] * 2))
+    assert threads == [True, False, False]
+
+
 def test_an_index_takes_rerankers_only(encoder):
     with pytest.raises(
         InvalidInput, match="`reranker` should be a reranker, is a model of the role embedding"

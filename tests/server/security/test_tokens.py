@@ -4,9 +4,11 @@ import grpc
 import pytest
 
 from hybridtei.errors import LoadError, TokensUsed
-from hybridtei.server.http.security import Meter, read_keys
+from hybridtei.limits import MAX_DEBT_MINUTES, Meter, Spending
+from hybridtei.server.http.security import Keyring, read_keys
 from tests.server.grpc.live import rpc_serving, start
-from tests.server.live import JSON, serving
+from tests.server.http.raw import connected
+from tests.server.live import HANG, JSON, Hold, serving
 
 
 def test_a_meter_fills_again_within_a_minute():
@@ -31,6 +33,57 @@ def test_a_meter_fills_again_within_a_minute():
     with pytest.raises(TokensUsed) as refused:
         meter.check()
     assert refused.value.retry_after_s == 1
+
+
+def test_a_debt_is_of_some_minutes():
+    now = [0.0]
+    meter = Meter(100, clock=lambda: now[0])
+    meter.spend(10**9)
+    now[0] = 60.0 * MAX_DEBT_MINUTES
+    with pytest.raises(TokensUsed) as refused:
+        meter.check()
+    assert refused.value.retry_after_s == 1
+
+
+def test_of_many_requests_at_once_one_spends_more_than_is_left():
+    """All are let in, then their texts are tokenised; a request that has begun ends."""
+    counted, meter = [], Meter(100, clock=lambda: 0.0)
+    requests = [Spending(counted.append, meter) for _ in range(16)]
+    requests[0].take(5000)
+    for other in requests[1:]:
+        with pytest.raises(TokensUsed):
+            other.take(5000)
+    requests[0].take(5000)
+    assert counted == [5000, 5000]
+
+
+def test_a_change_of_the_file_forgives_no_tokens(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("small tokens_per_minute=100:key-a\nother tokens_per_minute=100:key-b\n")
+    ring = Keyring(file=keys)
+    for name in (b"key-a", b"key-b"):
+        ring.find(name).meter.spend(200)
+    keys.write_text("renamed tokens_per_minute=100:key-a\nother tokens_per_minute=200:key-b\n")
+    ring.reload()
+    with pytest.raises(TokensUsed):
+        ring.find(b"key-a").meter.check()
+    ring.find(b"key-b").meter.check()
+
+
+def test_who_leaves_before_the_answer_has_spent_its_tokens(tmp_path):
+    keys, hold = tmp_path / "keys", Hold()
+    keys.write_text("small tokens_per_minute=5:key-a\n")
+    with serving(server={"api_key_file": str(keys)}, gate=hold) as running:
+        body = b'{"inputs":"one two three four"}'
+        head = "POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        key = {**JSON, "authorization": "Bearer key-a"}
+        with connected(running) as client:
+            lines = f"{head}authorization: Bearer key-a\r\ncontent-length: {len(body)}\r\n\r\n"
+            client.sendall(lines.encode() + body)
+            assert hold.entered.wait(HANG)
+        hold.let_go()
+        assert running.post("/embed", body, headers=key).status_code == 429
+        assert 'hybridtei_key_tokens_total{key="small"} 6\n' in running.get("/metrics").text
 
 
 def test_a_key_that_has_used_its_tokens_waits(tmp_path):

@@ -9,7 +9,7 @@ widened, tensor by tensor, into a file.
 The file's name is a hash of its sources: the graph, the checkpoint's files, ONNX Runtime's release,
 this processor. A new file is renamed when complete, with its length and digests in its last bytes,
 since a truncated map ends the process (SIGBUS) and a damaged tensor gives wrong vectors. The graph
-is compared at each start, the tensors in a thread after it.
+is compared at each start, and the tensors: larger ones in a thread after it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hybridtei.errors import LoadError
+from hybridtei.inference.backends.base import DAMAGED
 from hybridtei.inference.backends.graph.writer import Graph, declaration
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
@@ -58,7 +59,8 @@ MEMORY = Path("/dev/shm")
 TEMPORARY = "hybridtei-"
 # A younger folder may belong to a process that has not locked it yet
 LEFT_SECONDS = 60
-# A larger file is read once the start is over, so that the start has the processor and the disk
+# A larger file is compared with its digest once the start is over, so that the start has the
+# processor and the disk
 CHECKED_AT_ONCE_BYTES, CHECK_DELAY_SECONDS = 256_000_000, 30.0
 # ONNX Runtime's fused kernel of a sum and a norm is not vectorised. Two separate kernels take a
 # quarter of its time, which saves a tenth of a pass (1.31, AVX-512).
@@ -249,10 +251,12 @@ def _file_in_cache(
     """The file in the cache folder, written if missing. Waits while another process writes to the
     folder."""
     path = packed_folder() / f"{weights.folder.name[:80]}-{_digest(graph, weights)}"
-    if _is_whole(path):
+    is_small = _is_whole(path) and _size(path) <= CHECKED_AT_ONCE_BYTES
+    if _is_whole(path) and not (is_small and discard_damaged(path)):
         os.utime(path)
         log.info("packed weights: %s, %.0f MB", path, _size(path) / 1e6)
-        _check_later(path)
+        if not is_small:
+            _check_later(path)
         return path / GRAPH
     with _writing(path.parent):
         if not _is_whole(path):
@@ -277,10 +281,19 @@ def _file_in_cache(
 
 def _check_later(path: Path) -> None:
     """Compare the tensors with their digest in a thread, since 1 GB takes a second."""
-    delay = CHECK_DELAY_SECONDS * (_size(path) > CHECKED_AT_ONCE_BYTES)
-    timer = threading.Timer(delay, discard_damaged, [path])
+    timer = threading.Timer(CHECK_DELAY_SECONDS, _check_mapped, [path])
     timer.daemon = True
     timer.start()
+
+
+def _check_mapped(path: Path) -> None:
+    """Make every later pass of this process fail if the file that it maps is damaged."""
+    if discard_damaged(path):
+        DAMAGED.append(
+            f"the packed weights in {path} were damaged, and vectors since the start may be wrong: "
+            "start again, and embed again what was embedded since"
+        )
+        log.critical("%s", DAMAGED[-1])
 
 
 def discard_damaged(path: Path) -> bool:
@@ -296,11 +309,7 @@ def discard_damaged(path: Path) -> bool:
     except (OSError, struct.error):
         # Another process removed it
         return False
-    log.error(
-        "packed weights: %s is damaged, and was removed: vectors made since this start may be "
-        "wrong; start again",
-        path,
-    )
+    log.error("packed weights: %s is damaged, and was removed", path)
     shutil.rmtree(path, ignore_errors=True)
     return True
 

@@ -17,7 +17,9 @@ import torch
 
 from hybridtei import cli
 from hybridtei.batch import Head, pack
-from hybridtei.errors import LoadError
+from hybridtei.errors import BackendError, LoadError
+from hybridtei.inference.backends import base
+from hybridtei.inference.backends.base import made_up
 from hybridtei.inference.backends.graph import packed_file as module
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import family_graph
@@ -290,6 +292,33 @@ def test_one_damaged_bit_discards_the_file(widened, expected, caplog, at):
     assert module.discard_damaged(path)
     assert "is damaged" in caplog.text
     same(states(widened), expected)
+
+
+def spoiled(path):
+    with (path / TENSORS).open("r+b") as file:
+        file.seek((path / TENSORS).stat().st_size // 2)
+        file.write(b"\x7e" * 4)
+
+
+def test_a_damaged_file_is_made_again_at_the_start(widened, expected, caplog):
+    states(widened)
+    spoiled(kept())
+    same(states(widened), expected)
+    assert "is damaged, and was removed" in caplog.text
+    assert not module.discard_damaged(kept())
+
+
+def test_passes_fail_once_a_large_file_is_found_damaged(widened, caplog, monkeypatch):
+    monkeypatch.setattr(base, "DAMAGED", damaged := [])
+    monkeypatch.setattr(module, "DAMAGED", damaged)
+    monkeypatch.setattr(module, "CHECKED_AT_ONCE_BYTES", 0)
+    backend = backend_of(widened)
+    spoiled(kept())
+    module._check_mapped(kept())
+    assert "start again" in caplog.text
+    batch = made_up(backend.spec, [3])
+    with pytest.raises(BackendError, match=r"were damaged.*start again"):
+        backend.forward(batch)
 
 
 def test_folders_of_killed_starts_are_removed_and_no_others(widened, tmp_path, monkeypatch):
