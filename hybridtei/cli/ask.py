@@ -50,11 +50,20 @@ def run(arguments: argparse.Namespace) -> int:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     require_extra("qdrant", "qdrant_client", "semantic_text_splitter")
+    from hybridtei.retrieval.ingest.ledger import SourceTaken
     from hybridtei.retrieval.ingest.run import ingest
 
     collection = arguments.collection or folder.resolve().name
     tell = partial(print, file=sys.stderr, flush=True)
-    summary = ingest(folder, collection, model, store, engine_config=engine, delete_missing=True)
+    try:
+        summary = ingest(
+            folder, collection, model, store, engine_config=engine, delete_missing=True
+        )
+    except SourceTaken as error:
+        raise UsageError(
+            f"{folder}: the collection {collection!r} has the texts of {error.other}: name a "
+            "collection for these with --collection NAME"
+        ) from None
     if summary.status:
         tell(summary.in_words())
     options = SearchOptions(limit=arguments.limit, group_by=None)

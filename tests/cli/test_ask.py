@@ -95,3 +95,16 @@ async def test_search_by_a_server(tmp_path, capsys):
         hits = json.loads(capsys.readouterr().out)["hits"]
         assert {hit["payload"]["metadata"]["even"] for hit in hits} == {True}
         assert main(["search", "papers", TEXTS[1], "--url", running.url]) == 1
+
+
+def test_two_folders_of_one_name_are_told_what_ask_can_do(folder, capsys):
+    asked(capsys, folder, "salt")
+    other = folder.parent / "more" / "notes"
+    other.mkdir(parents=True)
+    (other / "cook.txt").write_text("The cook is ill.")
+    with pytest.raises(SystemExit):
+        main(["ask", str(other), "cook"])
+    told = capsys.readouterr().err
+    assert "name a collection for these with --collection NAME" in told
+    assert "--source-name" not in told
+    assert asked(capsys, other, "cook", "--collection", "more")[0]["text"] == "The cook is ill."

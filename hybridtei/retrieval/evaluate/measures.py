@@ -63,7 +63,9 @@ def read_judgements(folder: Path, split: str = "test") -> Judgements:
         for query, grades in relevance.items()
         if any(grade > 0 for grade in grades.values())
     }
-    texts = _read(folder / QUERIES, _query, "an object with `_id` or `id`, and `text`")
+    texts = _read(
+        folder / QUERIES, _query, "an object with `_id` or `id`, and a `text` of at least one word"
+    )
     documents: Collection[str] = {name for grades in relevance.values() for name in grades}
     if (folder / CORPUS).is_file():
         documents = _read(folder / CORPUS, _document, "an object with `_id` or `id`")
@@ -119,7 +121,11 @@ def _document(line: str) -> tuple[str, None]:
 
 
 def _query(line: str) -> tuple[str, str]:
-    return _document(line)[0], str(orjson.loads(line)["text"])
+    text = orjson.loads(line)["text"]
+    # A query of no words would be searched as nothing, or null as the word None
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError
+    return _document(line)[0], text
 
 
 def _read(

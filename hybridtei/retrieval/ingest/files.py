@@ -162,23 +162,36 @@ def _below(
         below: list[Path] = []
         try:
             status = entry.stat()
-            is_folder = stat.S_ISDIR(status.st_mode)
-            if is_folder and not entry.is_symlink():
+            left_out = _left_out(entry, status.st_mode, root)
+            if left_out is None and stat.S_ISDIR(status.st_mode):
                 below = sorted(entry.iterdir())
-            elif not is_folder and not stat.S_ISREG(status.st_mode):
-                # Reading a pipe could block for ever
-                continue
         except OSError as error:
             if error.errno not in GONE:
                 yield SourceFile(entry, entry_label, unreadable=error.strerror or str(error))
+            elif entry.is_symlink():
+                yield SourceFile(entry, entry_label, left_out="links that lead nowhere")
             continue
-        if is_folder and entry.name in PROGRAMS_FOLDERS:
-            yield SourceFile(entry, entry_label, left_out=f"folders named {entry.name}")
-        elif is_folder:
+        if left_out is not None:
+            yield SourceFile(entry, entry_label, left_out=left_out)
+        elif stat.S_ISDIR(status.st_mode):
             yield from _below(below, root, entry_label, quarantine, known)
-        elif Path(os.path.realpath(entry)).is_relative_to(root):
-            # A file, or a link whose target lies in the source
+        else:
             yield _file(entry, entry_label, status)
+
+
+def _left_out(entry: Path, mode: int, root: Path) -> str | None:
+    """Why a file or folder is not read, if it is not."""
+    if stat.S_ISDIR(mode):
+        if entry.is_symlink():
+            return "links to folders"
+        return f"folders named {entry.name}" if entry.name in PROGRAMS_FOLDERS else None
+    if not stat.S_ISREG(mode):
+        # Reading a pipe could block for ever
+        return "pipes, sockets and devices"
+    # A link whose target lies in the source is a file of it
+    if Path(os.path.realpath(entry)).is_relative_to(root):
+        return None
+    return "links to files outside of the folder"
 
 
 def printable(name: str) -> str:

@@ -33,6 +33,13 @@ KEEPS_LINES = _names("listing plaintext pre textarea xmp")
 HEADINGS = _names("h1 h2 h3 h4 h5 h6")
 HIDDEN_STYLE = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 HIDDEN_ROLES = ("navigation", "contentinfo")
+# Of parts that a click opens, and their ids in the attributes of what opens them
+PANELS = re.compile(r"accordion|collaps|tab-?pane|tab-?content|tab-?panel|spoiler", re.IGNORECASE)
+OPENERS = ("aria-controls", "data-target", "data-bs-target", "href")
+# Marks of programs, which nobody misses
+MARKS_OF_PAGES = re.compile(r"\b(headerlink|lineno|linenos|linenodiv)\b")
+# What stands between the parts of a formula
+FORMULAS = {"mfrac": "/", "msup": "^", "msub": "_"}
 HIDDEN_CLASS = re.compile(
     r"(cookie|consent|gdpr)s?[-_]?(banner|bar|box|consent|dialog|law|message|modal|notice|"
     r"overlay|popup|warning)|onetrust|"
@@ -60,6 +67,10 @@ ENDLESS = _names(
     "rt source tbody td tfoot th thead "
     "tr track wbr"
 )
+# A tag that is long enough for many attributes; lists of options, which the parser reads in squares
+LONG_TAG, MAX_ATTRIBUTES = re.compile(r"<([a-zA-Z][\w-]{0,40})\s[^<>]{2000,}>"), 500
+LISTS = {"select": "div", "optgroup": "div", "option": "li"}
+LISTED = re.compile(r"<(/?)(select|optgroup|option)(?=[\s/>])", re.IGNORECASE)
 TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)(?=[\s/>])")
 
 
@@ -77,6 +88,8 @@ def read_html(data: bytes, options: ReadOptions) -> Content:
     name = None
     if title is not None:
         name = title.text()
+    if reader.hidden:
+        notes = [*notes, f"{reader.hidden} hidden parts, or drawings with words, were left out"]
     return Content(name, ["\n".join(reader.lines)], notes)
 
 
@@ -87,7 +100,10 @@ def decoded_markup(data: bytes) -> tuple[str, list[str]]:
 
 
 def _flattened(text: str) -> str:
-    """The page without tags that are nested too deep to be parsed in linear time."""
+    """The page without tags that are nested too deep, or have too many attributes, to be parsed in
+    linear time."""
+    text = LISTED.sub(lambda tag: f"<{tag[1]}{LISTS[tag[2].lower()]}", text)
+    text = LONG_TAG.sub(_shortened, text)
     if text.count("<") < MAX_FORMATTING:
         return text
     depth = formatting = reopened = 0
@@ -111,6 +127,13 @@ def _flattened(text: str) -> str:
             formatting += name in FORMATTING
             reopened += max(0, formatting - USUAL_FORMATTING)
     return "".join([*parts, text[end:]])
+
+
+def _shortened(tag: re.Match[str]) -> str:
+    """The tag, without its attributes if they are many."""
+    if len(tag[0].split(None, MAX_ATTRIBUTES)) > MAX_ATTRIBUTES:
+        return f"<{tag[1]}>"
+    return tag[0]
 
 
 @dataclass(slots=True)
@@ -143,6 +166,9 @@ class _Reader:
         # Where each open superscript begins, and whether it is the mark of a note
         self._raised: list[tuple[int, bool]] = []
         self._keeps_lines = 0
+        # Parts with words that were left out, and the ids that something on the page opens
+        self.hidden = 0
+        self._opened: set[str] | None = None
 
     def read(self, root: Any) -> None:
         """Read all that is below an element."""
@@ -156,7 +182,7 @@ class _Reader:
             while node is None and path:
                 finished, is_entered = path.pop()
                 if is_entered:
-                    self._leave(finished.tag)
+                    self._leave(finished)
                 node = finished.next if path else None
         self._end_line()
 
@@ -169,8 +195,15 @@ class _Reader:
             return False
         if tag in BLOCKS:
             self._end_line()
-        if tag in UNSEEN or tag.startswith(("-", "!")) or _is_hidden(tag, node.attributes):
+        if tag in UNSEEN or tag.startswith(("-", "!")) or self._is_hidden(node):
+            self.hidden += tag == "svg" and node.css_first("text") is not None
             return False
+        parent = node.parent
+        if parent is not None and parent.tag in FORMULAS:
+            if parent.child != node and not tag.startswith("-"):
+                self._inline.append(FORMULAS[parent.tag])
+            if tag == "mrow":
+                self._inline.append("(")
         if tag in ("img", "area"):
             self._inline.append(f" {node.attributes.get('alt') or ''} ")
         elif tag in KEEPS_LINES:
@@ -190,7 +223,10 @@ class _Reader:
             self._raised.append((len(self._inline), node.css_first("a") is not None))
         return True
 
-    def _leave(self, tag: str) -> None:
+    def _leave(self, node: Any) -> None:
+        tag = node.tag
+        if tag == "mrow" and node.parent is not None and node.parent.tag in FORMULAS:
+            self._inline.append(")")
         if tag == "sup" and self._raised:
             self._end_raised(*self._raised.pop())
         if tag not in BLOCKS:
@@ -274,6 +310,46 @@ class _Reader:
             line = TABLE_MARK + line
         self.lines.append(line)
 
+    def _is_hidden(self, node: Any) -> bool:
+        """True for what the page never shows. What a click opens is text; the rest is counted, if
+        it has words."""
+        attributes = node.attributes
+        if not attributes:
+            return False
+        name = attributes.get("id") or ""
+        if attributes.get("role") in HIDDEN_ROLES:
+            return True
+        style = attributes.get("style") or ""
+        is_closed = "hidden" in attributes and attributes["hidden"] != "until-found"
+        if is_closed or HIDDEN_STYLE.search(style) or attributes.get("aria-hidden") == "true":
+            is_hidden = not self._is_opened(node, name)
+        else:
+            is_banner = HIDDEN_CLASS.search(attributes.get("class") or "") is not None
+            is_hidden = is_banner or (
+                HIDDEN_CLASS.search(name) is not None and not _is_section(node, name)
+            )
+            is_hidden = is_hidden and node.tag not in ("body", "main")
+            if is_hidden and MARKS_OF_PAGES.search(attributes.get("class") or ""):
+                return True
+        if is_hidden and (node.text() or "").strip():
+            self.hidden += 1
+        return is_hidden
+
+    def _is_opened(self, node: Any, name: str) -> bool:
+        """True if something on the page opens the element of this id."""
+        attributes = node.attributes
+        if attributes.get("role") == "tabpanel" or PANELS.search(attributes.get("class") or ""):
+            return True
+        if self._opened is None:
+            self._opened = set()
+            top = node
+            while top.parent is not None:
+                top = top.parent
+            for opener in top.css("[aria-controls], [data-target], [data-bs-target], a[href]"):
+                for target in OPENERS:
+                    self._opened.update((opener.attributes.get(target) or "").split())
+        return bool(name) and bool({name, f"#{name}"} & self._opened)
+
 
 def _span(written: str | None) -> int:
     """The columns or rows of a cell, at most 100."""
@@ -282,14 +358,12 @@ def _span(written: str | None) -> int:
     return max(1, min(int(written.strip()[:4]), MAX_SPAN))
 
 
-def _is_hidden(tag: str, attributes: dict[str, str | None]) -> bool:
-    if not attributes:
+def _is_section(node: Any, name: str) -> bool:
+    """True if an id is that of a section: its heading has the same words."""
+    if node.tag in HEADINGS or node.tag in ("section", "article"):
+        return True
+    heading = node.css_first("h1, h2, h3, h4, h5, h6")
+    if heading is None:
         return False
-    if "hidden" in attributes and attributes["hidden"] != "until-found":
-        return True
-    if HIDDEN_STYLE.search(attributes.get("style") or ""):
-        return True
-    if attributes.get("aria-hidden") == "true" or attributes.get("role") in HIDDEN_ROLES:
-        return True
-    names = f"{attributes.get('class') or ''} {attributes.get('id') or ''}"
-    return tag not in ("body", "main") and HIDDEN_CLASS.search(names) is not None
+    words = re.findall(r"\w+", (heading.text() or "").lower())
+    return words == re.findall(r"[^\W_]+", name.lower())

@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Any
 
-import orjson
-
+from hybridtei.retrieval.ingest.headings import with_headings
 from hybridtei.retrieval.ingest.markdown import read_markdown
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.text import HEADING_MARK, Content, Unfit, decoded
@@ -23,6 +25,9 @@ TITLES = {
     ".org": re.compile(r"^#\+title: *(\S.{0,200})$", re.MULTILINE | re.IGNORECASE),
     ".tex": re.compile(r"\\title\{([^{}]{1,200})\}"),
 }
+PROSE = ("", ".txt", ".text", ".rst", ".adoc", ".asciidoc", ".org", ".tex", ".log")
+# Characters of a cell's output
+MAX_OUTPUT = 20_000
 JSON = (".json", ".geojson", ".jsonld", ".har", ".webmanifest")
 # Of characters by their numbers, or of one other character
 ESCAPES = re.compile(r"((?:\\u[0-9a-fA-F]{4})+)|\\.")
@@ -59,7 +64,8 @@ def read_text(data: bytes, options: ReadOptions, suffix: str = "") -> Content:
         text = ESCAPES.sub(_unescaped, text)
     pattern = TITLES.get(suffix)
     title = pattern and pattern.search(text[:20_000])
-    return Content(title and title[1], [text], notes)
+    text = with_headings(text, suffix)
+    return Content(title and title[1], [text], notes, is_wrapped=suffix in PROSE)
 
 
 def _unescaped(written: re.Match[str]) -> str:
@@ -106,18 +112,46 @@ def _roff_character(written: re.Match[str]) -> str:
 
 
 def read_notebook(data: bytes, options: ReadOptions) -> Content:
-    """The cells of a notebook as Markdown, without outputs."""
+    """The cells of a notebook of format 3 or 4 as Markdown, with what they print."""
+    texts: list[str] = []
+    pictures = 0
     try:
-        cells = [
-            (cell["cell_type"], "".join(cell["source"]))
-            for cell in orjson.loads(decoded(data)[0])["cells"]
-        ]
-    except (ValueError, KeyError, TypeError) as error:
+        notebook = json.loads(decoded(data)[0])
+        sheets = notebook.get("worksheets") or [notebook]
+        for cell in chain.from_iterable(sheet["cells"] for sheet in sheets):
+            kind = cell["cell_type"]
+            source = "".join(cell["input" if kind == "code" and "input" in cell else "source"])
+            if kind == "heading":
+                source = f"{'#' * int(cell.get('level', 1))} {source}"
+            texts.append(_fenced(source) if kind == "code" else source)
+            for output in cell.get("outputs", ()):
+                words = _output(output)
+                texts.append(_fenced(words[:MAX_OUTPUT]))
+                pictures += not words.strip()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unfit(f"not readable as a notebook: {error!r}"[:200]) from None
-    texts = [
-        f"```\n{text}\n```" if kind == "code" else text for kind, text in cells if text.strip()
-    ]
-    return read_markdown("\n\n".join(texts).encode(), options)
+    content = read_markdown("\n\n".join(filter(None, texts)).encode(errors="replace"), options)
+    if pictures:
+        note = f"{pictures} outputs without text, such as pictures, were not read"
+        content = replace(content, notes=[*content.notes, note])
+    return content
+
+
+def _output(output: dict[str, Any]) -> str:
+    """What a cell printed, its value, or its error."""
+    bundle = output.get("data") or output
+    words = bundle.get("text/plain") or bundle.get("text") or ""
+    if "evalue" in output:
+        words = f"{output.get('ename')}: {output['evalue']}"
+    is_picture = any(name.startswith(("image/", "png", "jpeg", "svg")) for name in bundle)
+    return "" if is_picture else "".join(words)
+
+
+def _fenced(text: str) -> str:
+    if not text.strip():
+        return ""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text.rstrip()}\n{fence}"
 
 
 def read_calendar(data: bytes, options: ReadOptions) -> Content:

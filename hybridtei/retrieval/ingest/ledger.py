@@ -122,6 +122,18 @@ def is_below(label: str, labels: Iterable[str]) -> bool:
 SOURCES = "ingest_sources"
 
 
+class SourceTaken(InvalidInput):
+    """Another source of the collection has this name. `other`: its path."""
+
+    def __init__(self, place: Path, name: str, other: Path) -> None:
+        super().__init__(
+            f"{place}: the collection has a source {name!r}, which is {other}. Name this source "
+            "with --source-name NAME; if it is the same source at a new path, use --source-name "
+            f"{name}"
+        )
+        self.other = other
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file or folder in a collection. `place`: its known path. `label`: the start of its files'
@@ -151,11 +163,7 @@ class Source:
         name = chosen or place.name or "root"
         other = next((path for path, taken in sources.items() if taken == name), None)
         if chosen is None and other is not None:
-            raise InvalidInput(
-                f"{place}: the collection has a source {name!r}, which is {other}. Name this "
-                "source with --source-name NAME; if it is the same source at a new path, use "
-                f"--source-name {name}"
-            )
+            raise SourceTaken(place, name, other)
         return cls(place, name, sources, is_new=True)
 
     @property

@@ -53,7 +53,9 @@ def read_mail(data: bytes, options: ReadOptions) -> Content:
     if letter.attachments:
         notes.append("attachments were not read")
         lines.append(f"Attachments: {', '.join(letter.attachments[:MAX_PARTS])}")
-    return Content(title, ["\n".join([*lines, "", text])], notes, metadata=metadata)
+    return Content(
+        title, ["\n".join([*lines, "", text])], notes, metadata=metadata, is_wrapped=True
+    )
 
 
 def letters(path: Path) -> Iterator[tuple[str | None, bytes]]:

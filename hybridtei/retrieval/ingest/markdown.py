@@ -13,6 +13,8 @@ from hybridtei.retrieval.ingest.text import HEADING_MARK, Content, decoded, fenc
 FRONT_MATTER = re.compile(
     r"\A\s{0,100}(---|\+\+\+)[ \t]*\r?\n(.{0,20000}?)\r?\n\1[ \t]*(?:\r?\n|\Z)", re.DOTALL
 )
+# A span of code, whatever it holds, or the opening of a comment
+CODE_OR_COMMENT = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|<!--")
 LINK_COMMENT = re.compile(r"\[(?://|comment|_)\]: *(?:#|<>)")
 # The title may stand below lines of badges, of tags and of nothing.
 TITLE_LINES = 40
@@ -42,7 +44,7 @@ def read_markdown(data: bytes, options: ReadOptions) -> Content:
     named = metadata.pop("title", None)
     heading, text = _titled(_without_comments(text))
     title = str(named) if named and not isinstance(named, dict | list) else heading
-    return Content(title, [_with_marks(text)], notes, metadata=metadata)
+    return Content(title, [_with_marks(text)], notes, metadata=metadata, is_wrapped=True)
 
 
 def _yaml(text: str) -> dict[str, Any]:
@@ -61,15 +63,18 @@ def _yaml(text: str) -> dict[str, Any]:
 
 
 def _without_comments(text: str) -> str:
-    """The text without comments, which stay within fences of code."""
+    """The text without comments, which stay within code. One that never ends is text."""
     lines: list[str] = []
     fence = ""
     is_comment = False
-    for line in text.splitlines():
+    written = text.splitlines()
+    last_end = max((place for place, line in enumerate(written) if "-->" in line), default=-1)
+    for place, line in enumerate(written):
         before = fence
         if not is_comment:
             fence = fence_after(line, fence)
-        if fence or before:
+        is_indented = line.startswith(("    ", "\t")) and not "".join(lines[-1:]).strip()
+        if fence or before or (is_indented and not is_comment):
             lines.append(line)
             continue
         if LINK_COMMENT.match(line):
@@ -78,14 +83,22 @@ def _without_comments(text: str) -> str:
         parts: list[str] = []
         rest = line
         while rest:
-            words, mark, rest = rest.partition("-->" if is_comment else "<!--")
-            if not is_comment:
-                parts.append(words)
-            if mark:
-                is_comment = not is_comment
-        written = "".join(parts)
-        if written.strip() or not line.strip():
-            lines.append(written)
+            if is_comment:
+                _, mark, rest = rest.partition("-->")
+                is_comment = not mark
+                continue
+            opening = CODE_OR_COMMENT.search(rest)
+            end = len(rest)
+            if opening is not None:
+                end = opening.end()
+            words, rest = rest[:end], rest[end:]
+            if words.endswith("<!--") and (place < last_end or "-->" in rest):
+                is_comment = True
+                words = words.removesuffix("<!--")
+            parts.append(words)
+        outside = "".join(parts)
+        if outside.strip() or not line.strip():
+            lines.append(outside)
     return "\n".join(lines).strip("\n")
 
 

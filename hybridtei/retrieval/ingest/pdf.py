@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from threading import Lock
@@ -32,6 +33,14 @@ NO_TITLE = re.compile(
     r"\S*[\\/]\S*|\W*",
     re.IGNORECASE,
 )
+# What a page may hold in place of text, in the order in which it is told. `DRAWN`: PDFium's numbers
+PICTURES, SHAPES = "pictures and no text", "drawings and no text"
+NO_LETTERS = "text in fonts that do not say which letters they draw: it was left out"
+DAMAGED = "what is damaged"
+LACKS = (PICTURES, SHAPES, NO_LETTERS, DAMAGED)
+DRAWN = {PICTURES: 3, SHAPES: 2}
+# Characters of a page whose font is asked
+MAX_SAMPLE = 500
 # PDFium is for one thread at a time.
 PDFIUM = Lock()
 
@@ -58,41 +67,54 @@ def _content(document: Any, options: ReadOptions) -> Content:
     if count > MAX_PAGES:
         raise Unfit(f"the PDF has {count} pages, allowed are {MAX_PAGES}")
     pages: list[str] = []
-    pictures = characters = 0
+    characters = 0
+    lacks: Counter[str] = Counter()
     for number in range(count):
-        text, has_picture = _page(document, number, options.max_document_characters - characters)
+        text, lack = _page(document, number, options.max_document_characters - characters)
         pages.append(text)
         characters += len(text)
-        pictures += has_picture
+        lacks[lack] += 1
     title = document.get_metadata_value("Title").strip()
+    notes = [f"{lacks[lack]} of {count} pages hold {lack}" for lack in LACKS if lacks[lack]]
     if not any(pages):
-        raise Unfit(f"the PDF holds no text: {pictures} of its {count} pages hold pictures")
-    notes = []
-    if pictures:
-        notes = [f"{pictures} of {count} pages hold pictures and no text"]
-    return Content(None if NO_TITLE.fullmatch(title) else title, pages, notes, is_paged=True)
+        raise Unfit(f"the PDF holds no text: {', '.join(notes) or 'its pages are empty'}")
+    if NO_TITLE.fullmatch(title):
+        title = ""
+    return Content(title or None, pages, notes, is_paged=True, is_wrapped=True)
 
 
-def _page(document: Any, number: int, most: int) -> tuple[str, bool]:
-    """(the page's text, whether it has a picture instead of text)."""
+def _page(document: Any, number: int, most: int) -> tuple[str, str]:
+    """(the page's text, what it has instead of text, of `LACKS`)."""
     import pypdfium2
 
     try:
         page = document[number]
     except pypdfium2.PdfiumError:
-        # A damaged page counts as a page without text
-        return "", False
+        return "", DAMAGED
     with closing(page), closing(page.get_textpage()) as text_page:
         size = text_page.count_chars()
         if size > most:
             raise Unfit("the PDF's text is longer than allowed: see --max-document-characters")
         text = text_page.get_text_range() if size else ""
+        if _lacks_letters(text_page, size):
+            return "", NO_LETTERS
         text = LEADERS.sub(" ", LINE_HYPHEN.sub("-\n", text))
         text = "\n".join([text.strip(), *_annotations(page, document.formenv)]).strip()
         if text:
-            return text, False
-        images = page.get_objects(filter=[pypdfium2.raw.FPDF_PAGEOBJ_IMAGE], max_depth=3)
-        return "", next(images, None) is not None
+            return text, ""
+        for lack, kind in DRAWN.items():
+            if next(page.get_objects(filter=[kind], max_depth=3), None) is not None:
+                return "", lack
+        return "", ""
+
+
+def _lacks_letters(text_page: Any, size: int) -> bool:
+    """True if a font says for most characters only which shape to draw, and not which letter."""
+    from pypdfium2 import raw
+
+    sample = range(0, size, max(1, size // MAX_SAMPLE))
+    errors = sum(raw.FPDFText_HasUnicodeMapError(text_page, place) == 1 for place in sample)
+    return bool(2 * errors > len(sample))
 
 
 def _annotations(page: Any, form: Any) -> Iterator[str]:

@@ -12,8 +12,9 @@ import codecs
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO
 
 from hybridtei.system.machine import require_extra
@@ -78,13 +79,14 @@ def fence_after(line: str, fence: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Content:
     """What a file holds. `pages`: its text, in parts that are normalised apart. `notes`: what a
-    reader should be told of it."""
+    reader should be told of it. `is_wrapped`: a line end may cut a word."""
 
     title: str | None
     pages: Sequence[str]
     notes: Sequence[str] = ()
     is_paged: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    is_wrapped: bool = False
 
 
 def decoded(data: bytes, label: str | None = None) -> tuple[str, list[str]]:
@@ -237,35 +239,85 @@ KEPT = (
 FOREIGN = re.compile(f"[!-~]?[^\0-\x7f{KEPT}]{{1,500}}")
 WORD = r"[^\W\d_]{1,40}"
 LINE_HYPHEN = re.compile(rf"\b({WORD})[-\u2010]\n[ \t]*(?=({WORD}))")
+FENCES = re.compile(
+    r"^( {0,3}```.*?^ {0,3}```[ \t]*$| {0,3}~~~.*?^ {0,3}~~~[ \t]*$)", re.MULTILINE | re.DOTALL
+)
+CONJUNCTIONS = frozenset(
+    [
+        "und",
+        "oder",
+        "bzw",
+        "sowie",
+        "als",
+        "bis",
+        "and",
+        "or",
+        "to",
+        "nor",
+        "et",
+        "ou",
+        "y",
+        "o",
+        "e",
+        "of",
+        "en",
+        "eller",
+        "och",
+        "og",
+        "ja",
+        "tai",
+    ]
+)
 COMPOUND = re.compile(rf"\b{WORD}-{WORD}\b")
 
 
-def compounds_of(texts: Iterable[str]) -> frozenset[str]:
-    """The words with a hyphen within, which stays where a line ends behind it."""
-    return frozenset(word.lower() for text in texts for word in COMPOUND.findall(text))
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words of a document: those with a hyphen within, and all that stand whole."""
+
+    compounds: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
 
 
-def normalised(text: str, compounds: frozenset[str] | None = None) -> str:
+def words_of(texts: Sequence[str]) -> Words:
+    """The words that decide about hyphens at line ends, if there are any."""
+    if not any(map(LINE_HYPHEN.search, texts)):
+        return Words()
+    return Words(
+        frozenset(word.lower() for text in texts for word in COMPOUND.findall(text)),
+        frozenset(word.lower() for text in texts for word in re.findall(WORD, text)),
+    )
+
+
+def normalised(text: str, words: Words | None = None, *, is_wrapped: bool = True) -> str:
     """The text with one kind of line end, without what is not seen, in NFKC, and with words whole
-    that a line end cut.
+    that a line end cut, outside of fences of code.
 
-    `compounds`: of the whole document, if this is a part of it."""
+    `words`: of the whole document, if this is a part of it. `is_wrapped`: a line end may cut a
+    word."""
     text = UNSEEN.sub("", LINE_ENDS.sub("\n", text))
     if "data:" in text:
         text = DATA_URI.sub("", text)
     if not text.isascii():
         text = FOREIGN.sub(lambda run: unicodedata.normalize("NFKC", run[0]), text)
-    if LINE_HYPHEN.search(text) is None:
+    if not is_wrapped or LINE_HYPHEN.search(text) is None:
         return text
-    words = compounds_of([text]) if compounds is None else compounds
+    join = partial(_joined, words or words_of([text]))
+    # Fences of code are the odd parts
+    parts = FENCES.split(text)
+    parts[::2] = [LINE_HYPHEN.sub(join, part) for part in parts[::2]]
+    return "".join(parts)
 
-    def join(cut: re.Match[str]) -> str:
-        """Replace the hyphen and the line end after `before`: by the hyphen in a compound, else by
-        nothing."""
-        before, after = cut.groups()
-        is_compound = text[cut.start() - 1 : cut.start()] == "-" or before.isupper()
-        if is_compound or not after.islower() or f"{before}-{after}".lower() in words:
-            return f"{before}-"
+
+def _joined(words: Words, cut: re.Match[str]) -> str:
+    """The word before a hyphen and a line end, with what belongs behind it."""
+    before, after = cut.groups()
+    if f"{before}{after}".lower() in words.whole and after.islower():
         return str(before)
-
-    return LINE_HYPHEN.sub(join, text)
+    # The hyphen stands for a word that comes later: "input- and output"
+    if after.lower() in CONJUNCTIONS:
+        return f"{before}- "
+    is_compound = cut.string[cut.start() - 1 : cut.start()] == "-" or before.isupper()
+    if is_compound or not after.islower() or f"{before}-{after}".lower() in words.compounds:
+        return f"{before}-"
+    return str(before)

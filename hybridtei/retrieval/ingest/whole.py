@@ -19,13 +19,15 @@ from hybridtei.retrieval.ingest.text import (
     TABLE_END,
     TABLE_MARK,
     Unfit,
-    compounds_of,
     fence_after,
     normalised,
+    words_of,
 )
 
 # A dotted line of a table of contents, such as "2.1 Install . . . . 7".
 ENTRY = re.compile(r"\.[ \t]?\.[ \t]?\.[ \t]?\.[ \t]*(\d{1,5})[ \t]*$")
+# Before a part's name, and behind it
+NUMBERING, DOTS = re.compile(r"^[\d.]+\s+"), re.compile(r"(?:[ \t]?\.){3}")
 MAX_ENTRY, LEAST_ENTRIES = 40, 3
 
 
@@ -54,9 +56,12 @@ def document_from(
     try:
         content = parse(data, options)
         _check_length(sum(map(len, content.pages)), options)
-        compounds = compounds_of(content.pages)
-        pages = [normalised(page, compounds).strip() for page in content.pages]
-        entries = [_without_entries(page) for page in pages]
+        words = words_of(content.pages)
+        pages = [
+            normalised(page, words, is_wrapped=content.is_wrapped).strip() for page in content.pages
+        ]
+        flat = " ".join(" ".join(pages).split()).lower()
+        entries = [_without_entries(page, flat) for page in pages]
         text, outline = outline_of("\n\n".join(filter(None, entries)))
         _check_length(len(text), options)
         if not text and not content.title:
@@ -85,9 +90,10 @@ def document_from(
     )
 
 
-def _without_entries(text: str) -> str:
+def _without_entries(text: str, flat: str) -> str:
     """The text without the dotted lines of a table of contents: three or more with page numbers
-    that do not fall, and blank lines between them."""
+    that do not fall, and blank lines between them. Half of their words stand elsewhere too. `flat`:
+    the document's text in small letters and one line."""
     lines: list[str] = []
     numbers: list[int] = []
     # Where the run of dotted lines begins.
@@ -98,12 +104,22 @@ def _without_entries(text: str) -> str:
         if entry is not None:
             numbers.append(int(entry[1]))
         elif line.strip():
-            if len(numbers) >= LEAST_ENTRIES and numbers == sorted(numbers):
+            run = lines[first:]
+            if len(numbers) >= LEAST_ENTRIES and numbers == sorted(numbers) and _names(run, flat):
                 lines[first:] = [""]
             numbers.clear()
             first = len(lines) + 1
         lines.append(line)
     return "\n".join(lines[:-1]).strip()
+
+
+def _names(lines: Sequence[str], flat: str) -> bool:
+    """True if half of the dotted lines name a part of the document, and not a dish with its
+    price."""
+    titles = [DOTS.split(MARKS_OF_LINES.sub("", line), 1)[0].strip().lower() for line in lines]
+    titles = [" ".join(NUMBERING.sub("", title).split()) for title in titles if title]
+    twice = [title for title in titles if flat.find(title, flat.find(title) + 1) >= 0]
+    return 2 * len(twice) >= len(titles)
 
 
 def outline_of(text: str) -> tuple[str, Outline]:

@@ -99,3 +99,12 @@ def test_missing_and_broken_queries(tmp_path):
         read_judgements(tmp_path)
     with pytest.raises(InvalidInput, match="no such folder"):
         read_judgements(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("text", ['""', '" "', "null", "5"])
+def test_a_query_without_a_word_is_named(tmp_path, text):
+    lines = ['{"_id": "a", "text": "b"}', f'{{"_id": "c", "text": {text}}}']
+    (tmp_path / "queries.jsonl").write_text("\n".join(lines))
+    (tmp_path / "qrels.tsv").write_text("a\td\t1\n")
+    with pytest.raises(InvalidInput, match=r"line 2: should be an object .* of at least one word"):
+        read_judgements(tmp_path)

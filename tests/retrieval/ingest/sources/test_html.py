@@ -35,6 +35,22 @@ TABLE = """<table><caption>Bolts</caption><thead><tr><th>Size</th><th>Torque<br>
         ("see <img src=x alt='a red plate'> here", "see a red plate here"),
         ("<math><mi>E</mi><mo>=</mo><mi>m</mi><annotation>E=m</annotation></math>", "E=m"),
         ("<noscript>without scripts</noscript>", "without scripts"),
+        ("10<sup>6</sup>, 1<sup>st</sup>, 250<sup><a href=#n>3</a></sup>", "10^6, 1st, 250 3"),
+        ("<math><msup><mi>y</mi><mn>3</mn></msup></math>", "y^3"),
+        (
+            "<math><mfrac><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow><mn>2</mn></mfrac></math>",
+            "(a+b)/2",
+        ),
+        (
+            "<table><tr><th>Day<th>Hour<th>Ferry<tr><td rowspan=2>Monday<td>9<td>Alma<tr><td>11<td>Berta"
+            "<tr><td colspan=2>Sunday<td>none</table>",
+            "Day | Hour | Ferry\nMonday | 9 | Alma\nMonday | 11 | Berta\nSunday |  | none",
+        ),
+        ("<div role=tabpanel hidden>a</div><a href=#b>open</a><p id=b hidden>c</p>", "a\nopen\nc"),
+        ("<button aria-controls=f>q</button><div id=f style='display:none'>a</div>", "q\na"),
+        ("<section id=cookie-consent><h2>Cookie consent</h2>a</section>", "Cookie consent\na"),
+        ("<div id=cookie-law><h2>Cookie law</h2>a</div>", "Cookie law\na"),
+        ("<%@ Page %><p>a</p>", "a"),
         ("<script>a</script><style>b</style><template>c</template>d", "d"),
         ("<h1>Name<a class=headerlink href=#x>¶</a></h1>a", "Name\na"),
         ("a<!-- b -->c<![CDATA[d]]>", "ac"),
@@ -90,3 +106,29 @@ def test_tags_that_the_parser_would_open_again_are_bounded(tmp_path):
 def test_a_page_of_usual_depth_is_parsed_as_it_is():
     page = "<div><b>a</b></div>" * 10_000
     assert html._flattened(page) == page
+
+
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ("<p hidden>a</p><p style='display:none'> </p>b", 1),
+        ("<div class=cookie-banner>a</div><svg><text>words</text></svg><svg><path/></svg>b", 2),
+        ("<nav>a</nav><a class=headerlink href=#x>x</a>b", 0),
+    ],
+)
+def test_what_is_left_out_is_counted(tmp_path, page, count):
+    (document,) = all_of(tmp_path / "a.html", page)
+    notes = [f"{count} hidden parts, or drawings with words, were left out"] * bool(count)
+    assert document.notes == notes
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<div " + " ".join(f"a{n}" for n in range(30_000)) + ">x</div>", "x"),
+        ("<select>" + "<option>x" * 30_000 + "</select>", "x\n" * 29_999 + "x"),
+        ("<td colspan=9999999>x</td>" * 2000, "x" * 2000),
+    ],
+)
+def test_pages_that_parsers_read_in_squares(tmp_path, page, text):
+    assert text_of(tmp_path / "a.html", page) == text

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import zipfile
 from io import BytesIO
 
@@ -217,3 +218,58 @@ def test_an_archive_with_a_broken_member(tmp_path):
     broken[45:60] = bytes(15)
     (found,) = all_of(tmp_path / "a.docx", bytes(broken))
     assert "not readable" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "paths"),
+    [
+        (
+            "a.rst",
+            "Manual\n======\n\nIntro.\n\nMooring\n-------\n\nTwo lines.",
+            ["Manual", "Manual > Mooring"],
+        ),
+        (
+            "a.rst",
+            "======\nManual\n======\n\nMooring\n======\n\nTwo.",
+            ["Manual", "Manual > Mooring"],
+        ),
+        ("a.rst", "a\n\n=====  =====\nx      y\n=====  =====", []),
+        (
+            "a.adoc",
+            "= Manual\n\n== Mooring\n\n----\n== code\n----\nTwo.",
+            ["Manual", "Manual > Mooring"],
+        ),
+        (
+            "a.org",
+            "#+title: Manual\n* Mooring\n#+begin_src c\n* x\n#+end_src\n** Lines\nTwo.",
+            ["Mooring", "Mooring > Lines"],
+        ),
+    ],
+)
+def test_headings_of_other_markup(tmp_path, name, text, paths):
+    (document,) = all_of(tmp_path / name, text)
+    assert document.text == text
+    found = [re.sub("(^|> )[=*]+ ", r"\1", path) for _, path, _ in document.outline.places]
+    assert found == paths
+
+
+def test_a_notebook_of_format_3_with_what_it_prints(tmp_path):
+    code = {
+        "cell_type": "code",
+        "input": "tide()",
+        "outputs": [
+            {"output_type": "stream", "text": ["mean tide 412 cm\n"]},
+            {"output_type": "pyerr", "ename": "ValueError", "evalue": "ebb"},
+            {"output_type": "display_data", "png": "iVBO", "text": ["<Figure>"]},
+        ],
+    }
+    cells = [{"cell_type": "heading", "level": 2, "source": "Data"}, code]
+    (document,) = all_of(tmp_path / "a.ipynb", json.dumps({"worksheets": [{"cells": cells}]}))
+    assert document.title is None
+    assert document.text.split("\n\n") == [
+        "## Data",
+        "```\ntide()\n```",
+        "```\nmean tide 412 cm\n```",
+        "```\nValueError: ebb\n```",
+    ]
+    assert document.notes == ["1 outputs without text, such as pictures, were not read"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.retrieval.ingest.sources.reading import all_of
+from tests.retrieval.ingest.sources.reading import all_of, text_of
 
 URI = "data:image/png;base64," + "iVBORw0KGgo" * 50
 BADGE = "[![build](https://ci/badge.svg)](https://ci)"
@@ -27,7 +27,7 @@ BADGE = "[![build](https://ci/badge.svg)](https://ci)"
         ),
         ("[//]: # (a comment)\nbody", None, "body"),
         (f"![plate]({URI}) body\n\n[image1]: <{URI}>", None, "![plate]() body\n\n[image1]: <>"),
-        ("<!-- never closed\nbody", None, None),
+        ("<!-- never closed\nbody", None, "<!-- never closed\nbody"),
     ],
 )
 def test_title_and_text(tmp_path, written, title, text):
@@ -86,3 +86,20 @@ def test_a_data_uri_is_no_text_in_any_format(tmp_path):
 def test_rules_between_paragraphs_are_no_front_matter(tmp_path):
     (document,) = all_of(tmp_path / "a.md", "one\n\n---\n\ntwo: x\n\n---\nthree")
     assert document.text == "one\n\n---\n\ntwo: x\n\n---\nthree"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use `<!--` to begin a comment.\n\nThe crane.",
+        "Use ``a ` <!--`` and `-->`.\n\nThe crane.",
+        "Code:\n\n    <!-- shown\n\nThe crane -->.",
+    ],
+)
+def test_code_comes_before_comments(tmp_path, text):
+    assert text_of(tmp_path / "a.md", text) == text
+
+
+def test_comments_between_code(tmp_path):
+    text = "a `b` <!-- c `d` --> e <!-- f\ng --> h `<!--`"
+    assert text_of(tmp_path / "a.md", text) == "a `b`  e \n h `<!--`"

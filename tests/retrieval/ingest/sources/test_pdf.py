@@ -5,7 +5,7 @@ import pytest
 from hybridtei.retrieval.ingest.chunking import Chunk
 from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.prepare import PendingDocument
-from tests.retrieval.ingest.sources.pdfs import DRAWN, LOCKED_AES, OPEN_AES, pdf_of, shown
+from tests.retrieval.ingest.sources.pdfs import DRAWN, FONT, LOCKED_AES, OPEN_AES, pdf_of, shown
 from tests.retrieval.ingest.sources.reading import all_of, text_of
 
 FIELD = (
@@ -49,7 +49,7 @@ def test_pages_of_pictures_are_counted(tmp_path):
     assert document.text == "one\n\nthree"
     assert document.notes == ["2 of 4 pages hold pictures and no text"]
     (scan,) = all_of(tmp_path / "b.pdf", pdf_of(DRAWN, DRAWN))
-    assert "holds no text: 2 of its 2 pages hold pictures" in scan.reason
+    assert "holds no text: 2 of 2 pages hold pictures" in scan.reason
 
 
 def test_a_chunk_says_its_page(tmp_path):
@@ -98,3 +98,16 @@ def test_a_text_that_is_too_long_is_not_read(tmp_path):
         tmp_path / "a.pdf", pdf_of(*[shown("x" * 50)] * 3), max_document_characters=120
     )
     assert "longer than allowed" in found.reason
+
+
+def test_pages_of_drawings_and_fonts_without_letters_are_told(tmp_path):
+    drawn = "20 300 m 40 340 l 60 300 l S"
+    (document,) = all_of(tmp_path / "a.pdf", pdf_of(shown("The first page is typed."), drawn))
+    assert document.notes == ["1 of 2 pages hold drawings and no text"]
+    names = " ".join(f"/g{number}" for number in range(256))
+    font = f"<< /Type /Font /Subtype /Type1 /BaseFont /A /FirstChar 0 /LastChar 255 /Encoding << /Differences [ 0 {names} ] >> >>"
+    data = pdf_of(shown("words in it"), shown("more words")).replace(FONT, font.encode(), 1)
+    (refusal,) = all_of(tmp_path / "b.pdf", data)
+    assert (
+        "2 of 2 pages hold text in fonts that do not say which letters they draw" in refusal.reason
+    )

@@ -187,3 +187,32 @@ async def test_queries_are_read_as_documents_are(tmp_path):
     fit = SimpleNamespace(heads=frozenset(), fitted=lambda embeddings: embeddings)
     await searcher.embed("notes", ["the ﬂag", "\u00ad"], fit=fit)
     assert asked == ["the flag", "\u00ad"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        (
+            "a.txt",
+            "Der Haupt-\nund Nebenkran, pre-\nand postwar.",
+            "Der Haupt- und Nebenkran, pre- and postwar.",
+        ),
+        ("a.txt", "the bound-\nary layer", "the boundary layer"),
+        ("a.txt", "A well-\nknown and a well-known one.", "A well-known and a well-known one."),
+        (
+            "a.txt",
+            "This is wellknown, or well-known, but well-\nknown.",
+            "This is wellknown, or well-known, but wellknown.",
+        ),
+        ("a.c", "int rest = total-\n    offset;", "int rest = total-\n    offset;"),
+        ("a.md", "bound-\nary\n\n```\ntotal-\noffset\n```", "boundary\n\n```\ntotal-\noffset\n```"),
+        ("a.html", "<pre>total-\noffset</pre>", "total-\noffset"),
+    ],
+)
+def test_a_hyphen_at_a_line_end(tmp_path, name, text, read):
+    assert text_of(tmp_path / name, text) == read
+
+
+def test_a_menu_with_dots_is_no_table_of_contents(tmp_path):
+    menu = "Coffee .......... 3\nTea ............. 4\nCake ............ 5\nSoup ............ 7"
+    assert text_of(tmp_path / "a.txt", menu) == menu

@@ -99,3 +99,22 @@ def test_what_vanishes_during_the_walk_is_not_there(tmp_path, monkeypatch, looke
 
     monkeypatch.setattr(Path, "stat", vanishing)
     assert {"docs/a.txt", "docs/c.txt"} <= set(labels(tmp_path, "docs"))
+
+
+def test_links_out_of_the_folder_are_told(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "b.txt").write_text("otters")
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "own.txt").write_text("cod")
+    (folder / "near.txt").symlink_to("own.txt")
+    (folder / "b.txt").symlink_to("../other/b.txt")
+    (folder / "notes").symlink_to("../other")
+    (folder / "gone.txt").symlink_to("nowhere")
+    assert {file.label: file.left_out for file in source_files(folder)} == {
+        "docs/b.txt": "links to files outside of the folder",
+        "docs/gone.txt": "links that lead nowhere",
+        "docs/near.txt": None,
+        "docs/notes": "links to folders",
+        "docs/own.txt": None,
+    }
