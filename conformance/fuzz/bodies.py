@@ -263,6 +263,7 @@ FORMS: dict[str, Any] = {
         normalize=BOOL,
         dimensions=(1, 8, 32),
         output_dtype=PRECISIONS,
+        encoding_format=("float", "base64"),
         long_inputs=LONG_INPUTS,
     ),
     "/embed_multivector": body(
@@ -270,6 +271,7 @@ FORMS: dict[str, Any] = {
         **READING,
         dimensions=(1, 8, 24),
         output_dtype=PRECISIONS,
+        encoding_format=("float", "base64"),
         long_inputs=LONG_INPUTS,
     ),
     "/similarity": SIMILARITY,

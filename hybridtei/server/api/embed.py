@@ -5,13 +5,14 @@ They refuse unknown fields, since a misspelled option would otherwise be ignored
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed, cosine
+from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input
 from hybridtei.options import Budget, Long, Side, Size
 from hybridtei.outputs import Embeddings, Floats, Usage, cut
@@ -59,10 +60,20 @@ class EmbedMultivectorRequest(
         Meta(description="Keep this many leading dimensions of dense and multi-vectors."),
     ] = None
     output_dtype: OutputDtype = None
+    encoding_format: Annotated[
+        Literal["float", "base64"],
+        Meta(description="base64: of dense and multi-vectors, little-endian."),
+    ] = "float"
     multivector: Budget = None
     input_type: Side = None
     long_inputs: Long = None
     model: ModelName = None
+
+    def packed_width(self, task: Embed, spec: ModelSpec) -> int | None:
+        """The numbers of a multi-vector that is written in base64, else None."""
+        if self.encoding_format == "base64" and spec.multivector is not None:
+            return min(task.options.dimensions or spec.multivector_width, spec.multivector_width)
+        return task.bits_of(spec)
 
 
 class EmbedHybridRequest(
@@ -88,8 +99,8 @@ class EmbedHybridRequest(
 
 
 class PackedVectors(Struct, frozen=True):
-    """Multi-vectors with one bit per number: base64 of uint8[n, ceil(d / 8)], the most significant
-    bit first."""
+    """Multi-vectors in base64, row by row. One bit per number: uint8[n, ceil(d / 8)], the most
+    significant bit first."""
 
     shape: Annotated[
         tuple[int, int], Meta(description="Number of vectors, and of numbers in each.")
@@ -100,14 +111,14 @@ class PackedVectors(Struct, frozen=True):
 class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
     """The requested vectors of one input."""
 
-    dense: list[float] | None = None
+    dense: list[float] | str | None = None
     sparse: Annotated[
         list[SparseValue] | dict[str, Any] | None,
         Meta(description="List or object, depending on `sparse_format`."),
     ] = None
     multivector: Annotated[
         list[list[float]] | PackedVectors | None,
-        Meta(description="Packed where its `dtype` is binary."),
+        Meta(description="Packed where its `dtype` is binary, and with base64."),
     ] = None
 
 
@@ -219,7 +230,7 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
     options = context.settled(request.options)
     task = Embed(inputs, frozenset({Head.MULTIVECTOR}), options)
     smaller = smaller_vectors(context, task, request.output_dtype)
-    bits = task.bits_of(context.service.model.spec)
+    bits = request.packed_width(task, context.service.model.spec)
     return await embed_spanned(
         context,
         task,
@@ -239,11 +250,16 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     inputs, is_batch = parse_inputs(request.inputs)
     options = context.settled(request.options)
     task = Embed(inputs, heads_of(context, request.outputs), options)
-    pieces, bits = context.service.tokenizer.pieces, task.bits_of(context.service.model.spec)
+    pieces = context.service.tokenizer.pieces
+    bits = request.packed_width(task, context.service.model.spec)
     smaller = smaller_vectors(context, task, request.output_dtype)
 
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
-        return answers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
+        rows = answers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
+        if request.encoding_format == "base64" and answer.dense is not None:
+            for row in rows:
+                row["dense"] = answers.as_base64(row["dense"])
+        return rows
 
     return await embed_spanned(context, task, write, request.sparse_format, is_batch=is_batch)
 

@@ -1,5 +1,7 @@
 """Our routes: several outputs of one pass, equal to what each route of its own gives."""
 
+import base64
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,32 @@ def test_by_default_all_that_the_model_has(server, dense_server, splade_server):
 def test_only_what_was_asked_for(server, outputs):
     for item in server.post("/embed_hybrid", {"inputs": TEXTS, "outputs": outputs}).json():
         assert set(item) == set(outputs)
+
+
+def unpacked(vectors, dtype):
+    raw = np.frombuffer(base64.b64decode(vectors["data"]), dtype)
+    return raw.reshape(vectors["shape"]).tolist()
+
+
+@pytest.mark.parametrize("dtype", [None, "int8"])
+def test_base64_has_the_same_numbers(server, dtype):
+    body = {"inputs": TEXTS, "dimensions": 6, "multivector": {"dtype": dtype or "float"}}
+    stored = dtype or "<f4"
+    plain, packed = (
+        server.post("/embed_hybrid", {**body, "encoding_format": form}).json()
+        for form in ("float", "base64")
+    )
+    for row, other in zip(packed, plain, strict=True):
+        assert row["sparse"] == other["sparse"]
+        dense = np.frombuffer(base64.b64decode(row["dense"]), "<f4")
+        np.testing.assert_allclose(dense, other["dense"], atol=1e-7)
+        found = unpacked(row["multivector"], stored)
+        np.testing.assert_allclose(found, other["multivector"], atol=1e-7)
+    alone = server.post("/embed_multivector", {**body, "encoding_format": "base64"}).json()
+    assert alone == [row["multivector"] for row in packed]
+    spanned = {"inputs": {"text": TEXTS[0], "spans": [[0, 1]]}, "encoding_format": "base64"}
+    ((one,),) = server.post("/embed_hybrid", spanned).json()
+    assert isinstance(one["dense"], str)
 
 
 def test_each_output_is_what_its_own_route_gives(server):
