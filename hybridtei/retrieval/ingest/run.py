@@ -194,6 +194,8 @@ class _Ingest:
                 stored: StoredDocuments = {}
                 if existing is not None:
                     stats.points = await store.count(name)
+                    if not options.dry_run:
+                        await store.index(name)
                     stored = await stored_documents(store, name, source)
                 preparation = self._preparation(stack, source, stored, stats)
                 load = self._loader(stack)

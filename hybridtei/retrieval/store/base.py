@@ -160,6 +160,9 @@ class Store(Protocol):
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
         """Delete points. No error for ids that do not exist."""
 
+    async def index(self, name: str) -> None:
+        """Make the payload indexes of an existing collection, if the store uses any."""
+
     async def optimize(self, name: str) -> None:
         """Build indexes, if the store does not do so by itself."""
 

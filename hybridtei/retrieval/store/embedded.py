@@ -174,6 +174,8 @@ class EmbeddedStore:
         check_ids(ids)
         await self._call("delete", name, list(ids))
 
+    async def index(self, name: str) -> None: ...
+
     async def optimize(self, name: str) -> None:
         """Merge and index now. Other calls wait, even for minutes. The process does so by itself
         when idle."""

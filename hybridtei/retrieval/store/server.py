@@ -9,8 +9,9 @@ Python object for gRPC; this module copies a vector's bytes into the message.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from qdrant_client import AsyncQdrantClient, grpc, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
-from hybridtei.errors import HybridTeiError, StoreError
+from hybridtei.errors import HybridTeiError, StoreError, StoreUnavailable
 from hybridtei.retrieval.store.base import (
     CollectionSchema,
     PointId,
@@ -46,12 +47,11 @@ from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system.frames import nested
 from hybridtei.system.retries import retry_unavailable
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 JSON_BYTES_PER_NUMBER = 20
 # Settings of a collection
 PASSED_ON = ("shard_number", "replication_factor", "on_disk_payload")
-# Keys of payloads
-TEXTS = ("text", "title")
 # With this index `match: text` finds words, as in the embedded engine; without it, parts of words.
 OF_WORDS = models.TextIndexParams(
     type=models.TextIndexType.TEXT,
@@ -60,6 +60,15 @@ OF_WORDS = models.TextIndexParams(
     phrase_matching=True,
     on_disk=True,
 )
+# Keys of payloads that this program filters by, or its users by words. Qdrant's strict mode refuses
+# a filter on another key.
+INDEXES: Mapping[str, Any] = {
+    "text": OF_WORDS,
+    "title": OF_WORDS,
+    "source": models.PayloadSchemaType.KEYWORD,
+    "document_id": models.PayloadSchemaType.KEYWORD,
+    "chunk": models.PayloadSchemaType.INTEGER,
+}
 # Another port, which a firewall may block
 PEERS_S = 5.0
 # The time of a call after which its node is checked, and the check's own bound. So a store that is
@@ -100,6 +109,8 @@ class ServerStore:
             checks_s = (None, 0.0)
         self._nodes = Nodes(clients, lambda client: client.collection_exists("-"), *checks_s)
         self._is_patient = patient
+        # Collections whose payload indexes are there
+        self._indexed: set[str] = set()
 
     async def _call(self, call: Attempt[T]) -> T:
         async def once() -> T:
@@ -152,17 +163,37 @@ class ServerStore:
             if existing is None:
                 raise
             check_fits(existing, schema, name)
-        for key in TEXTS:
-            index = partial(
+        await self._index(name, INDEXES)
+
+    async def index(self, name: str) -> None:
+        """Make the payload indexes that a collection of an earlier release lacks, once."""
+        if name in self._indexed:
+            return
+        indexes = (await self.info(name)).payload_schema
+        # A text index of version 0.1 would change what users' filters find
+        lacking = [key for key in INDEXES if key not in {*indexes, "text", "title"}]
+        try:
+            await self._index(name, lacking)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            log.warning("collection %r gets no payload indexes: %s", name, error)
+            self._indexed.add(name)
+
+    async def _index(self, name: str, keys: Iterable[str]) -> None:
+        for key in keys:
+            call = partial(
                 AsyncQdrantClient.create_payload_index,
                 collection_name=name,
                 field_name=key,
-                field_schema=OF_WORDS,
-                wait=False,
+                field_schema=INDEXES[key],
+                wait=True,
             )
-            await self._call(index)
+            await self._call(call)
+        self._indexed.add(name)
 
     async def drop(self, name: str) -> None:
+        self._indexed.discard(name)
         await self._call(lambda client: client.delete_collection(name, timeout=self._whole_timeout))
 
     async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
@@ -196,6 +227,7 @@ class ServerStore:
         for batch in await checked_batches(
             self, name, points, schema, bytes_per_number=bytes_per_number
         ):
+            await self.index(name)
             await self._upsert_batch(name, batch)
 
     async def _upsert_batch(self, name: str, batch: Sequence[Stored]) -> None:

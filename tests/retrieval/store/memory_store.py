@@ -20,6 +20,7 @@ class MemoryStore(ServerStore):
     def __init__(self):
         self._client, self._lock = AsyncQdrantClient(":memory:"), threading.Lock()
         self.place, self._grpc, self._whole_timeout = "memory", False, 60
+        self._indexed = set()
 
     async def _call(self, call):
         with self._lock, warnings.catch_warnings():

@@ -36,6 +36,10 @@ class Qdrant:
     status: list[str] = field(default_factory=lambda: ["green"])
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # By collection, the type of each key's payload index. `strict`: a filter on a key without one is refused, as in Qdrant
+    # Cloud's strict mode
+    indexes: dict[str, dict[str, str]] = field(default_factory=dict)
+    strict: bool = False
 
     def __post_init__(self):
         self.local = QdrantClient(":memory:")
@@ -78,13 +82,37 @@ class Qdrant:
         optimizers = info.config.optimizer_config.model_copy(update=self.optimizers.get(name, {}))
         config = info.config.model_copy(update={"params": params, "optimizer_config": optimizers})
         status = self.status.pop(0) if len(self.status) > 1 else self.status[0]
-        return info.model_copy(update={"config": config, "status": models.CollectionStatus(status)})
+        indexes = {
+            key: models.PayloadIndexInfo(data_type=kind, points=0)
+            for key, kind in self.indexes.get(name, {}).items()
+        }
+        changes = {"config": config, "status": models.CollectionStatus(status)}
+        return info.model_copy(update=changes | {"payload_schema": indexes})
 
     def create(self, local, name, made, **arguments):
         created = local.create_collection(name, **arguments)
         self.made[name] = {field: value for field, value in made.items() if value}
         self.optimizers.pop(name, None)
+        self.indexes.pop(name, None)
         return created
+
+    def index(self, name, key, kind):
+        """Note an index: local mode makes none, and reads words without them."""
+        self.indexes.setdefault(name, {})[key] = kind
+        return models.UpdateResult(operation_id=0, status=models.UpdateStatus.ACKNOWLEDGED)
+
+    def filtered(self, name, condition):
+        """A filter, unless Qdrant's strict mode refuses it."""
+        if self.strict and condition is not None:
+            for key, kind in _conditions(condition.model_dump(exclude_none=True)):
+                if self.indexes.get(name, {}).get(key) != kind:
+                    raise Failure(
+                        400,
+                        f'Bad request: Index required but not found for "{key}" of one of the '
+                        f"following types: [{kind}]. Help: Create an index for this key or use a "
+                        "different filter.",
+                    )
+        return condition
 
     def update(
         self,
@@ -133,3 +161,24 @@ class Qdrant:
             return local.upsert(name, points, wait=True)
 
         return work
+
+
+def _conditions(part):
+    """(key, type of index) of each condition of a filter that needs one."""
+    if isinstance(part, list):
+        for each in part:
+            yield from _conditions(each)
+        return
+    if not isinstance(part, dict):
+        return
+    for match in [part["match"]] if "match" in part else []:
+        if {"text", "text_any", "phrase"} & match.keys():
+            yield part["key"], "text"
+            continue
+        values = [match.get("value"), *match.get("any", []), *match.get("except", [])]
+        values = [each for each in values if each is not None]
+        yield part["key"], "integer" if isinstance(values[0], int) else "keyword"
+    if "range" in part:
+        yield part["key"], "integer"
+    for clause in ("must", "should", "must_not", "min_should", "conditions", "filter"):
+        yield from _conditions(part.get(clause))

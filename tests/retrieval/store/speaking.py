@@ -78,9 +78,13 @@ class Servicer:
         work,
         *,
         write=False,
+        checked=None,
     ):
+        """`checked`: the call's filter."""
         key = dict(context.invocation_metadata()).get("api-key")
         try:
+            if checked is not None:
+                self.state.filtered(request.collection_name, checked)
             return self.state.do(call, key, request.ByteSize(), work, write=write)
         except Failure as failure:
             if failure.retry_after is not None:
@@ -172,14 +176,27 @@ class Collections(Servicer, CollectionsServicer):
 
 
 class Points(Servicer, PointsServicer):
+    def filter_of(self, request):
+        return GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None
+
     def Upsert(self, request, context):
         points = [GrpcToRest.convert_point_struct(point) for point in request.points]
         work = self.state.upsert(request.collection_name, points, request.wait)
         return operated(self.ask("upsert", request, context, work, write=True))
 
     def CreateFieldIndex(self, request, context):
-        assert request.field_index_params.text_index_params.phrase_matching
-        return operated(self.ask("index", request, context, lambda local: acknowledged()))
+        kind = messages.FieldType.Name(request.field_type).removeprefix("FieldType").lower()
+        if request.HasField("field_index_params"):
+            assert request.field_index_params.text_index_params.phrase_matching
+            kind = "text"
+        return operated(
+            self.ask(
+                "index",
+                request,
+                context,
+                lambda local: self.state.index(request.collection_name, request.field_name, kind),
+            )
+        )
 
     def Delete(self, request, context):
         selector = GrpcToRest.convert_points_selector(request.points)
@@ -200,9 +217,7 @@ class Points(Servicer, PointsServicer):
             ]
             or None,
             "using": request.using or None,
-            "query_filter": GrpcToRest.convert_filter(request.filter)
-            if request.HasField("filter")
-            else None,
+            "query_filter": self.filter_of(request),
             "limit": request.limit,
             "offset": request.offset or None,
             **selectors(request),
@@ -212,6 +227,7 @@ class Points(Servicer, PointsServicer):
             request,
             context,
             lambda local: local.query_points(request.collection_name, **arguments),
+            checked=arguments["query_filter"],
         )
         return messages.QueryResponse(
             result=[RestToGrpc.convert_scored_point(point) for point in found.points]
@@ -233,9 +249,7 @@ class Points(Servicer, PointsServicer):
 
     def Scroll(self, request, context):
         arguments = {
-            "scroll_filter": GrpcToRest.convert_filter(request.filter)
-            if request.HasField("filter")
-            else None,
+            "scroll_filter": self.filter_of(request),
             "offset": GrpcToRest.convert_point_id(request.offset)
             if request.HasField("offset")
             else None,
@@ -247,6 +261,7 @@ class Points(Servicer, PointsServicer):
             request,
             context,
             lambda local: local.scroll(request.collection_name, **arguments),
+            checked=arguments["scroll_filter"],
         )
         result = [
             RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}}))
@@ -259,12 +274,13 @@ class Points(Servicer, PointsServicer):
         )
 
     def Count(self, request, context):
-        given = GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None
+        given = self.filter_of(request)
         found = self.ask(
             "count",
             request,
             context,
             lambda local: local.count(request.collection_name, given, exact=request.exact),
+            checked=given,
         )
         return messages.CountResponse(result=messages.CountResult(count=found.count))
 
@@ -408,19 +424,30 @@ class Rest:
                 True,
             )
         if route == ("PUT", "index"):
-            assert models.CreateFieldIndex.model_validate_json(body).field_schema.phrase_matching
-            return "index", lambda local: acknowledged(), False
+            index = models.CreateFieldIndex.model_validate_json(body)
+            kind = index.field_schema
+            if isinstance(kind, models.TextIndexParams):
+                assert kind.phrase_matching
+                kind = kind.type
+            return (
+                "index",
+                lambda local: self.state.index(name, index.field_name, kind.value),
+                False,
+            )
         if route == ("PUT", "points"):
             points = models.PointsList.model_validate_json(body).points
             return "upsert", self.state.upsert(name, points, wait), True
         if route == ("POST", "points/query"):
             asked = models.QueryRequest.model_validate_json(body)
+            self.state.filtered(name, asked.filter)
             return "query", lambda local: local.query_points(name, **query_of(asked)), False
         if route == ("POST", "points/scroll"):
             page = models.ScrollRequest.model_validate_json(body)
+            self.state.filtered(name, page.filter)
             return "scroll", lambda local: scrolled(local, name, page), False
         if route == ("POST", "points/count"):
             counted = models.CountRequest.model_validate_json(body)
+            self.state.filtered(name, counted.filter)
             return "count", lambda local: local.count(name, counted.filter, exact=True), False
         if route == ("POST", "points/delete"):
             selector = models.PointIdsList.model_validate_json(body)
@@ -438,11 +465,6 @@ class Rest:
                 False,
             )
         return None
-
-
-def acknowledged():
-    """Local mode makes no indexes, and reads words without them."""
-    return models.UpdateResult(operation_id=0, status=models.UpdateStatus.ACKNOWLEDGED)
 
 
 def query_of(asked):

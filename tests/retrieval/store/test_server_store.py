@@ -1,6 +1,7 @@
 """A server store against a real endpoint of both protocols: what it sends, and what it does when the server is in trouble."""
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -11,10 +12,16 @@ from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.ingest.run import ingest
+from hybridtei.retrieval.search.options import SearchOptions
+from hybridtei.retrieval.search.searcher import Searcher
+from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.nodes import Address, address_of
 from hybridtei.retrieval.store.points import MAX_BATCH_BYTES, to_points
+from hybridtei.retrieval.store.query import filter_from
 from hybridtei.retrieval.store.server import ServerStore
+from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, spec_in
 from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
 from tests.retrieval.store.stores import embeddings, plan
 
@@ -236,3 +243,37 @@ async def test_a_collection_deleted_while_it_is_described_is_none(qdrant, protoc
 
         monkeypatch.setattr(store, "_exists", then_deleted)
         assert await store.describe("papers") is None
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_strict_mode_refuses_no_filter_of_ours(qdrant, protocol, tmp_path):
+    """Further groups, `read`, and a second ingest of one file; also where an earlier release made the collection."""
+    encoder = encoder_of(spec_in(tmp_path))
+    encoder.model_id = MODEL
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"id": n, "text": text}) for n, text in enumerate(TEXTS)))
+    qdrant.strict = True
+    store = StoreConfig(qdrant_url=url_of(qdrant, protocol))
+    assert ingest(rows, "c", encoder, store, quiet=True).stats.points == len(TEXTS)
+    qdrant.indexes.clear()
+    rows.write_text(rows.read_text() + '\n{"id": "new", "text": "eight"}')
+    assert ingest(rows, "c", encoder, store, quiet=True).stats.points == len(TEXTS) + 1
+    made = {"source": "keyword", "document_id": "keyword", "chunk": "integer"}
+    assert qdrant.indexes["c"] == made
+
+    async def searches():
+        async with opened(store) as served:
+            searcher = Searcher(served, encoder.named(MODEL))
+            page = await searcher.search("c", "one", SearchOptions(prefetch_limit=1, limit=5))
+            of_row = [{"key": "document_id", "match": {"value": "3"}}]
+            of_row.append({"key": "source", "match": {"value": "rows.jsonl"}})
+            of_row.append({"key": "chunk", "range": {"gte": 0, "lt": 50}})
+            asked = SearchOptions(group_by=None, query_filter=filter_from({"must": of_row}))
+            row = await searcher.search("c", "one", asked)
+            unknown = filter_from({"must": [{"key": "metadata.x", "match": {"value": 1}}]})
+            with pytest.raises(StoreError, match="Index required but not found"):
+                await searcher.search("c", "one", SearchOptions(query_filter=unknown))
+            return page.hits, row.hits
+
+    page, row = asyncio.run(searches())
+    assert (len(page), len(row)) == (5, 1)
