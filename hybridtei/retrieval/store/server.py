@@ -60,8 +60,7 @@ OF_WORDS = models.TextIndexParams(
     phrase_matching=True,
     on_disk=True,
 )
-# Keys of payloads that this program filters by, or its users by words. Qdrant's strict mode refuses
-# a filter on another key.
+# Keys of payloads in filters. Qdrant's strict mode refuses a filter on another key.
 INDEXES: Mapping[str, Any] = {
     "text": OF_WORDS,
     "title": OF_WORDS,
