@@ -2,9 +2,16 @@
 models, and everybody else's."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from random import Random
 from typing import Any
+
+from msgspec import Struct, inspect
+from msgspec.inspect import type_info
+
+# The import adds every route to `ROUTES`
+import hybridtei.server.app  # noqa: F401
+from hybridtei.server.routing import ROUTES
 
 WORDS = (
     "baka",
@@ -331,9 +338,71 @@ FORMS: dict[str, Any] = {
     ),
     "/models/unload": {"model": ("nobody", "", "classifier ")},
 }
-POSTS: dict[str, Maker] = {
-    path: partial(lambda form, draw: made(draw, form), form) for path, form in FORMS.items()
-}
+# Share of the fields of a request's struct that no form names: what a new field needs to be fuzzed
+FURTHER = 0.04
+
+
+@cache
+def kinds_of(path: str) -> tuple[type[Struct], ...]:
+    """The structs of a route's request."""
+    for route in ROUTES:
+        if path in route.paths and not route.only_tei:
+            requests = (
+                route.request.values() if isinstance(route.request, dict) else [route.request]
+            )
+            return tuple(
+                kind for kind in requests if isinstance(kind, type) and issubclass(kind, Struct)
+            )
+    return ()
+
+
+@cache
+def fields_of(kind: type[Struct]) -> dict[str, Any]:
+    """The type of each field of a struct, by its name on the wire."""
+    info: Any = type_info(kind)
+    return {field.encode_name: field.type for field in info.fields}
+
+
+def value_of(draw: Random, kind: Any) -> Any:
+    """A value of a type, or at its bounds, or one beyond."""
+    value: Any = draw.choice((None, "x", 1, {}))
+    if isinstance(kind, inspect.UnionType):
+        value = value_of(draw, draw.choice(kind.types))
+    elif isinstance(kind, inspect.LiteralType):
+        value = draw.choice(kind.values)
+    elif isinstance(kind, inspect.BoolType):
+        value = draw.choice(BOOL)
+    elif isinstance(kind, inspect.IntType | inspect.FloatType):
+        low = 0 if kind.ge is None else kind.ge
+        value = draw.choice((low, low + 1, low - 1, 3, 64 if kind.le is None else kind.le + 1))
+    elif isinstance(kind, inspect.StrType):
+        value = draw.choice(WORDS)
+    elif isinstance(kind, inspect.ListType):
+        value = [value_of(draw, kind.item_type) for _ in range(draw.choice((0, 1, 3)))]
+    elif isinstance(kind, inspect.DictType):
+        value = {value_of(draw, kind.key_type): value_of(draw, kind.value_type)}
+    elif isinstance(kind, inspect.StructType):
+        value = {
+            field.encode_name: value_of(draw, field.type)
+            for field in kind.fields
+            if field.required or draw.random() < 0.5
+        }
+    return value
+
+
+def drawn(path: str, form: Any, draw: Random) -> Any:
+    """A body of the form, and sometimes further fields of the route's struct."""
+    base = made(draw, form)
+    kinds = [kind for kind in kinds_of(path) if fields_of(kind).keys() >= {*base}]
+    if not kinds or not isinstance(base, dict):
+        return base
+    for name, kind in fields_of(draw.choice(kinds)).items():
+        if name not in base and draw.random() < FURTHER:
+            base[name] = value_of(draw, kind)
+    return base
+
+
+POSTS: dict[str, Maker] = {path: partial(drawn, path, form) for path, form in FORMS.items()}
 GETS = (
     "/",
     "/health",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.fuzz import peer
-from conformance.fuzz.bodies import GETS, POSTS
+from conformance.fuzz.bodies import GETS, POSTS, fields_of, kinds_of
 from conformance.fuzz.heads import request
 from conformance.fuzz.judge import faults
 from conformance.fuzz.mutations import mutated
@@ -199,3 +199,11 @@ def test_memory_that_grows_is_found(megabytes, grows):
     server = Server(Plan("hybrid", ("hybrid",), 1), "x", 1, None, None)
     server.megabytes = megabytes
     assert flatness(server) == ([f"memory grows: its low-water mark {grows}"] if grows else [])
+
+
+def test_every_field_of_a_struct_is_drawn_without_a_form():
+    draw = Random(7)
+    for path in ("/embed", "/embed_hybrid", "/v1/rerank", "/search", "/predict_tokens"):
+        names = {name for _ in range(800) for name in POSTS[path](draw)}
+        (kind,) = kinds_of(path)
+        assert fields_of(kind).keys() <= names, path
