@@ -22,7 +22,6 @@ from hybridtei.options import (
     Direction,
     EmbedOptions,
     Long,
-    MultivectorBudget,
     Size,
     Truncate,
 )
@@ -168,7 +167,6 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
             normalize=self.normalized is not False,
             dimensions=self.width,
             input_type=SIDES.get(self.input_type or self.task),
-            multivector=MultivectorBudget(),
             long_inputs=self.long_inputs,
             uses_default_prompt=False,
         )
@@ -273,11 +271,11 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         options = structs.replace(options, prompt_name=request.task)
     task = Embed(inputs, heads, options)
     smaller = smaller_vectors(context, task, request.precision)
-    pieces = context.service.tokenizer.pieces
+    pieces, bits = context.service.tokenizer.pieces, task.bits_of(context.service.model.spec)
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         answer = smaller(answer)
-        data = [_item(answer, i, request, pieces) for i in range(len(answer))]
+        data = [_item(answer, i, request, pieces, bits) for i in range(len(answer))]
         return {
             "object": "list",
             "data": data,
@@ -377,8 +375,9 @@ def check_task(context: Context, task: str | None) -> None:
 
 
 def _item(
-    answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Pieces
+    answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Pieces, bits: int | None
 ) -> dict[str, Any]:
+    """`bits`: as in `answers.ragged`."""
     item: dict[str, Any] = {"object": "embedding"}
     if answer.dense is not None:
         row = answer.dense[i]
@@ -386,7 +385,8 @@ def _item(
     if answer.sparse is not None:
         item["sparse_embedding"] = answers.sparse(answer.sparse, i, request.sparse_format, pieces)
     if answer.multivector is not None:
-        item["multivector"] = answer.multivector.row(i)
+        row = answer.multivector.row(i)
+        item["multivector"] = row if bits is None else answers.packed(row, bits)
     item["index"] = i
     return item
 

@@ -230,3 +230,16 @@ def test_wrong_spans_are_refused_with_their_place(server, path, inputs, words):
     assert response.status_code in (400, 413, 422)
     assert words in response.text
     assert server.backend.forwards == before
+
+
+@pytest.mark.parametrize("dtype", ["float", "int8", "binary"])
+def test_every_route_of_multivectors_has_the_servers_budget(dtype):
+    texts = ["one two three four five six seven eight", "one"]
+    with serving(model={"multivector_tokens": 3, "multivector_dtype": dtype}) as running:
+        hybrid = running.post("/embed_hybrid", {"inputs": texts, "outputs": ["multivector"]}).json()
+        alone = running.post("/embed_multivector", {"inputs": texts}).json()
+        body = {"input": texts, "model": "small", "outputs": ["multivector"]}
+        openai = running.post("/v1/embeddings", body).json()["data"]
+    wanted = [item["multivector"] for item in hybrid]
+    assert wanted == alone == [item["multivector"] for item in openai]
+    assert max(len(row) for row in wanted) == 3 or dtype == "binary"
