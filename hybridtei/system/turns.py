@@ -18,16 +18,23 @@ class Turns:
     long work. Thread-safe."""
 
     def __init__(self, workers: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix=name)
+        self.threads = ThreadPoolExecutor(workers, thread_name_prefix=name)
+        # Pieces of long work that wait or run; while there are none, short work needs no turn
+        self.long = 0
+        self._lock = threading.Lock()
         self._short: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
     def submit(self, work: Callable[[], T], *, is_short: bool) -> Future[T]:
         """Queue `work`. Cancelling the future cancels work that has not begun."""
         if not is_short:
-            return self._pool.submit(self._run_long, work)
+            with self._lock:
+                self.long += 1
+            long = self.threads.submit(self._run_long, work)
+            long.add_done_callback(self._end_long)
+            return long
         future: Future[T] = Future()
         self._short.append((future, work))
-        self._pool.submit(self.run_short)
+        self.threads.submit(self.run_short)
         return future
 
     def run_short(self) -> None:
@@ -50,7 +57,11 @@ class Turns:
 
     def shutdown(self) -> None:
         """Take no more work."""
-        self._pool.shutdown(wait=False)
+        self.threads.shutdown(wait=False)
+
+    def _end_long(self, _: object) -> None:
+        with self._lock:
+            self.long -= 1
 
     def _run_long(self, work: Callable[[], T]) -> T:
         _LOCAL.turns = self

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from hybridtei.batch import Encoding, Head
+from hybridtei.batch import Encoding, Head, WindowEncoding
 from hybridtei.config import EngineConfig
 from hybridtei.errors import (
     AnswerTooLarge,
@@ -212,7 +212,7 @@ class EngineService:
             times = request.timings()
             timings = Timings(tokenisation, times.queue_ns, times.inference_ns)
             parts.append(Answered(answer, size, lengths, timings, cuts))
-            if not part.splits_itself:
+            if not (encodings and isinstance(encodings[-1], WindowEncoding)):
                 break
             part = part.rest(encodings)
             if part is not None:
@@ -249,6 +249,9 @@ class EngineService:
         if self._closing:
             raise Unhealthy
         try:
+            if is_short and not pool.long:
+                # Nothing has to give way
+                return await asyncio.get_running_loop().run_in_executor(pool.threads, work)
             return await awaited(partial(pool.submit, is_short=is_short), work)
         except BaseException as error:
             raise_panic(error)

@@ -70,6 +70,10 @@ def resolve(
     supply it."""
     if not model_id:
         raise MissingArtifact("the model id is empty: give a folder or a hub id")
+    if not _is_text(model_id):
+        raise MissingArtifact(
+            f"{model_id!r}: the name is not UTF-8, so no answer could carry it: rename the folder"
+        )
     folder = Path(model_id).expanduser()
     if folder.is_dir():
         return folder
@@ -84,6 +88,15 @@ def resolve(
         cache=cache,
         offline=offline,
     )
+
+
+def _is_text(name: str) -> bool:
+    """False for a name with bytes that are not UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def hub_folder(

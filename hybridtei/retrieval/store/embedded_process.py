@@ -150,7 +150,9 @@ class Service:
         self._greeting = frame([release(), os.getpid()])
 
     async def run(self, listener: socket.socket) -> None:
-        """Serve until there has been no client for a while. Raises FolderReplaced."""
+        """Serve until there has been no client for a while; listen again if the socket's file was
+        deleted, as cleaners of temporary folders do. Raises FolderReplaced."""
+        place = Path(listener.getsockname())
         server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
         while self._clients or self._clock() < self._ends_s:
             with contextlib.suppress(TimeoutError):
@@ -160,6 +162,11 @@ class Service:
                 self._moving[client] -= 1
                 if self._moving[client] < 0:
                     client.transport.abort()
+            if not place.exists():
+                server.close()
+                place.parent.mkdir(mode=0o700, exist_ok=True)
+                listener = _listen(place)
+                server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
             await self._tidy()
             self._idle_ticks += 1
         server.close()

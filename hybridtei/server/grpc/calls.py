@@ -211,7 +211,11 @@ async def _abort(error: Exception, _: Any, call: Any) -> None:
         log.critical("unforeseen error in a gRPC call", exc_info=error)
     if len(details) > DETAIL_CHARACTERS:
         details = f"{details[:DETAIL_CHARACTERS]}…"
-    await call.abort(code, details)
+    try:
+        await call.abort(code, details)
+    except grpc.aio.InternalError:
+        # The client has left
+        raise asyncio.CancelledError from None
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:

@@ -1,5 +1,7 @@
 """Where files are found: a folder, or the hub's cache without the hub."""
 
+import os
+
 import pytest
 
 from hybridtei.config import ModelConfig
@@ -67,6 +69,13 @@ def test_what_is_not_cached_is_missing_and_named(cache, model_id, revision):
 def test_a_name_that_is_neither_folder_nor_id_is_missing(tmp_path, model_id):
     with pytest.raises(MissingArtifact):
         resolve(model_id, cache=str(tmp_path), offline=True)
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused_at_the_start(tmp_path):
+    name = os.fsencode(tmp_path) + b"/m\xff"
+    os.mkdir(name)
+    with pytest.raises(MissingArtifact, match="not UTF-8"):
+        resolve(os.fsdecode(name))
 
 
 def test_a_folder_goes_before_the_hub(tmp_path, monkeypatch):

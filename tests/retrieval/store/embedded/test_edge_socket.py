@@ -73,6 +73,18 @@ def received(client):
     return message
 
 
+async def test_a_socket_that_was_deleted_is_made_again(tmp_path):
+    """As cleaners of temporary folders do: other commands still reach the process."""
+    store = await opened(tmp_path)
+    place = listening_at(tmp_path)
+    place.unlink()
+    other = EmbeddedStore(str(tmp_path), timeout_s=HANG)
+    assert await other.collections() == await store.collections()
+    assert other.pid == store.pid
+    await other.close()
+    await store.close()
+
+
 async def test_the_socket_is_this_users_alone_and_gone_with_its_process(tmp_path):
     store = await opened(tmp_path)
     place = listening_at(tmp_path)
