@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.search.options import SearchHit as SearchHit
     from hybridtei.retrieval.search.options import SearchOptions as SearchOptions
     from hybridtei.retrieval.search.options import SearchResult as SearchResult
+    from hybridtei.retrieval.search.options import StoredPoint as StoredPoint
     from hybridtei.retrieval.search.searcher import Searcher as Searcher
     from hybridtei.retrieval.search.searcher import TextModel as TextModel
     from hybridtei.retrieval.store import open_store as open_store
@@ -77,7 +78,7 @@ _NAMES_OF = {
     "hybridtei.retrieval.langchain": "HybridSparseEmbeddings",
     "hybridtei.outputs": "Embeddings SparseVectors",
     "hybridtei.retrieval.search.index": "Index",
-    "hybridtei.retrieval.search.options": "SearchHit SearchOptions SearchResult",
+    "hybridtei.retrieval.search.options": "SearchHit SearchOptions SearchResult StoredPoint",
     "hybridtei.retrieval.search.searcher": "Searcher TextModel",
     "hybridtei.retrieval.store.collection": "check_fits",
     "hybridtei.retrieval.store.plan": "schema_for",

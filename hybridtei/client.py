@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hybridtei.models.text.reader import Input
     from hybridtei.models.text.tokenizer import Text
     from hybridtei.outputs import Embeddings
-    from hybridtei.retrieval.search.options import SearchKeywords, SearchResult
+    from hybridtei.retrieval.search.options import SearchKeywords, SearchResult, StoredPoint
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -309,6 +309,48 @@ class AsyncClient(OfOneProcess):
             before += len(portion)
         return Upserted(created, ids, failed)
 
+    async def delete(
+        self,
+        collection: str,
+        ids: Sequence[int | str] | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        source: str | None = None,
+    ) -> int:
+        """Delete documents with all their chunks, by ids of points or documents, or by a filter.
+        Return the number of points. Unknown ids are no error. `source`: the file of the ids, where
+        several files have one."""
+        path = f"/collections/{quote(collection, safe='')}/points/delete"
+        body = {"ids": ids, "filter": filter, "source": source}
+        return int((await self.ask(path, body))["points"])
+
+    async def get(
+        self, collection: str, id: int | str, *, source: str | None = None
+    ) -> list[StoredPoint]:
+        """Return the point of an id, or the chunks of the document of an id, in their order. Raises
+        UnknownDocument."""
+        from hybridtei.retrieval.search.options import StoredPoint
+
+        path = f"/collections/{quote(collection, safe='')}/points/{quote(str(id))}"
+        if source is not None:
+            path += f"?source={quote(source)}"
+        return msgspec.convert((await self.ask(path))["points"], list[StoredPoint])
+
+    async def set_payload(
+        self,
+        collection: str,
+        values: Mapping[str, Any],
+        ids: Sequence[int | str] | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        source: str | None = None,
+    ) -> int:
+        """Set keys of the payloads of documents, in all their chunks; None removes a key. Return
+        the number of points. `ids`, `filter`, `source`: as for `delete`."""
+        path = f"/collections/{quote(collection, safe='')}/points/payload"
+        body = {"set": values, "ids": ids, "filter": filter, "source": source}
+        return int((await self.ask(path, body))["points"])
+
     async def collections(self) -> list[str]:
         """Return the names of the store's collections, and their aliases, sorted."""
         return [*(await self.ask("/collections"))["collections"]]
@@ -452,6 +494,9 @@ class Client(OfOneProcess):
     tag = _blocking(AsyncClient.tag)
     search = _blocking(AsyncClient.search)
     upsert = _blocking(AsyncClient.upsert)
+    get = _blocking(AsyncClient.get)
+    delete = _blocking(AsyncClient.delete)
+    set_payload = _blocking(AsyncClient.set_payload)
     collections = _blocking(AsyncClient.collections)
     info = _blocking(AsyncClient.info)
     ask = _blocking(AsyncClient.ask)

@@ -172,6 +172,10 @@ class UnknownCollection(RequestError, http_status=404, error_type="NotFound"):
     """The vector store has no collection of that name."""
 
 
+class UnknownDocument(RequestError, http_status=404, error_type="NotFound"):
+    """The collection has no point or document of that id."""
+
+
 class KeyNeeded(RequestError, http_status=403, error_type="Forbidden"):
     """Only a server with an API key offers this route."""
 

@@ -41,7 +41,9 @@ GROUPS = {
         "Prediction Span Head"
     ),
     "A server": "Client AsyncClient Upserted",
-    "Search": ("Index Searcher SearchOptions SearchResult SearchHit TextModel filter_from"),
+    "Search": (
+        "Index Searcher SearchOptions SearchResult SearchHit StoredPoint TextModel filter_from"
+    ),
     "Ingest": "ingest",
     "Qdrant by its own client": (
         "open_store schema_for create_arguments check_fits to_points as_lists point_id"

@@ -315,6 +315,10 @@ FORMS: dict[str, Any] = {
     "/": ANYTHING,
     "/search": SEARCH,
     "/collections/docs/points": body({"points": listed(POINT, 4)}, create=True, truncate=True),
+    "/collections/docs/points/delete": body(({"ids": [1, "a"]}, {"filter": FILTERS}), source="x"),
+    "/collections/docs/points/payload": body(
+        ({"ids": [1, "a"]}, {"filter": FILTERS}), set={"n": 2, "m": None, "text": "x"}
+    ),
     "/mcp": MESSAGES,
     "/collections/docs/mcp": MESSAGES,
     "/collections/%2e%2e%2fx/points": body(
@@ -422,4 +426,5 @@ GETS = (
     "/page/page.css",
     "/collections",
     "/collections/docs/export",
+    "/collections/docs/points/a",
 )

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -35,12 +36,19 @@ def add(commands: Commands) -> None:
     describe = _add(actions, "describe", _describe)
     delete = _add(actions, "delete", _delete)
     delete.add_argument("--yes", action="store_true", help="do not ask")
+    points = _add(actions, "delete-points", _delete_points)
+    points.add_argument("--yes", action="store_true", help="do not ask")
+    points.add_argument("--filter", metavar="JSON", help="instead of ids: a filter, as in /search")
+    points.add_argument("--source", metavar="FILE", help="of the ids, where several files have one")
     export = _add(actions, "export", _export)
     export.add_argument(
         "--output", "-o", metavar="FILE", help="write there [default: standard output]"
     )
-    for action in (describe, delete, export):
+    for action in (describe, delete, points, export):
         action.add_argument("name", metavar="NAME", help="name or alias of the collection")
+    points.add_argument(
+        "ids", metavar="ID", nargs="*", default=[], help="of documents, or of points"
+    )
     imported = _add(actions, "import", _import)
     imported.add_argument("file", metavar="FILE", help="an export; - reads standard input")
     imported.add_argument(
@@ -133,18 +141,39 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
     aliases = await _aliases(schemas, name)
     alias_note = f", also known as {', '.join(aliases)}," if aliases else ""
     what = f"{name}{alias_note} with {await store.count(name):,} points"
-    if not arguments.yes:
-        if not sys.stdin.isatty():
-            raise UsageError(
-                f"delete {what}? --yes confirms it where there is no terminal to ask on"
-            )
-        if input(f"Delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
-            return
+    if not _is_confirmed(arguments, what):
+        return
     await store.drop(name)
     # A server deletes aliases with the collection
     for alias in set(aliases) & (await store.aliases()).keys():
         await store.drop(alias)
     print(f"deleted {what}", file=sys.stderr)
+
+
+def _is_confirmed(arguments: argparse.Namespace, what: str) -> bool:
+    """True if --yes, or the user at the terminal, says so. Raises UsageError without both."""
+    if arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"delete {what}? --yes confirms it where there is no terminal to ask on")
+    return input(f"Delete {what}? [y/N] ").strip().lower() in ("y", "yes")
+
+
+async def _delete_points(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    """Delete documents with all their chunks, by ids or by a filter."""
+    from hybridtei.retrieval.documents import Selection, deleted, whole
+    from hybridtei.retrieval.store.query import filter_from
+
+    ids = [int(text) if text.isascii() and text.isdigit() else text for text in arguments.ids]
+    selection = Selection(
+        ids=ids or None,
+        where=filter_from(arguments.filter),
+        source=arguments.source,
+    )
+    if not _is_confirmed(arguments, f"{len(ids) or 'matching'} documents of {arguments.name}"):
+        return
+    count = await whole(schemas, arguments.name, partial(deleted, selection=selection))
+    print(f"deleted {count:,} points of {arguments.name}", file=sys.stderr)
 
 
 async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:

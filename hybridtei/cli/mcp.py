@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--writable",
         action="store_true",
-        help="also offer `store`, which adds texts to the collection",
+        help="also offer `store`, which adds texts to the collection, and `forget`",
     )
     parser.add_argument(
         "--url",
@@ -49,7 +49,7 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Let agents search a collection, over the Model Context Protocol; with --writable, they may
-    also add texts to it."""
+    also add texts to it and delete documents."""
     if arguments.http:
         raise UsageError(
             "--http was removed: `hybridtei serve --qdrant-path FOLDER` answers agents at "

@@ -193,6 +193,14 @@ class CollectionTools:
         name = self._name(collection)
         return await self._finished(self._store(name, text, metadata or {}, id))
 
+    async def forget(
+        self, document_id: Document, *, source: File = None, collection: Collection = None
+    ) -> dict[str, Any]:
+        """Delete a document with all its chunks, or a kept text by its id: `find` finds it no
+        more. If several files have a document of this id, `source` says which."""
+        name = self._name(collection)
+        return await self._finished(self._forget(name, document_id, source))
+
     async def close(self) -> None:
         """Wait for the running calls."""
         await asyncio.gather(*self._calls, return_exceptions=True)
@@ -298,6 +306,9 @@ class CollectionTools:
             raise ToolError(stored.failed[0]["error"])
         return {"id": stored.ids[0], "collection": name}
 
+    async def _forget(self, name: str, document_id: str, source: str | None) -> dict[str, Any]:
+        return {"deleted": await self._client.delete(name, [document_id], source=source)}
+
 
 def _shown(hit: SearchHit) -> dict[str, Any]:
     """The payload without what only ingests need, and without a source that is the id."""
@@ -353,7 +364,7 @@ def _size_of(value: Any) -> int:
 
 
 def mcp_server(tools: CollectionTools, *, writable: bool) -> MCPServer[Any]:
-    """Make the SDK's server of these tools. It has `store` only if `writable`."""
+    """Make the SDK's server of these tools. It has `store` and `forget` only if `writable`."""
     server = _Server(
         "hybridtei",
         version=__version__,
@@ -372,6 +383,8 @@ def mcp_server(tools: CollectionTools, *, writable: bool) -> MCPServer[Any]:
             open_world_hint=False,
         )
         server.add_tool(tools.store, annotations=hints)
+        hints = hints.model_copy(update={"destructive_hint": True})
+        server.add_tool(tools.forget, annotations=hints)
     return server
 
 

@@ -142,6 +142,9 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         },
         "/search": {"collection": COLLECTION, "query": QUERY, "limit": 3},
         "/collections": None,
+        "/collections/{name}/points/{identity}": None,
+        "/collections/{name}/points/delete": {"ids": ["old"]},
+        "/collections/{name}/points/payload": {"ids": [0], "set": {"checked": True}},
         "/collections/{name}/export": None,
         "/collections/{name}/import": EXPORT,
     },
@@ -170,7 +173,7 @@ def document(app: Litestar) -> dict[str, Any]:
     ]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=f"{REFERENCE}{{name}}")
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
-    paths = {}
+    paths: dict[str, Any] = {}
     for path, route in paths_and_routes:
         operation = _operation(path, route, schema_of)
         name = TEI_RESPONSES.get(path)
@@ -178,7 +181,7 @@ def document(app: Litestar) -> dict[str, Any]:
             content = operation["responses"]["200"]["content"]["application/json"]
             components[name] = content["schema"]
             content["schema"] = {"$ref": REFERENCE + name}
-        paths[path] = {route.methods[0].lower(): operation}
+        paths.setdefault(path, {})[route.methods[0].lower()] = operation
     _name_fields(components)
     _admit_nulls(components, [route for _, route in paths_and_routes])
     info = INFO
@@ -231,9 +234,10 @@ def _operation(path: str, route: Route, schema_of: dict[str, Any]) -> dict[str, 
     text = cleandoc(route.work.__doc__ or "")
     names = re.findall(r"{(\w+)}", path)
     answer: dict[str, Any] = {"description": text}
+    is_deletion = "DELETE" in route.methods
     operation: dict[str, Any] = {
         "tags": [TAGS[path]],
-        "operationId": re.sub(r"\W+", "_", path).strip("_"),
+        "operationId": re.sub(r"\W+", "_", path).strip("_") + "_delete" * is_deletion,
         "summary": text.partition(".")[0],
         "description": text,
         "parameters": [

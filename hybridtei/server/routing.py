@@ -127,6 +127,11 @@ def get(
     return _registering(path, ("GET", "HEAD"), None, answer, needs)
 
 
+def delete(path: str, answer: Any, **needs: Any) -> Callable[[AnyWork], AnyWork]:
+    """Register a coroutine function that answers DELETE."""
+    return _registering(path, ("DELETE",), None, answer, needs)
+
+
 def _registering(
     path: str | Sequence[str],
     methods: Sequence[str],

@@ -80,6 +80,25 @@ def test_delete_asks(folder, capsys, monkeypatch):
     assert ran(capsys) == (0, "", f"no collections: embedded Qdrant in {folder / 'qdrant'}\n")
 
 
+def test_points_are_deleted_by_ids_and_by_a_filter(folder, capsys):
+    with pytest.raises(SystemExit):
+        ran(capsys, "delete-points", "docs", "1")
+    assert "delete 1 documents of docs? --yes" in capsys.readouterr().err
+    assert ran(capsys, "delete-points", "docs", "1", "nobody", "--yes") == (
+        0,
+        "",
+        "deleted 1 points of docs\n",
+    )
+    where = '{"must": [{"key": "text", "match": {"value": "3"}}]}'
+    assert ran(capsys, "delete-points", "docs", "--filter", where, "--yes")[2].startswith(
+        "deleted 1 points"
+    )
+    for words in (["docs"], ["docs", "--filter", "{}"]):
+        status, _, error = ran(capsys, "delete-points", *words, "--yes")
+        assert (status, "`filter`" in error) == (1, True)
+    assert json.loads(ran(capsys, "describe", "docs")[1])["points"] == 3
+
+
 def test_an_alias_of_a_collection_that_is_gone_can_be_deleted(folder, capsys):
     """As after a command that was killed between its two writes."""
     alias = folder / "qdrant" / "lost"

@@ -62,7 +62,13 @@ async def test_find_and_store_over_http_with_a_key(tmp_path):
         client_of(f"{url}?writable=true", KEY) as client,
     ):
         listed = await client.list_tools()
-        assert [tool.name for tool in listed.tools] == ["collections", "find", "read", "store"]
+        assert [tool.name for tool in listed.tools] == [
+            "collections",
+            "find",
+            "read",
+            "store",
+            "forget",
+        ]
         found = await client.call_tool("find", {"query": TEXTS[2], "limit": 3})
         hits = found.structured_content["hits"]
         assert len(hits) == 3
@@ -82,6 +88,12 @@ async def test_find_and_store_over_http_with_a_key(tmp_path):
         assert [hit["payload"]["metadata"] for hit in found.structured_content["hits"]] == [
             {"year": 1}
         ]
+        # What is forgotten is found no more; a second time is no error
+        for count in (1, 0):
+            gone = await client.call_tool("forget", {"document_id": "mine"})
+            assert gone.structured_content == {"deleted": count}
+        found = await client.call_tool("find", {"query": "one engine", "filter": mine})
+        assert found.structured_content["hits"] == []
         for wrong in (
             {"query": ""},
             {"query": "x", "limit": 51},

@@ -80,12 +80,14 @@ def test_a_storm_leaves_nothing_behind(name, requests):
 def test_every_route_is_asked():
     with serving() as running:
         paths = running.get("/api-doc/openapi.json").json()["paths"]
-    of_method = {"get": set(), "post": set()}
+    of_method = {"get": set(), "post": set(), "delete": set()}
     for path, methods in paths.items():
         for method in methods:
-            of_method[method].add(path.replace("{name}", "docs"))
+            of_method[method].add(path.replace("{name}", "docs").replace("{identity}", "a"))
     assert of_method["post"] - POSTS.keys() == set()
     assert of_method["get"] - {*GETS} == set()
+    # A path that is fetched, too
+    assert of_method["delete"] - {*GETS} == set()
 
 
 def read_or_refused(body, kind):

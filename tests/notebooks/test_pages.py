@@ -96,7 +96,8 @@ def test_limits_names_every_flag_that_is_a_limit():
 def test_pages_name_no_flag_that_is_not_there():
     own = {
         word
-        for parser in write_flags.command_parsers().values()
+        for name, command in write_flags.command_parsers().items()
+        for _, parser in write_flags._with_actions(name, command)
         for action in parser._actions
         for word in action.option_strings
     }

@@ -17,8 +17,14 @@ from hybridtei.batch import Head
 from hybridtei.config import StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, InvalidPoint, RequestError, StoreError
+from hybridtei.retrieval.documents import Selection, deleted, fetched
 from hybridtei.retrieval.ingest.ledger import SOURCES
-from hybridtei.retrieval.search.options import LocalKeywords, SearchHit, SearchOptions
+from hybridtei.retrieval.search.options import (
+    LocalKeywords,
+    SearchHit,
+    SearchOptions,
+    StoredPoint,
+)
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import open_store
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store, Stored
@@ -209,6 +215,17 @@ class Index(OfOneProcess):
             ranker=self._ranker,
         )
         return self._loop.run(searching).hits
+
+    def get(self, id: int | str) -> list[StoredPoint]:
+        """Return the record of an id, or the chunks of the document of an id, in their order.
+        Raises UnknownDocument."""
+        return self._loop.run(fetched(self._store, self._name, id))
+
+    def delete(self, ids: Sequence[int | str] | None = None, *, filter: Any = None) -> int:
+        """Delete records by id, or by a filter as in `search`; a document with all its chunks.
+        Return the number of records. Raises InvalidInput for an empty filter."""
+        selection = Selection(ids=ids, where=filter_from(filter))
+        return self._loop.run(deleted(self._store, self._name, selection))
 
     def save(self, folder: str | Path, name: str = NAME, *, overwrite: bool = False) -> None:
         """Write all records and vectors into a new collection of the embedded engine (extra

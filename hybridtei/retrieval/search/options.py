@@ -287,6 +287,13 @@ class Highlight(Struct, frozen=True):
     weight: float
 
 
+class StoredPoint(Struct, frozen=True):
+    """A stored point: a text, or a chunk of a document, with its payload."""
+
+    id: int | str
+    payload: dict[str, Any]
+
+
 class SearchHit(Struct, frozen=True, omit_defaults=True):
     """A matching point. `score`: of the last stage. `scores`: of each stage, if `explain` is set.
     `more`: with groups, the number of the group's other points among the candidates.

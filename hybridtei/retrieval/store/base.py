@@ -163,6 +163,11 @@ class Store(Protocol):
     async def index(self, name: str) -> None:
         """Make the payload indexes of an existing collection, if the store uses any."""
 
+    async def set_payload(
+        self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]
+    ) -> None:
+        """Set keys of the payloads of existing points. None removes a key."""
+
     async def optimize(self, name: str) -> None:
         """Build indexes, if the store does not do so by itself."""
 

@@ -176,6 +176,12 @@ class EmbeddedStore:
 
     async def index(self, name: str) -> None: ...
 
+    async def set_payload(
+        self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]
+    ) -> None:
+        check_ids(ids)
+        await self._call("set_payload", name, list(ids), values)
+
     async def optimize(self, name: str) -> None:
         """Merge and index now. Other calls wait, even for minutes. The process does so by itself
         when idle."""

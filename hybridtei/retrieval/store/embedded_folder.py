@@ -99,7 +99,16 @@ class Folder:
 
     # The calls that open the collection named by their first argument, and the others.
     OPENING: ClassVar = frozenset(
-        {"upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
+        {
+            "upsert",
+            "query",
+            "retrieve",
+            "scroll",
+            "count",
+            "delete",
+            "set_payload",
+            "optimize",
+        }
     )
     CALLS: ClassVar = OPENING | {
         "collections",
@@ -222,6 +231,11 @@ class Folder:
     def delete(self, name: str, ids: list[Any]) -> None:
         """Delete points. No error for ids that do not exist."""
         self._write(name, ids, lambda shard: shard.update(edge.UpdateOperation.delete_points(ids)))
+
+    def set_payload(self, name: str, ids: list[Any], values: dict[str, Any]) -> None:
+        """Set keys of payloads. None removes a key."""
+        operation = edge.UpdateOperation.set_payload(ids, values)
+        self._write(name, [ids, values], lambda shard: shard.update(operation))
 
     def query(self, name: str, request: Plain) -> list[Any]:
         """Records, the best first."""

@@ -198,6 +198,15 @@ class MemoryStore:
 
     async def index(self, name: str) -> None: ...
 
+    async def set_payload(
+        self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]
+    ) -> None:
+        points = self._of(name).points
+        for identity in ids:
+            payload = {**points[identity].payload, **values}
+            payload = {key: value for key, value in payload.items() if value is not None}
+            points[identity] = changed(points[identity], payload=payload)
+
     async def optimize(self, name: str) -> None: ...
 
     async def close(self) -> None: ...

@@ -14,6 +14,7 @@ import base64
 import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +62,13 @@ def point_id(source: str, chunk: int) -> str:
     """The id of a chunk: a UUID from source and chunk, so that a second upsert replaces the
     first."""
     return str(uuid.uuid5(_NAMESPACE, f"{source}#{chunk}"))
+
+
+def uuid_of(text: str) -> str | None:
+    """A UUID in its usual form, or None."""
+    with suppress(ValueError):
+        return str(uuid.UUID(text))
+    return None
 
 
 def to_points(

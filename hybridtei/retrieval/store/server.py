@@ -304,6 +304,13 @@ class ServerStore:
         selector = models.PointIdsList(points=list(ids))
         await self._call(lambda client: client.delete(name, selector, wait=True))
 
+    async def set_payload(
+        self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]
+    ) -> None:
+        check_ids(ids)
+        points = models.PointIdsList(points=list(ids))
+        await self._call(lambda client: client.set_payload(name, dict(values), points, wait=True))
+
     async def optimize(self, name: str) -> None:
         """Do nothing, since a server optimizes by itself."""
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -246,7 +244,7 @@ def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], li
 
 def _read(index: int, point: Point) -> _NewPoint:
     from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, METADATA, TEXT
-    from hybridtei.retrieval.store.points import MAX_ID, point_id
+    from hybridtei.retrieval.store.points import MAX_ID, point_id, uuid_of
 
     payload = dict(point.payload)
     if not point.text.strip():
@@ -265,7 +263,7 @@ def _read(index: int, point: Point) -> _NewPoint:
     if point.id is not None:
         identity = point.id
         if isinstance(identity, str):
-            identity = _uuid_of(identity) or point_id(identity, 0)
+            identity = uuid_of(identity) or point_id(identity, 0)
         payload.setdefault(DOCUMENT_ID, str(point.id))
     return _NewPoint(index, point.id, identity, point.text, payload)
 
@@ -273,13 +271,6 @@ def _read(index: int, point: Point) -> _NewPoint:
 def _is_writable(number: int) -> bool:
     """False for integers beyond 64 bits: msgspec reads them, but cannot write them."""
     return -(2**63) <= number < 2**64
-
-
-def _uuid_of(text: str) -> str | None:
-    """A UUID in its usual form, or None."""
-    with suppress(ValueError):
-        return str(uuid.UUID(text))
-    return None
 
 
 def _check_once(points: Sequence[_NewPoint], failed: list[FailedPoint]) -> list[_NewPoint]:

@@ -175,6 +175,13 @@ class Collections(Servicer, CollectionsServicer):
         return messages.CollectionOperationResponse(result=True)
 
 
+def merged(local, name, payload, selector):
+    """A null removes its key, as in a server."""
+    nulls = [key for key, value in payload.items() if value is None]
+    local.set_payload(name, payload, selector)
+    return local.delete_payload(name, nulls, selector)
+
+
 class Points(Servicer, PointsServicer):
     def filter_of(self, request):
         return GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None
@@ -206,6 +213,18 @@ class Points(Servicer, PointsServicer):
                 request,
                 context,
                 lambda local: local.delete(request.collection_name, selector, wait=request.wait),
+            )
+        )
+
+    def SetPayload(self, request, context):
+        payload = GrpcToRest.convert_payload(request.payload)
+        selector = GrpcToRest.convert_points_selector(request.points_selector)
+        return operated(
+            self.ask(
+                "payload",
+                request,
+                context,
+                lambda local: merged(local, request.collection_name, payload, selector),
             )
         )
 
@@ -452,6 +471,10 @@ class Rest:
         if route == ("POST", "points/delete"):
             selector = models.PointIdsList.model_validate_json(body)
             return "delete", lambda local: local.delete(name, selector), True
+        if route == ("POST", "points/payload"):
+            given = models.SetPayload.model_validate_json(body)
+            chosen = models.PointIdsList(points=given.points)
+            return "payload", lambda local: merged(local, name, given.payload, chosen), True
         if route == ("POST", "points"):
             wanted = models.PointRequest.model_validate_json(body)
             return (

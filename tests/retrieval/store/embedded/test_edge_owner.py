@@ -61,6 +61,21 @@ async def test_everything_acknowledged_survives_a_killed_owner(tmp_path):
     await store.close()
 
 
+async def test_what_is_deleted_or_changed_stays_so_after_a_kill(tmp_path):
+    """Thirty kills between the acknowledgement and the next read."""
+    store = await opened(tmp_path)
+    await store.upsert("c", points(0, 60))
+    for identity in range(30):
+        await store.delete("c", [identity])
+        await store.set_payload("c", [identity + 30], {"round": identity})
+        await killed(store)
+        records, _ = await store.scroll("c", limit=100)
+        assert {record.id for record in records} == set(range(identity + 1, 60))
+        rounds = {record.id: record.payload.get("round") for record in records}
+        assert rounds[identity + 30] == identity
+    await store.close()
+
+
 async def killed(store):
     """Returns once that is noticed: a call before would go to the dead one, a call after starts another."""
     os.kill(pid_of(store), signal.SIGKILL)

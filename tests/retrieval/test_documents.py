@@ -1,0 +1,140 @@
+"""Documents are fetched, deleted and changed whole, in every kind of store."""
+
+import pytest
+
+from hybridtei.errors import InvalidInput, UnknownDocument
+from hybridtei.retrieval.documents import Selection, changed, deleted, fetched
+from hybridtei.retrieval.store.points import point_id, to_points
+from hybridtei.retrieval.store.query import filter_from
+from tests.retrieval.store.stores import asked, embeddings, plan
+
+KINDS = ("embedded", "numpy", "grpc")
+# Two files with documents of one id, of two chunks each; a file of one; and texts of clients
+CHUNKS = [
+    (point_id(source, chunk), {"document_id": "line-2", "source": source, "chunk": chunk})
+    for source in ("a.csv", "b.csv")
+    for chunk in range(2)
+]
+ALONE = [(point_id("c.md", 0), {"document_id": "c.md", "source": "c.md", "chunk": 0, "lang": "de"})]
+OWN = [
+    (7, {"document_id": "7", "lang": "en"}),
+    (point_id("mine", 0), {"document_id": "mine", "lang": "en"}),
+    (point_id("", -1), {"lang": "de", "chunk": {"any": "thing"}}),
+]
+POINTS = [
+    (identity, {"text": f"text {place}", "chunks": 2, **payload})
+    for place, (identity, payload) in enumerate(CHUNKS + ALONE + OWN)
+]
+
+
+@pytest.fixture(params=KINDS)
+def filled(request, tmp_path):
+    with asked(request.param, tmp_path) as made:
+        ids, payloads = zip(*POINTS, strict=True)
+        made.run(made.store.create(made.name, plan()))
+        made.run(made.store.upsert(made.name, to_points(embeddings(len(ids)), ids, payloads)))
+        yield made
+
+
+def rest(made):
+    points, _ = made.run(made.store.scroll(made.name, limit=100))
+    return {point.id: point.payload for point in points}
+
+
+def of(**fields):
+    where = fields.pop("filter", None)
+    return Selection(where=filter_from(where), **fields)
+
+
+@pytest.mark.parametrize(
+    ("selection", "gone"),
+    [
+        ({"ids": [7]}, [5]),
+        ({"ids": ["mine", "nobody", 99]}, [6]),
+        # A chunk stands for its document, and for no other file's
+        ({"ids": [POINTS[1][0]]}, [0, 1]),
+        ({"ids": ["line-2"], "source": "b.csv"}, [2, 3]),
+        ({"ids": ["c.md"]}, [4]),
+        ({"filter": {"must": [{"key": "lang", "match": {"value": "de"}}]}}, [4, 7]),
+        ({"filter": {"must": [{"key": "chunk", "match": {"value": 1}}]}}, [0, 1, 2, 3]),
+        ({"filter": {"must_not": [{"key": "lang", "match": {"any": ["de", "en"]}}]}}, [0, 1, 2, 3]),
+    ],
+)
+def test_a_document_is_deleted_whole(filled, selection, gone):
+    assert filled.run(deleted(filled.store, filled.name, of(**selection))) == len(gone)
+    kept = {identity for place, (identity, _) in enumerate(POINTS) if place not in gone}
+    assert set(rest(filled)) == kept
+    # Once more: no error
+    assert filled.run(deleted(filled.store, filled.name, of(**selection))) == 0
+
+
+def test_a_document_of_several_files_is_named_by_its_file(filled):
+    for work in (deleted(filled.store, filled.name, of(ids=["line-2"])),):
+        with pytest.raises(
+            InvalidInput, match=r"several files have a document 'line-2'.*a\.csv, b"
+        ):
+            filled.run(work)
+    assert len(rest(filled)) == len(POINTS)
+
+
+def test_what_is_fetched(filled):
+    def found(identity, source=None):
+        return filled.run(fetched(filled.store, filled.name, identity, source))
+
+    (point,) = found(7)
+    assert (point.id, point.payload) == POINTS[5]
+    (point,) = found("mine")
+    assert point.payload == POINTS[6][1]
+    assert [point.payload["chunk"] for point in found("line-2", "a.csv")] == [0, 1]
+    # A chunk by its own id alone
+    assert [point.id for point in found(POINTS[1][0])] == [POINTS[1][0]]
+    with pytest.raises(UnknownDocument, match="has no document 'nobody'"):
+        found("nobody")
+
+
+def test_a_payload_is_changed_in_all_chunks(filled):
+    before = rest(filled)
+    selection = of(ids=[POINTS[0][0], 7])
+    values = {"lang": "fr", "tags": ["x", {"y": 1.5}]}
+    # None removes a key, as in Qdrant
+    given = {**values, "none": None}
+    count = filled.run(changed(filled.store, filled.name, selection, given))
+    assert count == 3
+    after = rest(filled)
+    for identity, payload in before.items():
+        is_chosen = identity in (POINTS[0][0], POINTS[1][0], 7)
+        assert after[identity] == ({**payload, **values} if is_chosen else payload)
+    none = dict.fromkeys(("lang", "tags", "missing"))
+    filled.run(changed(filled.store, filled.name, of(ids=[7]), none))
+    assert {"lang", "tags"}.isdisjoint(rest(filled)[7])
+
+
+@pytest.mark.parametrize("key", ["text", "document_id", "source", "chunk", "multivector_base64"])
+def test_what_vectors_and_identity_rest_on_is_not_changed(filled, key):
+    for value in ("x", None):
+        with pytest.raises(InvalidInput, match=f"`{key}` of a stored point cannot be changed"):
+            filled.run(changed(filled.store, filled.name, of(ids=[7]), {key: value}))
+
+
+@pytest.mark.parametrize("where", [{}, {"must": []}, {"should": [{"must": []}]}])
+def test_an_empty_filter_is_refused(where):
+    with pytest.raises(InvalidInput, match="`filter` is empty"):
+        of(filter=where)
+
+
+def test_ids_or_a_filter():
+    for fields in ({}, {"ids": [1], "filter": {"must": [{"has_id": [1]}]}}):
+        with pytest.raises(InvalidInput, match="should be given, and not both"):
+            of(**fields)
+
+
+def test_thousands_are_deleted_in_pages(tmp_path):
+    with asked("numpy", tmp_path) as made:
+        made.run(made.store.create(made.name, plan()))
+        ids = list(range(2_500))
+        rows = embeddings(len(ids))
+        payloads = [{"even": place % 2 == 0} for place in ids]
+        made.run(made.store.upsert(made.name, to_points(rows, ids, payloads)))
+        where = {"must": [{"key": "even", "match": {"value": True}}]}
+        assert made.run(deleted(made.store, made.name, of(filter=where))) == 1_250
+        assert made.run(made.store.count(made.name)) == 1_250
