@@ -80,7 +80,11 @@ async def fetched(
     return [StoredPoint(point.id, point.payload) for point in points]
 
 
-async def deleted(store: Store, name: str, selection: Selection) -> int:
+async def deleted(
+    store: Store,
+    name: str,
+    selection: Selection,
+) -> int:
     """Delete documents. Return the number of their points. Ids that do not exist are no error."""
     ids = await _chosen(store, name, selection)
     for begin in range(0, len(ids), PAGE):
@@ -88,7 +92,12 @@ async def deleted(store: Store, name: str, selection: Selection) -> int:
     return len(ids)
 
 
-async def changed(store: Store, name: str, selection: Selection, values: Mapping[str, Any]) -> int:
+async def changed(
+    store: Store,
+    name: str,
+    selection: Selection,
+    values: Mapping[str, Any],
+) -> int:
     """Set keys of the payloads of documents; None removes a key. Return the number of points.
     Raises InvalidInput for keys that vectors or identity rest on."""
     fixed = sorted(FIXED & values.keys())
@@ -98,7 +107,11 @@ async def changed(store: Store, name: str, selection: Selection, values: Mapping
         )
     ids = await _chosen(store, name, selection)
     for begin in range(0, len(ids), PAGE):
-        await store.set_payload(name, ids[begin : begin + PAGE], values)
+        await store.set_payload(
+            name,
+            ids[begin : begin + PAGE],
+            values,
+        )
     return len(ids)
 
 
@@ -115,7 +128,11 @@ async def whole(
     raise StoreUnavailable(f"collection {name!r} changes its model again and again: try again")
 
 
-async def _chosen(store: Store, name: str, selection: Selection) -> list[PointId]:
+async def _chosen(
+    store: Store,
+    name: str,
+    selection: Selection,
+) -> list[PointId]:
     """The points of whole documents."""
     if selection.ids is not None:
         points = await _named(store, name, selection.ids, selection.source)
@@ -172,7 +189,10 @@ def _identities(value: int | str) -> list[PointId]:
     return [point_id(value, 0), *filter(None, [uuid_of(value)])]
 
 
-def _of_document(source: str | None, document_id: str) -> Filter:
+def _of_document(
+    source: str | None,
+    document_id: str,
+) -> Filter:
     conditions = [Filter(key=DOCUMENT_ID, match=Match(value=document_id))]
     if source is not None:
         conditions.append(Filter(key=SOURCE, match=Match(value=source)))

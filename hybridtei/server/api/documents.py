@@ -57,7 +57,10 @@ class PayloadRequest(SelectionRequest, frozen=True, kw_only=True, forbid_unknown
 
 
 @get("/collections/{name:str}/points/{identity:path}", FoundPoints, source="store", role="search")
-async def fetch(stores: StoreContext, request: HttpRequest) -> Reply:
+async def fetch(
+    stores: StoreContext,
+    request: HttpRequest,
+) -> Reply:
     """The point of an id, or the chunks of the document of an id."""
     from hybridtei.retrieval.documents import fetched
 
@@ -73,7 +76,10 @@ async def fetch(stores: StoreContext, request: HttpRequest) -> Reply:
     ChangedPoints,
     **WRITES,
 )
-async def delete_one(stores: StoreContext, request: HttpRequest) -> Reply:
+async def delete_one(
+    stores: StoreContext,
+    request: HttpRequest,
+) -> Reply:
     """Delete the document of an id, or of a chunk's id, with all its chunks."""
     identity, source = _named(request)
     return await _deleted(stores, SelectionRequest(ids=[identity], source=source))
@@ -85,7 +91,10 @@ async def delete_one(stores: StoreContext, request: HttpRequest) -> Reply:
     ChangedPoints,
     **WRITES,
 )
-async def delete_points(stores: StoreContext, request: SelectionRequest) -> Reply:
+async def delete_points(
+    stores: StoreContext,
+    request: SelectionRequest,
+) -> Reply:
     """Delete documents by ids or by a filter, with all their chunks."""
     return await _deleted(stores, request)
 
@@ -96,7 +105,10 @@ async def delete_points(stores: StoreContext, request: SelectionRequest) -> Repl
     ChangedPoints,
     **WRITES,
 )
-async def change_payload(stores: StoreContext, request: PayloadRequest) -> Reply:
+async def change_payload(
+    stores: StoreContext,
+    request: PayloadRequest,
+) -> Reply:
     """Set and remove keys of the payloads of documents, in all their chunks."""
     from hybridtei.retrieval.documents import changed
 
@@ -104,13 +116,19 @@ async def change_payload(stores: StoreContext, request: PayloadRequest) -> Reply
     return await _run(stores, partial(changed, selection=selection, values=request.set))
 
 
-async def _deleted(stores: StoreContext, request: SelectionRequest) -> Reply:
+async def _deleted(
+    stores: StoreContext,
+    request: SelectionRequest,
+) -> Reply:
     from hybridtei.retrieval.documents import deleted
 
     return await _run(stores, partial(deleted, selection=_selection(request)))
 
 
-async def _run(stores: StoreContext, work: Any) -> Reply:
+async def _run(
+    stores: StoreContext,
+    work: Any,
+) -> Reply:
     from hybridtei.retrieval.documents import whole
 
     count = await stores.run(1, lambda: whole(stores.schemas, stores.collection, work))
