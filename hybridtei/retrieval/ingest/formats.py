@@ -15,7 +15,6 @@ from typing import IO, Any
 import zstandard
 
 from hybridtei.retrieval.ingest.archive import OLE, Archive
-from hybridtei.retrieval.ingest.books import read_epub, read_xml
 from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.kinds import (
     read_calendar,
@@ -26,10 +25,11 @@ from hybridtei.retrieval.ingest.kinds import (
 )
 from hybridtei.retrieval.ingest.mail import LETTER, read_mail
 from hybridtei.retrieval.ingest.markdown import read_markdown
-from hybridtei.retrieval.ingest.office import read_docx, read_older, read_pptx, read_xlsx
+from hybridtei.retrieval.ingest.office import read_docx, read_epub, read_older, read_pptx, read_xlsx
 from hybridtei.retrieval.ingest.opendocument import read_odf
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.pdf import read_pdf
+from hybridtei.retrieval.ingest.plain_xml import read_xml
 from hybridtei.retrieval.ingest.text import BINARY, Content, Unfit
 
 Parse = Callable[[bytes, ReadOptions], Content]

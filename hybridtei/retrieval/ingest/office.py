@@ -1,5 +1,5 @@
 """Documents, sheets and slides of Microsoft Office, by the library office-oxide, whose HTML is then
-read.
+read; and books of EPUB.
 
 The library gets an archive that is written here, of checked parts of XML. What it does not read is
 rewritten before (formulas, readings of characters, times of day) or added behind (notes of slides,
@@ -8,10 +8,12 @@ diagrams, headers), if its text lacks the words.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Literal
+from urllib.parse import unquote
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
@@ -128,6 +130,30 @@ def read_xlsx(data: bytes, options: ReadOptions) -> Content:
     text = _text(_html(parts, "xlsx", options), options)
     notes = [f"{empty} formulas have no stored value"] * bool(empty)
     return Content(title_of(parts, "docProps/core.xml"), [text, *_missing(parts, text)], notes)
+
+
+def read_epub(data: bytes, options: ReadOptions) -> Content:
+    """The chapters of a book in the order of its spine, each once."""
+    archive = Archive(data)
+    name = next((file for file in archive.names if file.endswith(".opf")), "")
+    package = tree_of(archive.read(name), name)
+    files: dict[str, str] = {}
+    for item in every(package, "item"):
+        path = posixpath.join(posixpath.dirname(name), unquote(attribute(item, "href")))
+        files[attribute(item, "id")] = posixpath.normpath(path)
+    order = dict.fromkeys(
+        files.get(attribute(item, "idref"), "") for item in every(package, "itemref")
+    )
+    texts: list[str] = []
+    room = options.max_document_characters
+    for path in order:
+        if path in archive.names:
+            texts.append(read_html(archive.read(path), options).pages[0])
+            room -= len(texts[-1])
+            if room < 0:
+                raise Unfit("the book's text is longer than allowed: --max-document-characters")
+    titles = [part.text for part in every(package, "title")]
+    return Content(next(iter(titles), None), texts)
 
 
 def read_older(data: bytes, options: ReadOptions) -> Content:

@@ -97,8 +97,9 @@ LOCKED_AES = b85decode(
 )
 
 
-def nested_forms(levels, fan=10):
-    """A page of a form that draws another `fan` times, and so on: `fan` to the power of `levels` words."""
+def nested_forms(levels, fan=10, *, name=b"/X"):
+    """A page of a form that draws another `fan` times, and so on: `fan` to the power of `levels` words. `name`: of the form
+    in what draws it."""
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
@@ -106,7 +107,8 @@ def nested_forms(levels, fan=10):
         FONT,
     ]
     for level in range(levels):
-        content = b"/X Do " * fan if level else b"BT /F1 12 Tf 10 10 Td (lighthouse) Tj ET " * fan
+        content = name + b" Do "
+        content = content * fan if level else b"BT /F1 12 Tf 10 10 Td (lighthouse) Tj ET " * fan
         own = b"/Font << /F1 4 0 R >>"
         if level:
             own = b"/XObject << /X %d 0 R >>" % len(objects)

@@ -10,7 +10,6 @@ from conformance.documents.__main__ import FOLDER
 from hybridtei.errors import LoadError
 from hybridtei.retrieval.ingest import office
 from hybridtei.retrieval.ingest.archive import packed
-from hybridtei.retrieval.ingest.books import read_epub
 from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
 from tests.retrieval.ingest.sources.archives import zipped
@@ -151,7 +150,7 @@ def test_cells_that_repeat_one_text_have_a_budget(tmp_path):
 def test_a_chapter_that_is_named_often_is_there_once():
     spine = '<itemref idref="a"/>' * 100
     package = f'<package><manifest><item id="a" href="a.html"/></manifest><spine>{spine}</spine></package>'
-    content = read_epub(zipped(p_opf=package, a_html="<p>words</p>"), ReadOptions())
+    content = office.read_epub(zipped(p_opf=package, a_html="<p>words</p>"), ReadOptions())
     assert content.pages == ["words"]
 
 

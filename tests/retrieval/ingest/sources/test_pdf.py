@@ -5,7 +5,15 @@ import pytest
 from hybridtei.retrieval.ingest.chunking import Chunk
 from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.prepare import PendingDocument
-from tests.retrieval.ingest.sources.pdfs import DRAWN, FONT, LOCKED_AES, OPEN_AES, pdf_of, shown
+from tests.retrieval.ingest.sources.pdfs import (
+    DRAWN,
+    FONT,
+    LOCKED_AES,
+    OPEN_AES,
+    nested_forms,
+    pdf_of,
+    shown,
+)
 from tests.retrieval.ingest.sources.reading import all_of, text_of
 
 FIELD = (
@@ -111,3 +119,9 @@ def test_pages_of_drawings_and_fonts_without_letters_are_told(tmp_path):
     assert (
         "2 of 2 pages hold text in fonts that do not say which letters they draw" in refusal.reason
     )
+
+
+def test_forms_that_draw_each_other_are_counted_before(tmp_path):
+    (refusal,) = all_of(tmp_path / "a.pdf", nested_forms(6))
+    assert "forms draw each other: 1000000 texts, allowed are 200000" in refusal.reason
+    assert "lighthouse" in text_of(tmp_path / "b.pdf", nested_forms(2))
