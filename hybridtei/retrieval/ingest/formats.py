@@ -142,7 +142,7 @@ def unpacked(path: Path, options: ReadOptions) -> Iterator[Path]:
     """A file with the content of a packed one. Raises Unfit for one that is broken, or unfolds too
     far."""
     limit = max(options.max_file_bytes, MAX_RATIO * path.stat().st_size)
-    with path.open("rb") as file, tempfile.TemporaryFile() as whole:
+    with path.open("rb") as file, tempfile.NamedTemporaryFile() as whole:
         try:
             with _unpacking(file) as content:
                 while data := content.read(HEAD_BYTES):
@@ -152,7 +152,7 @@ def unpacked(path: Path, options: ReadOptions) -> Iterator[Path]:
         except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
             raise Unfit(f"not readable as a packed file: {error}") from None
         whole.flush()
-        yield Path(f"/dev/fd/{whole.fileno()}")
+        yield Path(whole.name)
 
 
 def _unpacking(file: IO[bytes]) -> Any:
