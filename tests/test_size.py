@@ -18,8 +18,8 @@ SIZE = {"tokens": 361_229, "modules": 219}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 800,
-    "literal_splats": 21,
+    "conditionals": 797,
+    "literal_splats": 20,
     "no_nouns": 24,
     "comments_behind": 35,
     "tokens_per_1000_code_lines": 8_310,

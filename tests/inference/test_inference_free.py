@@ -209,3 +209,12 @@ def test_the_default_route_reads_texts_of_no_type(tmp_path, default):
     if default == "document":
         expected[:, sorted(ours.spec.removed_ids)] = 0
     close(sparse(ours, DOCUMENTS), expected)
+
+
+def test_queries_of_the_table_are_cut_as_the_request_says(tmp_path):
+    encoder = Encoder.load(str(routed(tmp_path)))
+    (row,) = encoder.encode(
+        ["baka bulo mo"], ("sparse",), input_type="query", max_tokens=1
+    ).sparse.to_dense()
+    (whole,) = sparse(encoder, ["baka"], "query")
+    assert (row == whole).all()

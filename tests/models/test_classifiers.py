@@ -16,6 +16,7 @@ from hybridtei.errors import (
     UnsupportedArchitecture,
     WeightMismatch,
 )
+from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families import FAMILIES as RECORDS
 from hybridtei.models.text.reader import TextReader
 from tests import tiny, tolerances, vocabulary
@@ -325,3 +326,17 @@ def test_a_classifier_made_from_a_chat_model_reads_texts(tmp_path, name, labels)
     if labels > 1:
         pairs = [*pairwise(TEXTS[:4])]
         close(ours(encoder, pairs), theirs(folder, pairs))
+
+
+def test_of_several_chat_templates_the_default_joins_a_pair(tmp_path):
+    folder = tiny.write_classifier(tmp_path, "qwen3")
+    template = CHAT_MODELS["ChatML"]
+    listed = [
+        {"name": "tools", "template": "{{ tools }}"},
+        {"name": "default", "template": template},
+    ]
+    tiny.edit_json(folder / "tokenizer_config.json", chat_template=listed)
+    joined = read_spec(folder).kind.template
+    tiny.edit_json(folder / "tokenizer_config.json", chat_template=template)
+    assert joined == read_spec(folder).kind.template
+    assert joined is not None

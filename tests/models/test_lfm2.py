@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-import transformers
-from torch.nn import functional
 
+from conformance.families.lfm2 import ADJUSTED, write
 from conformance.families.oracle import (
     ENGINES,
     ENGINES_OF,
@@ -24,64 +22,6 @@ from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny
 from tests.models.families.test_families import in_a_rectangle, is_valid
 from tests.precisions import runs_here
-from tests.vocabulary import tokenizer
-
-SETTINGS = {
-    **tiny.DECODER,
-    "num_hidden_layers": 3,
-    "layer_types": ["conv", "full_attention", "conv"],
-    "block_auto_adjust_ff_dim": False,
-    "max_position_embeddings": 2048,
-}
-# Keys of the published files beside transformers'
-PUBLISHED = {
-    "architectures": ["Lfm2BidirectionalModel"],
-    "auto_map": {"AutoModel": "modeling_lfm2_bidirectional.Lfm2BidirectionalModel"},
-    "block_dim": tiny.HIDDEN,
-    "block_norm_eps": 1e-5,
-    "block_use_swiglu": True,
-    "block_use_xavier_init": True,
-    "conv_dim": tiny.HIDDEN,
-    "num_heads": 4,
-    "use_pos_enc": True,
-}
-
-
-def write(folder, **settings):
-    """A published checkpoint, and its states of the common texts, each alone."""
-    words = tokenizer("bytes")
-    words.save_pretrained(folder)
-    config = transformers.Lfm2Config(
-        **{"vocab_size": len(words), **SETTINGS, **settings, "is_causal": False}
-    )
-    config._attn_implementation = "eager"
-    model = transformers.Lfm2Model(config).eval()
-    tiny.randomise(model, 0)
-    model.save_pretrained(folder)
-    tiny.edit_json(folder / "config.json", is_causal=..., **PUBLISHED)
-    for layer in model.layers:
-        if not layer.is_attention_layer:
-            layer.conv.forward = centred(layer.conv)
-    with torch.no_grad():
-        states = [
-            model(input_ids=torch.tensor(text.input_ids)[None], use_cache=False)
-            .last_hidden_state[0]
-            .numpy()
-            for text in texts_of(read_spec(folder, pooling="cls"))
-        ]
-    return folder, np.concatenate(states)
-
-
-def centred(module):
-    """The module's convolution with one token of padding at each side."""
-
-    def forward(hidden_states, **_):
-        before, after, x = module.in_proj(hidden_states).transpose(1, 2).chunk(3, dim=1)
-        y = functional.conv1d(before * x, module.conv.weight, padding=1, groups=x.shape[1])
-        result: torch.Tensor = module.out_proj((after * y).transpose(1, 2))
-        return result
-
-    return forward
 
 
 @pytest.mark.parametrize(
@@ -106,7 +46,7 @@ def test_it_computes_transformers_layers_in_both_directions(tmp_path, dtype, eng
 @pytest.mark.parametrize(
     "settings",
     [
-        {"block_auto_adjust_ff_dim": True, "block_multiple_of": 8, "intermediate_size": 60},
+        ADJUSTED,
         {"layer_types": None, "full_attn_idxs": [0, 2]},
     ],
     ids=str,

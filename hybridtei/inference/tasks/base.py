@@ -36,6 +36,10 @@ class Model:
         length = min(max(tokens, 1), self.reader.max_input_length)
         return replace(self, reader=replace(self.reader, max_input_length=length))
 
+    def query_words(self, tokens: int | None) -> TextReader:
+        """Return the reader of queries that are looked up, for at most `tokens` tokens."""
+        return replace(self, reader=self.query_reader or self.reader).limited(tokens).reader
+
     @property
     def mark_ids(self) -> frozenset[int]:
         """Return the ids of punctuation and special tokens."""

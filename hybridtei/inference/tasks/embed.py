@@ -448,7 +448,8 @@ class LookUp(Task[Embeddings]):
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise, without special tokens. Raises RequestError."""
-        options, reader = self.task.options, model.query_reader or model.reader
+        options = self.task.options
+        reader = model.query_words(options.max_tokens)
         name = options.prompt_name
         if model.query_reader is not None:
             name = self.task.prompt(reader.prompts)

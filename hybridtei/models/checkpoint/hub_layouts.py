@@ -102,52 +102,54 @@ NOMIC_DEFAULTS: Config = {
 }
 # -> the function of the gate
 NOMIC_GATED = {"swiglu": "silu", "geglu": "gelu"}
+# Keys with the values that are served
+NOMIC_SERVED: Mapping[str, tuple[object, ...]] = {
+    "causal": (False,),
+    "expert_choice_router": (False,),
+    "ffn_div": (1,),
+    "moe_normalize_expert_weights": (False,),
+    "norm_mlp": (False,),
+    "num_shared_experts": (0,),
+    "parallel_block": (False,),
+    "prenorm": (False,),
+    "rotary_emb_interleaved": (False,),
+    "rotary_emb_scale_base": (),
+    "rotary_head_dim": (False,),
+    "rotary_scaling_factor": (),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "scale_attn_weights": (True,),
+    "use_rms_norm": (False,),
+}
+# Keys of training and of speed
+NOMIC_UNUSED = (
+    "add_pooling_layer",
+    "attn_pdrop",
+    "dense_seq_output",
+    "embd_pdrop",
+    "fused_bias_fc",
+    "fused_dropout_add_ln",
+    "last_layer_subset",
+    "moe_impl",
+    "moe_resid_pdrop",
+    "n_ctx",
+    "pad_vocab_to_multiple_of",
+    "parallel_block_tied_norm",
+    "reorder_and_upcast_attn",
+    "resid_pdrop",
+    "router_aux_loss_coef",
+    "summary_proj_to_labels",
+    "use_flash_attn",
+    "use_xentropy",
+)
 
 
 def _nomic(config: Config, file: Path) -> Config:
     """`NomicBertConfig` of Nomic's own code. A configuration without `n_embd` is transformers'."""
     if "n_embd" not in config:
         return config
-    served = {
-        "causal": (False,),
-        "expert_choice_router": (False,),
-        "ffn_div": (1,),
-        "moe_normalize_expert_weights": (False,),
-        "norm_mlp": (False,),
-        "num_shared_experts": (0,),
-        "parallel_block": (False,),
-        "prenorm": (False,),
-        "rotary_emb_interleaved": (False,),
-        "rotary_emb_scale_base": (),
-        "rotary_head_dim": (False,),
-        "rotary_scaling_factor": (),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "scale_attn_weights": (True,),
-        "use_rms_norm": (False,),
-    }
-    _take(config, file, served)
+    _take(config, file, NOMIC_SERVED)
     _take(config, file, {"rotary_emb_fraction": (1.0,)}, needed=True)
-    _drop(
-        config,
-        "add_pooling_layer",
-        "attn_pdrop",
-        "dense_seq_output",
-        "embd_pdrop",
-        "fused_bias_fc",
-        "fused_dropout_add_ln",
-        "last_layer_subset",
-        "moe_impl",
-        "moe_resid_pdrop",
-        "n_ctx",
-        "pad_vocab_to_multiple_of",
-        "parallel_block_tied_norm",
-        "reorder_and_upcast_attn",
-        "resid_pdrop",
-        "router_aux_loss_coef",
-        "summary_proj_to_labels",
-        "use_flash_attn",
-        "use_xentropy",
-    )
+    _drop(config, *NOMIC_UNUSED)
     config.setdefault("n_inner", None)
     if config["n_inner"] is None:
         config["n_inner"] = 4 * JsonObject(config, file).count("n_embd")

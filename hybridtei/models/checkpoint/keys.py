@@ -61,7 +61,8 @@ def check_keys(checkpoint: Checkpoint, tasks: Collection[str]) -> None:
 
 
 def _check(settings: JsonObject, declared: Collection[str]) -> None:
-    unread = [key for key in settings if key not in settings.read | WITHOUT_EFFECT]
+    passed = settings.read | WITHOUT_EFFECT
+    unread = [key for key in settings if key not in passed]
     for key in unread:
         if key in declared and settings[key]:
             raise UnsupportedArchitecture(

@@ -79,7 +79,9 @@ def is_late(folder: Folder) -> bool:
     sentence, names = folder.sentence, folder.object(optional=True).get("architectures")
     is_named = sentence.get("model_type") in ("ColBERT", "MultiVectorEncoder")
     is_stanford = isinstance(names, list) and STANFORD in names
-    return is_named or is_stanford or any(key in sentence for key in PYLATE_KEYS)
+    # Notes of a model that pools have no meaning
+    pools = (folder.path / "1_Pooling").exists()
+    return is_named or is_stanford or (not pools and any(key in sentence for key in PYLATE_KEYS))
 
 
 def read_late(checkpoint: Checkpoint) -> tuple[Side, Side]:

@@ -234,6 +234,10 @@ def _of_chat(folder: Folder, *, flat: bool, instruction: str | None) -> PairTemp
     the marks."""
     file, settings = folder.path / "chat_template.jinja", folder.tokenizer_config
     source = settings.get("chat_template")
+    # Templates by name
+    if isinstance(source, list):
+        named = [each for each in source if isinstance(each, dict)]
+        source = {each.get("name"): each.get("template") for each in named}.get("default")
     if file.exists():
         source = read_bounded(file, MAX_JSON_BYTES).decode()
     if not isinstance(source, str):

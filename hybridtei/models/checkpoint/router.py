@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.checkpoint import STATIC, TRANSFORMERS, Modules
@@ -38,22 +40,8 @@ def read_router(folder: Folder, modules: Modules) -> Routes:
         return Routes(modules)
     prefix = modules[0][1]
     settings = folder.within(prefix).object("router_config.json")
-    file = settings.file
-    types, structure = settings.get("types"), settings.get("structure")
-    if (
-        not isinstance(types, dict)
-        or not isinstance(structure, dict)
-        or set(structure) != {"query", "document"}
-    ):
-        raise UnsupportedArchitecture(
-            f"{file}: only routers with a query and a document route are supported"
-        )
-    if not all(
-        isinstance(paths, list) and all(isinstance(path, str) for path in paths)
-        for paths in structure.values()
-    ):
-        raise LoadError(f"{file}: `structure` should list the paths of each route's modules")
-    routes = {}
+    types, structure = _structure(settings)
+    file, routes = settings.file, {}
     for name, paths in structure.items():
         classes = class_names(folder, [str(types.get(path)) for path in paths], file)
         places = [str(Path(prefix) / path) for path in paths]
@@ -80,6 +68,25 @@ def read_router(folder: Folder, modules: Modules) -> Routes:
             )
         check_order(file, names, ORDER, orphans=False)
     return Routes(routes["document"], routes["query"], default=default)
+
+
+def _structure(settings: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, list[str]]]:
+    """Return the type of each module by its path, and the paths of each route's modules."""
+    file, types, structure = settings.file, settings.get("types"), settings.get("structure")
+    if (
+        not isinstance(types, dict)
+        or not isinstance(structure, dict)
+        or set(structure) != {"query", "document"}
+    ):
+        raise UnsupportedArchitecture(
+            f"{file}: only routers with a query and a document route are supported"
+        )
+    if not all(
+        isinstance(paths, list) and all(isinstance(path, str) for path in paths)
+        for paths in structure.values()
+    ):
+        raise LoadError(f"{file}: `structure` should list the paths of each route's modules")
+    return types, structure
 
 
 def _default_route(parameters: JsonObject, names: list[str]) -> str | None:

@@ -101,3 +101,21 @@ def test_a_module_that_a_flag_replaces_is_not_read(bert, copied):
 
 def test_every_module_that_can_be_served_is_known():
     assert {"Transformer", "MLMTransformer", "Pooling", "Dense"} <= keys.declared_keys().keys()
+
+
+def test_a_note_of_late_interaction_makes_no_pooling_model_late(bert, copied, caplog):
+    folder = chained(copied(bert), "Pooling")
+    edited(folder / "config_sentence_transformers.json", query_prefix="[Q] ")
+    assert read_spec(folder).pooling == ("mean",)
+    assert any("`query_prefix`" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(("name", "lines"), [("OwnTokenizer", 1), ("BertTokenizer", 0)])
+def test_code_of_a_tokenizer_is_named_if_no_class_of_its_name_is_known(
+    bert, copied, caplog, name, lines
+):
+    folder = copied(bert)
+    own = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
+    edited(folder / "tokenizer_config.json", tokenizer_class=name, auto_map=own)
+    read_spec(folder)
+    assert len([message for message in caplog.messages if "is not run" in message]) == lines

@@ -97,72 +97,20 @@ def unigram(
     folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, form: str
 ) -> Built:
     """Source: XLMRobertaConverter, CamembertConverter, T5Converter, AlbertConverter,
-    DebertaV2Converter."""
+    DebertaV2Converter of transformers 4.57."""
     pieces = _read_pieces(folder, names)
     if pieces.is_bpe:
         raise ValueError("its pieces are of BPE, expected are those of Unigram")
-    scores, unknown, before = pieces.scores, pieces.unknown, list[Any]()
-    after: list[Any] = [
-        normalizers.Strip(left=False, right=True),
-        normalizers.Replace(Regex(" {2,}"), "▁"),
-    ]
-    words = list[Any]()
-    # fairseq's ids: four special tokens, then the file's pieces
-    if form == "XLMRoberta":
-        scores = [
-            ("<s>", 0.0),
-            ("<pad>", 0.0),
-            ("</s>", 0.0),
-            ("<unk>", 0.0),
-            *scores[3:],
-            ("<mask>", 0.0),
-        ]
-    elif form == "Camembert":
-        own = [
-            ("<s>NOTUSED", 0.0),
-            ("<pad>", 0.0),
-            ("</s>NOTUSED", 0.0),
-            ("<unk>", 0.0),
-            ("<unk>NOTUSED", -100.0),
-        ]
-        scores = [*own, *scores[1:], ("<mask>", 0.0)]
-    elif form == "T5":
-        if int(settings.get("extra_ids", 100)) > MAX_EXTRA_IDS:
-            raise ValueError(f"`extra_ids` is {settings['extra_ids']}, more than {MAX_EXTRA_IDS}")
-        scores = [
-            *scores,
-            *(
-                (f"<extra_id_{i}>", 0.0)
-                for i in reversed(range(int(settings.get("extra_ids", 100))))
-            ),
-        ]
-    elif form == "Albert":
-        # A number does not keep the comma
-        scores = [
-            (text, score - 100 * (text[-1:] == "," and text[-2:-1].isdigit()))
-            for text, score in scores
-        ]
-        before = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-        before += (
-            [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
-        )
-        # A blank at the end is a piece
-        after = [normalizers.Replace(Regex(" {2,}"), " ")]
-    if form == "DebertaV2":
-        after = [normalizers.Replace(Regex(" {2,}"), " ")]
-        words = [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct") else []
-    if form in ("Albert", "DebertaV2") and settings.get("do_lower_case", form == "Albert"):
-        before.append(normalizers.Lowercase())
-    if form == "DebertaV2":
-        before.append(normalizers.Strip())
-    raw = RawTokenizer(
-        models.Unigram(scores, unk_id=3 if form in ("XLMRoberta", "Camembert") else unknown)
-    )
-    raw.normalizer = normalizers.Sequence([*before, *pieces.normalizers, *after])
+    scores, unknown = _scores(pieces, settings, form), pieces.unknown
+    if form in ("XLMRoberta", "Camembert"):
+        unknown = 3
+    raw = RawTokenizer(models.Unigram(scores, unk_id=unknown))
+    raw.normalizer = _normalizer(pieces, settings, form)
     scheme = "always" if settings.get("add_prefix_space", True) else "never"
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [*words, pre_tokenizers.Metaspace(prepend_scheme=scheme)]
-    )
+    words: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=scheme)]
+    if form == "DebertaV2" and settings.get("split_by_punct"):
+        words.insert(0, pre_tokenizers.Punctuation("isolated"))
+    raw.pre_tokenizer = pre_tokenizers.Sequence(words)
     raw.decoder = decoders.Metaspace(prepend_scheme=scheme)
     extra = [
         AddedToken(text, special=True, normalized=False)
@@ -170,6 +118,52 @@ def unigram(
         if form == "T5" and text.startswith("<extra_id_")
     ]
     return raw, [*pieces.marked, *extra]
+
+
+def _scores(pieces: _Pieces, settings: Mapping[str, Any], form: str) -> list[tuple[str, float]]:
+    """Return the pieces by id. fairseq's ids: four special tokens, then the file's pieces."""
+    scores = pieces.scores
+    if form == "XLMRoberta":
+        first = [(text, 0.0) for text in ("<s>", "<pad>", "</s>", "<unk>")]
+        return [*first, *scores[3:], ("<mask>", 0.0)]
+    if form == "Camembert":
+        first = [(text, 0.0) for text in ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>")]
+        return [*first, ("<unk>NOTUSED", -100.0), *scores[1:], ("<mask>", 0.0)]
+    if form == "T5":
+        count = int(settings.get("extra_ids", 100))
+        if count > MAX_EXTRA_IDS:
+            raise ValueError(f"`extra_ids` is {count}, more than {MAX_EXTRA_IDS}")
+        return scores + [(f"<extra_id_{i}>", 0.0) for i in reversed(range(count))]
+    if form == "Albert":
+        # A number does not keep the comma
+        return [
+            (text, score - 100 * (text[-1:] == "," and text[-2:-1].isdigit()))
+            for text, score in scores
+        ]
+    return scores
+
+
+def _normalizer(pieces: _Pieces, settings: Mapping[str, Any], form: str) -> Any:
+    before = list[Any]()
+    after = [
+        normalizers.Strip(left=False),
+        normalizers.Replace(Regex(" {2,}"), "▁"),
+    ]
+    if form in ("Albert", "DebertaV2"):
+        after = [normalizers.Replace(Regex(" {2,}"), " ")]
+    if form == "Albert":
+        before += [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+        ]
+    if form == "Albert" and not settings.get("keep_accents"):
+        before += [normalizers.NFKD(), normalizers.StripAccents()]
+    if form in ("Albert", "DebertaV2") and settings.get("do_lower_case", form == "Albert"):
+        before.append(normalizers.Lowercase())
+    # ALBERT keeps a blank at the end
+    if form == "DebertaV2":
+        before.append(normalizers.Strip())
+    return normalizers.Sequence([*before, *pieces.normalizers, *after])
 
 
 def bpe(

@@ -26,6 +26,7 @@ from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     BERT_NAMES,
+    CLASSES,
     class_key,
     declared_tokens,
     named_tokens,
@@ -33,6 +34,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     token_text,
 )
 from hybridtei.models.families import family_of
+from hybridtei.models.families.settings import warn_once
 
 Side = Literal["left", "right"]
 
@@ -56,6 +58,7 @@ TEMPLATE_CLASSES = {
 MAKES_ITS_TEMPLATE = "GPTNeoXTokenizer"
 # These use tokenizer.json alone.
 AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})
+KNOWN = AS_WRITTEN | {f"{name}Tokenizer" for name in CLASSES} | {*TEMPLATE_CLASSES}
 # The class of repositories whose tokenizer appends an end token, as TEI does
 GTE_QWEN2 = "modeling_qwen.Qwen2Model"
 GTE_QWEN2_END = "<|endoftext|>"
@@ -96,6 +99,11 @@ def read_tokenizer_settings(
     `lowercase`: sentence-transformers' `do_lower_case`. Raises LoadError, naming the key."""
     kind = written.get("tokenizer_class") or config.get("tokenizer_class")
     name = str(kind or f"{family_of(model_type).tokenizer}Tokenizer").removesuffix("Fast")
+    if "AutoTokenizer" in written.object("auto_map") and name not in KNOWN:
+        warn_once(
+            f"{written.file}: the code of the tokenizer {name!r} is not run: tokenizer.json is "
+            "read as it is"
+        )
     side = written.get("truncation_side")
     if side not in (None, "left", "right"):
         raise written.wrong("truncation_side", "'left' or 'right'")

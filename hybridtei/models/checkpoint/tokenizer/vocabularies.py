@@ -249,7 +249,14 @@ def _assembled(folder: Path, name: str, settings: Settings) -> RawTokenizer:
     raw, marked = kind.read(folder, settings, {i: token.content for i, token in declared.items()})
     specials = named_tokens(name, settings)
     masks = [token for token in specials.values() if token.lstrip]
-    tokens = {token.content: token for token in (*marked, *masks, *declared.values())}
+    tokens = {
+        token.content: token
+        for token in (
+            *marked,
+            *masks,
+            *declared.values(),
+        )
+    }
     for token in (*specials.values(), *special_tokens(settings)):
         tokens.setdefault(token.content, token)
     # A token missing from the vocabulary gets the next id
@@ -261,6 +268,14 @@ def _assembled(folder: Path, name: str, settings: Settings) -> RawTokenizer:
                 f"is {i}"
             )
     contents = {key.removesuffix("_token"): token.content for key, token in specials.items()}
+    _put_around(raw, kind, settings, contents)
+    return raw
+
+
+def _put_around(
+    raw: RawTokenizer, kind: TokenizerClass, settings: Settings, contents: Mapping[str, str]
+) -> None:
+    """Let the class's special tokens, by key in `contents`, surround texts."""
     first, second = kind.form or _flagged(settings, contents, starts=kind.starts)
     ids = {
         content: raw.token_to_id(content) or 0
@@ -280,7 +295,6 @@ def _assembled(folder: Path, name: str, settings: Settings) -> RawTokenizer:
         raw.post_processor = processors.TemplateProcessing(
             single=parts[0], pair=[*parts[0], *parts[1]], special_tokens=[*ids.items()]
         )
-    return raw
 
 
 def _flagged(settings: Settings, contents: Mapping[str, str], *, starts: bool) -> tuple[str, str]:
