@@ -24,6 +24,7 @@ WITHOUT_EFFECT = frozenset(
         "dead_threshold",
         "embedding_dimension",
         "frozen",
+        "include_prompt",
         "k_aux",
         "module_output_name",
         "unpad_inputs",
@@ -55,7 +56,8 @@ def check_keys(checkpoint: Checkpoint, tasks: Collection[str]) -> None:
                 )
         else:
             settings = checkpoint.root.within(path).object(optional=True)
-        if name in declared:
+        # Else the kind has no use for the module
+        if name in declared and settings.read:
             _check(settings, declared[name])
     _check(checkpoint.root.sentence, ())
 

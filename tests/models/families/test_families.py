@@ -173,13 +173,7 @@ REFUSED = [
     ("bert", {"chunk_size_feed_forward": 8}, "`chunk_size_feed_forward` is 8"),
     ("bert", {"pruned_heads": {"1": [0]}}, "`pruned_heads` is"),
     ("distilbert", {"hidden_size": 64}, "`hidden_size` is 64"),
-    (
-        "deberta-v2",
-        {"position_embedding_type": "relative_key"},
-        "`position_embedding_type` is 'relative_key'",
-    ),
     ("llama", {"per_layer_config": {"0": {"hidden_act": "relu"}}}, "`per_layer_config` is"),
-    ("llama", {"configuration_files": ["config.5.0.0.json"]}, "`configuration_files` is"),
     ("deberta-v2", {"conv_kernel_size": 3}, "`conv_kernel_size` is 3"),
     (
         "llama",
