@@ -93,7 +93,7 @@ def resolve(
 def _is_text(name: str) -> bool:
     """False for a name with bytes that are not UTF-8."""
     try:
-        name.encode()
+        str(name).encode()
     except UnicodeEncodeError:
         return False
     return True
