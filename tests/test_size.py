@@ -18,7 +18,7 @@ SIZE = {"tokens": 361_229, "modules": 219}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 794,
+    "conditionals": 798,
     "literal_splats": 20,
     "no_nouns": 24,
     "comments_behind": 35,
