@@ -33,7 +33,10 @@ WITHOUT_EFFECT = frozenset(
 )
 
 
-def check_keys(checkpoint: Checkpoint, tasks: Collection[str]) -> None:
+def check_keys(
+    checkpoint: Checkpoint,
+    tasks: Collection[str],
+) -> None:
     """Raises UnsupportedArchitecture for a setting of a module that its class obeys and that
     nothing read for this kind of model, unless the user replaces the module. `tasks`: the kind's,
     of a Transformer."""
@@ -62,7 +65,10 @@ def check_keys(checkpoint: Checkpoint, tasks: Collection[str]) -> None:
     _check(checkpoint.root.sentence, ())
 
 
-def _check(settings: JsonObject, declared: Collection[str]) -> None:
+def _check(
+    settings: JsonObject,
+    declared: Collection[str],
+) -> None:
     passed = settings.read | WITHOUT_EFFECT
     unread = [key for key in settings if key not in passed]
     for key in unread:

@@ -120,15 +120,28 @@ def unigram(
     return raw, [*pieces.marked, *extra]
 
 
-def _scores(pieces: _Pieces, settings: Mapping[str, Any], form: str) -> list[tuple[str, float]]:
+def _scores(
+    pieces: _Pieces,
+    settings: Mapping[str, Any],
+    form: str,
+) -> list[tuple[str, float]]:
     """Return the pieces by id. fairseq's ids: four special tokens, then the file's pieces."""
     scores = pieces.scores
     if form == "XLMRoberta":
         first = [(text, 0.0) for text in ("<s>", "<pad>", "</s>", "<unk>")]
-        return [*first, *scores[3:], ("<mask>", 0.0)]
+        return [
+            *first,
+            *scores[3:],
+            ("<mask>", 0.0),
+        ]
     if form == "Camembert":
         first = [(text, 0.0) for text in ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>")]
-        return [*first, ("<unk>NOTUSED", -100.0), *scores[1:], ("<mask>", 0.0)]
+        return [
+            *first,
+            ("<unk>NOTUSED", -100.0),
+            *scores[1:],
+            ("<mask>", 0.0),
+        ]
     if form == "T5":
         count = int(settings.get("extra_ids", 100))
         if count > MAX_EXTRA_IDS:
@@ -143,7 +156,11 @@ def _scores(pieces: _Pieces, settings: Mapping[str, Any], form: str) -> list[tup
     return scores
 
 
-def _normalizer(pieces: _Pieces, settings: Mapping[str, Any], form: str) -> Any:
+def _normalizer(
+    pieces: _Pieces,
+    settings: Mapping[str, Any],
+    form: str,
+) -> Any:
     before = list[Any]()
     after = [
         normalizers.Strip(left=False),
