@@ -53,7 +53,7 @@ def test_the_checkpoints_default_prompt_is_put_before_texts_that_name_no_other(
 
 @pytest.mark.parametrize(
     ("default", "of_queries", "of_documents"),
-    [("s2p", "s2p", "s2p"), ("query", "query", None), ("passage", None, "passage")],
+    [("s2p", None, None), ("query", "query", None), ("passage", None, "passage")],
 )
 def test_a_default_prompt_is_for_inputs_of_a_type_without_a_prompt(
     tmp_path, default, of_queries, of_documents

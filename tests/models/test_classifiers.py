@@ -169,7 +169,7 @@ def test_ten_thousand_documents_are_held_in_parts(encoder, monkeypatch):
         return read(self, pairs, **options)
 
     monkeypatch.setattr(TextReader, "read_pairs", spying)
-    ranked = encoder.rerank("baka", documents, top_n=5)
+    ranked = encoder.rerank("baka", documents, limit=5)
     assert sum(sizes) == 10_000
     assert max(sizes) <= 256
     assert len(ranked) == 5

@@ -17,7 +17,8 @@ from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.families.settings import warn_once
 
 DECLARED = Path(__file__).with_name("declared.json")
-# Of training, of padding, and widths that the weights have
+# Of training, of padding, of prompts that a model which scores leaves out, and widths that the
+# weights have
 WITHOUT_EFFECT = frozenset(
     {
         "__version__",

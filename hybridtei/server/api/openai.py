@@ -183,7 +183,12 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         """True: cut long inputs; None: the server's default."""
         if self.truncate is None:
             return None
-        return self.truncate not in (False, "NONE")
+        is_cut = self.truncate not in (False, "NONE")
+        if self.truncation is not None and self.truncation is not is_cut:
+            raise InvalidInput(
+                f"`truncation` is {self.truncation} and `truncate` {self.truncate}: give one of them"
+            )
+        return is_cut
 
     @property
     def cut_side(self) -> Direction:
