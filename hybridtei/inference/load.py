@@ -250,8 +250,8 @@ def _beside(folder: Path, name: str) -> Path | None:
             return None
     raise LoadError(
         f"{folder / ADAPTER}: `base_model_name_or_path` is {name[:200]!r}, which is no folder in "
-        "the adapter's or directly beside it: copy the base's folder beside the adapter's and write "
-        "its name there, or copy its files into the adapter's folder"
+        "the adapter's or directly beside it: copy the base's folder beside the adapter's and "
+        "write its name there, or copy its files into the adapter's folder"
     )
 
 

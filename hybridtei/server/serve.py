@@ -106,9 +106,9 @@ async def serve(request: HttpRequest) -> ASGIApp:
                 with while_connected(scope):
                     reply = await route.work(source, payload)
     finally:
-        if work is None or work.done():
+        if held and (work is None or work.done()):
             shared.inside.give_back(held)
-        else:
+        elif held and work is not None:
             work.add_done_callback(lambda _: shared.inside.give_back(held))
 
     head = head_of(reply, route, source)

@@ -30,6 +30,8 @@ Keys = Annotated[
 Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
 
 
+# A ranking without options of its own
+CUT = RankOptions(truncate=True)
 # Fields that mean nothing without a reranker
 RANKER_FIELDS = ("budget_ms", "instruction", "max_chunks_per_doc", "rerank_threshold")
 

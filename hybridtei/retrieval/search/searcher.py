@@ -29,6 +29,7 @@ from hybridtei.retrieval.search.candidates import Candidate, Candidates, in_orde
 from hybridtei.retrieval.search.explain import highlights, shared_terms
 from hybridtei.retrieval.search.fusion import Legs, legs_of, weights_of
 from hybridtei.retrieval.search.options import (
+    CUT,
     Budget,
     CheckedOptions,
     Highlight,
@@ -59,7 +60,7 @@ FILLED_AT_ONCE = 100
 HIGHLIGHTED_AT_ONCE = 8
 SINGLE: tuple[Mode, ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
-DEFAULTS, CUT = SearchOptions(), RankOptions(truncate=True)
+DEFAULTS = SearchOptions()
 QUERIES = EmbedOptions(input_type="query")
 NAMELESS = "one without a name, or that stops at `budget_ms`"
 
@@ -188,7 +189,11 @@ class Searcher:
         and the errors of embedding.
         """
         options = options or DEFAULTS
-        ranking = options.ranking
+        ranking = CUT
+        if ranker is None:
+            options.check_unranked()
+        else:
+            ranking = options.ranking
 
         # `reading` calls this again if a migration switches the collection meanwhile
         async def search_once(schema: CollectionSchema) -> SearchResult:
@@ -233,8 +238,6 @@ class Searcher:
         assert options.mode is not None
         if ranker is not None:
             options.check_reranked()
-        else:
-            options.check_unranked()
         began = perf_counter_ns()
         legs = legs_of(embedded, row, options, is_packed=fit.packed is not None)
         way: str | None = None

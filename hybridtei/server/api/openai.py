@@ -186,7 +186,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         is_cut = self.truncate not in (False, "NONE")
         if self.truncation is not None and self.truncation is not is_cut:
             raise InvalidInput(
-                f"`truncation` is {self.truncation} and `truncate` {self.truncate}: give one of them"
+                f"`truncation` is {self.truncation}, `truncate` is {self.truncate}: give one"
             )
         return is_cut
 

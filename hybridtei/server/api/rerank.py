@@ -85,11 +85,12 @@ class RerankRequest(Struct, frozen=True, kw_only=True):
     @property
     def options(self) -> RankOptions:
         """A budget of time begins now."""
-        return options_of(
+        options = options_of(
             RankOptions,
             self,
             truncation_direction=DIRECTIONS[self.truncation_direction],
-        ).begun()
+        )
+        return options if self.budget_ms is None else options.begun()
 
 
 class Rank(Struct, frozen=True, omit_defaults=True):

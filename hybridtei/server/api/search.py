@@ -23,6 +23,7 @@ from hybridtei.models.text.reader import CHARACTERS_PER_TOKEN
 from hybridtei.options import RankOptions, RankWeights, RelevantSpans
 from hybridtei.outputs import Usage
 from hybridtei.retrieval.search.options import (
+    CUT,
     Budget,
     CheckedOptions,
     SearchFields,
@@ -173,7 +174,7 @@ async def search(stores: StoreContext, request: SearchRequest) -> Reply:
         request,
         options,
         ranker=ranker,
-        ranking=options.ranking,
+        ranking=CUT if ranker is None else options.ranking,
     )
     return await stores.run(
         len(request.texts), lambda: stores.schemas.reading(request.collection, work)
