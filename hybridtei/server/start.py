@@ -312,6 +312,9 @@ def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchem
     from hybridtei.retrieval.store.collection import CollectionSchemas
 
     _warn_if_open(server)
+    # The first search would import these on the event loop, for a quarter of a second
+    for name in ("search.searcher", "store.query"):
+        import_module(f"hybridtei.retrieval.{name}")
     return CollectionSchemas(opened)
 
 
