@@ -18,6 +18,7 @@ from litestar import Litestar
 from hybridtei import __version__
 from hybridtei.server.api.tei import InputType
 from hybridtei.server.routing import BELOW, JSON, ROUTE, Route
+from hybridtei.server.wires import ClientsErrorResponse, VoyageErrorResponse
 
 INFO = {
     "title": "hybridtei",
@@ -307,7 +308,11 @@ def _name_fields(components: dict[str, Any]) -> None:
 
 def _errors(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     """Status -> the response's schema."""
-    content = _json(schema_of[repr(route.wire.error)])
+    schema = schema_of[repr(route.wire.error)]
+    # Voyage's client gets the same without `error` from the routes that it shares
+    if route.wire.error is ClientsErrorResponse:
+        schema = {"anyOf": [schema, schema_of[repr(VoyageErrorResponse)]]}
+    content = _json(schema)
     # An error of a body may also be plain text
     of_bodies = content if route.wire.error.takes_body_errors else content | PLAIN_TEXT
     return NO_KEY | {

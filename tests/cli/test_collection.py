@@ -117,8 +117,8 @@ def test_search_in_words(evaluated, hybrid, capsys, monkeypatch):
         == 0
     )
     out = capsys.readouterr().out
-    assert "[d3]" in out
-    assert "[d4]" in out
+    assert "[wings/corpus.jsonl d3]" in out
+    assert "[wings/corpus.jsonl d4]" in out
     assert "[d5]" not in out
     assert "multivector" in out
     assert "stage" in out

@@ -166,7 +166,7 @@ def test_a_folder_that_may_not_be_entered_is_not_empty(corpus):
 @pytest.mark.slow
 def test_the_working_folder_as_the_source_twice(corpus):
     """It holds the store and the file of what could not be taken."""
-    (corpus.source / "odd.docx").write_text("x")
+    (corpus.source / "odd.docx").write_bytes(b"PK\x03\x04 no archive")
     for _ in range(2):
         status, told = corpus.ingest("--collection", "all", source=".")
         assert (status, told["points"], told["quarantined"]) == (0, 5, 1)

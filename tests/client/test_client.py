@@ -218,7 +218,7 @@ def test_both_have_the_same_verbs_and_signatures():
         for name, verb in vars(AsyncClient).items()
         if inspect.iscoroutinefunction(verb) and name[0] != "_"
     ]
-    assert len(verbs) == 10
+    assert len(verbs) == 13
     for name in verbs:
         assert inspect.signature(getattr(Client, name)) == inspect.signature(
             getattr(AsyncClient, name)

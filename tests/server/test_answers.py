@@ -37,6 +37,7 @@ def searching(tmp_path_factory):
 def test_bytes_are_what_the_document_says(path, searching, server, reranker, classifier, tagger):
     body = EXAMPLES[TAGS[path]][path]
     url = path.replace("{name}", COLLECTION)
+    url = url.replace("{identity}", str(FILL["points"][0].get("id", 1)))
     asked = (
         one.get(url) if body is None else one.post(url, body)
         for one in (searching, server, classifier, reranker, tagger)

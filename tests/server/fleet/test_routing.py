@@ -4,6 +4,7 @@ import asyncio
 import json
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -14,6 +15,7 @@ from hybridtei import errors
 from hybridtei.config import ServerConfig
 from hybridtei.errors import NoInputs, OtherOrigin, RequestRefused, RoleNeeded
 from hybridtei.outputs import HeadOutputs
+from hybridtei.retrieval.ingest.ledger import SourceTaken
 from hybridtei.server.answers import Origins
 from hybridtei.server.http.body import BodyError, SchemaError
 from hybridtei.server.http.connection import ConnectionLimits
@@ -51,6 +53,8 @@ def make(kind):
         return errors.Ended("OUT_OF_RANGE", "what went wrong")
     if kind is errors.TokensUsed:
         return errors.TokensUsed(100, 5)
+    if kind is SourceTaken:
+        return SourceTaken(Path("here"), "notes", Path("there"))
     if kind is errors.PartlyFailed:
         return errors.PartlyFailed("what went wrong", [], HeadOutputs())
     return (

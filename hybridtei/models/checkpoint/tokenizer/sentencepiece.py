@@ -17,8 +17,6 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
-from hybridtei.system.frames import message_fields
-
 SENTENCEPIECE = (
     "sentencepiece.bpe.model",
     "spiece.model",
@@ -61,6 +59,9 @@ class _Pieces:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
+    # Imports msgspec, which a GPU's machine that runs conformance.load.gpu may lack
+    from hybridtei.system.frames import message_fields
+
     for number, value in message_fields(content, 0, len(content)):
         yield number, content[value] if isinstance(value, slice) else value
 
@@ -98,6 +99,7 @@ def unigram(
 ) -> Built:
     """Source: XLMRobertaConverter, CamembertConverter, T5Converter, AlbertConverter,
     DebertaV2Converter of transformers 4.57."""
+
     pieces = _read_pieces(folder, names)
     if pieces.is_bpe:
         raise ValueError("its pieces are of BPE, expected are those of Unigram")
