@@ -136,19 +136,49 @@ def check_size(size: int, limit: int) -> None:
         raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
 
 
+# Bytes that are counted before the sum is compared, and quotes between which texts are sought
+# without a copy of the body
+WINDOW_BYTES, FEW_QUOTES = 1_000_000, 1_000
+MARKS = (b",", b"[", b"{")
+
+
+def _marks(body: bytes, limit: int, begin: int = 0, end: int | None = None) -> int:
+    """The marks of values in a part of a body; a number above `limit` may leave some out."""
+    end, total = len(body) if end is None else end, 0
+    while begin < end and total <= limit:
+        stop = min(begin + WINDOW_BYTES, end)
+        total += sum(body.count(mark, begin, stop) for mark in MARKS)
+        begin = stop
+    return total
+
+
+def _outside(plain: bytes, limit: int) -> int:
+    """The marks outside of texts. `plain` has no escaped quotes, so of all pieces between quotes
+    every second one is a text."""
+    if plain.count(b'"') > FEW_QUOTES:
+        return _marks(b"".join(plain.split(b'"')[::2]), limit)
+    total = begin = 0
+    while begin < len(plain) and total <= limit:
+        opening = plain.find(b'"', begin)
+        if opening < 0:
+            opening = len(plain)
+        total += _marks(plain, limit, begin, opening)
+        closing = plain.find(b'"', opening + 1)
+        begin = len(plain) if closing < 0 else closing + 1
+    return total
+
+
 def check_values(body: bytes, limit: int = MAX_VALUES) -> None:
     """Raises BodyError for JSON of more than `limit` values: decoding them would delay other
     requests."""
-    marks = (b",", b"[", b"{")
-    if sum(map(body.count, marks)) <= limit:
+    if _marks(body, limit) <= limit:
         return
-    # The marks in texts are none: of all pieces between quotes, every second one is a text
-    if body.count(b"\\") <= MAX_ESCAPES:
-        plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-        if plain.count(b'"') <= 4 * limit:
-            outside = b"".join(plain.split(b'"')[::2])
-            if sum(map(outside.count, marks)) <= limit:
-                return
+    escapes, plain = body.count(b"\\"), body
+    if escapes <= MAX_ESCAPES:
+        if escapes:
+            plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if plain.count(b'"') <= 4 * limit and _outside(plain, limit) <= limit:
+            return
     raise BodyError(
         f"{BUFFER}it holds more than {limit} values, the most allowed; send fewer inputs a request",
         413,
