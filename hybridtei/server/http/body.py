@@ -142,9 +142,9 @@ WINDOW_BYTES, FEW_QUOTES = 1_000_000, 1_000
 MARKS = (b",", b"[", b"{")
 
 
-def _marks(body: bytes, limit: int, begin: int = 0, end: int | None = None) -> int:
+def _marks(body: bytes, limit: int, begin: int, end: int) -> int:
     """The marks of values in a part of a body; a number above `limit` may leave some out."""
-    end, total = len(body) if end is None else end, 0
+    total = 0
     while begin < end and total <= limit:
         stop = min(begin + WINDOW_BYTES, end)
         total += sum(body.count(mark, begin, stop) for mark in MARKS)
@@ -156,7 +156,8 @@ def _outside(plain: bytes, limit: int) -> int:
     """The marks outside of texts. `plain` has no escaped quotes, so of all pieces between quotes
     every second one is a text."""
     if plain.count(b'"') > FEW_QUOTES:
-        return _marks(b"".join(plain.split(b'"')[::2]), limit)
+        outside = b"".join(plain.split(b'"')[::2])
+        return _marks(outside, limit, 0, len(outside))
     total = begin = 0
     while begin < len(plain) and total <= limit:
         opening = plain.find(b'"', begin)
@@ -164,14 +165,16 @@ def _outside(plain: bytes, limit: int) -> int:
             opening = len(plain)
         total += _marks(plain, limit, begin, opening)
         closing = plain.find(b'"', opening + 1)
-        begin = len(plain) if closing < 0 else closing + 1
+        if closing < 0:
+            break
+        begin = closing + 1
     return total
 
 
 def check_values(body: bytes, limit: int = MAX_VALUES) -> None:
     """Raises BodyError for JSON of more than `limit` values: decoding them would delay other
     requests."""
-    if _marks(body, limit) <= limit:
+    if _marks(body, limit, 0, len(body)) <= limit:
         return
     escapes, plain = body.count(b"\\"), body
     if escapes <= MAX_ESCAPES:
