@@ -54,7 +54,6 @@ class Collection:
 
     def __init__(self, config: StoreConfig) -> None:
         store = open_store(config)
-        assert store is not None
         self._store, self._schemas, self._loop = store, CollectionSchemas(store), OwnLoop()
 
     def count(self, name: str) -> int:

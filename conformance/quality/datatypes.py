@@ -69,7 +69,6 @@ async def measured(
     schema = schema_for(encoder.spec, "embedded", **options)
     with tempfile.TemporaryDirectory() as name:
         store = open_store(StoreConfig(qdrant_path=name))
-        assert store is not None
         try:
             await store.create("judged", schema)
             embedded = documents[dtype]

@@ -16,7 +16,6 @@ from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, re
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.retrieval.search.options import SearchOptions
-from hybridtei.retrieval.store import with_default
 from hybridtei.system.machine import require_extra
 
 PASSAGES = 5
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise UsageError(f"{folder}: should be a folder")
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    store = with_default(read_settings(arguments, StoreConfig))
+    store = read_settings(arguments, StoreConfig)
     require_extra("qdrant", "qdrant_client", "semantic_text_splitter")
     from hybridtei.retrieval.ingest.ledger import SourceTaken
     from hybridtei.retrieval.ingest.run import ingest

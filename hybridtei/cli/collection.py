@@ -30,7 +30,7 @@ from hybridtei.errors import InvalidInput, UsageError
 from hybridtei.retrieval.ingest.options import IngestOptions
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.search.options import SearchFields, SearchOptions, SearchResult
-from hybridtei.retrieval.store import open_store, place_of, with_default
+from hybridtei.retrieval.store import open_store, place_of
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.system.machine import require_extra
 from hybridtei.system.own_loop import OwnLoop
@@ -148,7 +148,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     """Search a collection by all its vectors and print one hit per document. A reranker can reorder
     the best hits."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    store = with_default(read_settings(arguments, StoreConfig))
+    store = read_settings(arguments, StoreConfig)
     require_extra("qdrant", "qdrant_client")
     from hybridtei.retrieval.search.explain import as_json, in_words
 
@@ -200,7 +200,6 @@ def search_here(
 ) -> SearchResult:
     """The result of a search in this process. Raises HybridTeiError."""
     loop, opened = OwnLoop(), open_store(store)
-    assert opened is not None
     # The engine's process opens the collection while this one loads the model
     if opened.kind == "embedded":
         loop.start(opened.count(collection))
@@ -348,16 +347,14 @@ def run_eval(arguments: argparse.Namespace) -> int:
     tell = partial(print, file=sys.stderr, flush=True)
     tell(judged.notes)
     if url is None:
-        ingest_missing(
-            folder, collection, model, engine, with_default(store), tell=tell, quiet=arguments.quiet
-        )
+        ingest_missing(folder, collection, model, engine, store, tell=tell, quiet=arguments.quiet)
 
     def connect() -> AbstractAsyncContextManager[AsyncClient]:
         if url is None:
-            return in_process(models, engine, with_default(store))
+            return in_process(models, engine, store)
         return AsyncClient(url, api_key=arguments.url_api_key)
 
-    tell(f"evaluating {collection} in {without_passwords(url or place_of(with_default(store)))}")
+    tell(f"evaluating {collection} in {without_passwords(url or place_of(store))}")
     evaluation = run_evaluation(
         connect, collection, judged, rerank=alias, calibrate=way, quiet=arguments.quiet
     )

@@ -16,7 +16,7 @@ from msgspec import json
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_settings
 from hybridtei.config import StoreConfig
 from hybridtei.errors import UnknownCollection, UsageError
-from hybridtei.retrieval.store import opened, place_of, with_default
+from hybridtei.retrieval.store import opened, place_of
 from hybridtei.system.machine import require_extra
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> No
         print(f"{alias:{width}}  is {collection}", flush=True)
     if not names:
         print(
-            f"no collections: {place_of(with_default(read_settings(arguments, StoreConfig)))}",
+            f"no collections: {place_of(read_settings(arguments, StoreConfig))}",
             file=sys.stderr,
         )
 

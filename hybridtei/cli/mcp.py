@@ -66,11 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     from hybridtei.retrieval.agents import CollectionTools, mcp_server
-    from hybridtei.retrieval.store import with_default
     from hybridtei.server.start import in_process
 
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    store = with_default(read_settings(arguments, StoreConfig))
+    store = read_settings(arguments, StoreConfig)
     async with in_process([model], engine, store) as client:
         tools = CollectionTools(client, arguments.collection)
         try:

@@ -92,8 +92,9 @@ def run(arguments: argparse.Namespace) -> None:
         # Before the models are loaded, which may take minutes
         tracing.require()
     fixed_permits = is_set("max_concurrent_requests", arguments)
+    named = store if store.is_named else None
     if arguments.models is None and len(model_ids) < 2:
-        start.serve([model], engine, server, store, fixed_permits=fixed_permits)
+        start.serve([model], engine, server, named, fixed_permits=fixed_permits)
         return
     from hybridtei.inference.load import from_ids, read_models
 
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.models is None
         else read_models(Path(arguments.models), model)
     )
-    start.serve(models, engine, server, store, model, fixed_permits=fixed_permits)
+    start.serve(models, engine, server, named, model, fixed_permits=fixed_permits)
 
 
 # Fields -> OpenTelemetry's variables for them, the first before the others

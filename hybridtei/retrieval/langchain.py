@@ -8,7 +8,7 @@ Lexical weights need `modifier: idf` on the collection's sparse field (nDCG@10 o
 on cranfield: 0.518, without it 0.495); weights of SPLADE and BGE-M3 include the importance of a
 term and get worse by it. `hybridtei.schema_for` tells a checkpoint's: `schema_for(encoder.spec,
 "minilm-hybrid").sparse["sparse"].modifier`. LangChain's store does not check the object's class, so
-only the vector's class is imported from LangChain, at the first vector.
+nothing of LangChain is imported before the first vector.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from hybridtei.client import Client
 from hybridtei.errors import LoadError
 
 if TYPE_CHECKING:
+    from langchain_qdrant import SparseEmbeddings
+
     from hybridtei.encoder import Encoder
     from hybridtei.options import InputType
+else:
+    SparseEmbeddings = object
 
 
-class HybridSparseEmbeddings:
+class HybridSparseEmbeddings(SparseEmbeddings):
     """The methods of `langchain_qdrant.SparseEmbeddings`. `source`: an `Encoder`, a `Client`, or a
     server's URL.
 

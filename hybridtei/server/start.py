@@ -307,8 +307,6 @@ def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchem
     if store is None or server.only_tei_routes:
         return None
     opened = open_store(store, patient=False)
-    if opened is None:
-        return None
     from hybridtei.retrieval.store.collection import CollectionSchemas
 
     _warn_if_open(server)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hybridtei import cli
-from hybridtei.config import StoreConfig
-from hybridtei.retrieval.store import DEFAULT_PATH, with_default
+from hybridtei.retrieval.store import DEFAULT_PATH
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import PACKED
 from tests.ran import ran
@@ -157,12 +156,6 @@ def test_a_server_of_another_model_is_refused(tmp_path, monkeypatch, capsys, ber
             == 1
         )
         assert "but the server gives dense, multivector, sparse" in capsys.readouterr().err
-
-
-def test_the_default_store_is_a_folder():
-    assert with_default(StoreConfig()).qdrant_path == DEFAULT_PATH
-    for given in (StoreConfig(qdrant_url="http://h"), StoreConfig(qdrant_path="p")):
-        assert with_default(given) == given
 
 
 def test_a_full_disk_is_named(tmp_path):

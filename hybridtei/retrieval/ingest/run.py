@@ -52,7 +52,7 @@ from hybridtei.retrieval.ingest.pipeline import stop_on_signals
 from hybridtei.retrieval.ingest.prepare import Preparation
 from hybridtei.retrieval.ingest.reader import Reader
 from hybridtei.retrieval.ingest.write import Writer, wait_indexed
-from hybridtei.retrieval.store import open_store, place_of, with_default
+from hybridtei.retrieval.store import open_store, place_of
 from hybridtei.retrieval.store.base import CollectionSchema, Store
 from hybridtei.retrieval.store.collection import CollectionSchemas, check_fits, check_name
 from hybridtei.retrieval.store.plan import (
@@ -109,7 +109,7 @@ def ingest(
         request,
         embedder,
         engine_config or EngineConfig(),
-        with_default(store),
+        store,
         tell or (lambda line: None),
     ).run()
     try:
@@ -182,7 +182,6 @@ class _Ingest:
     async def run(self) -> Summary:
         """Run the pipeline, and finish the store's work. Closes everything in any case."""
         options, name, store, tell = self.options, self.options.collection, self.store, self.tell
-        assert store is not None
         stats = IngestStats()
         writer: Writer | None = None
         async with AsyncExitStack() as stack:

@@ -103,7 +103,6 @@ class Index(OfOneProcess):
         `qdrant`). Raises UnknownCollection, CollectionMismatch, StoreError."""
         index = cls.__new__(cls)
         store = open_store(StoreConfig(qdrant_path=str(folder)))
-        assert store is not None
         index._home = os.path.realpath(folder)
         index._open(store, name, encoder or Encoder.load(), reranker)
         try:
@@ -233,7 +232,6 @@ class Index(OfOneProcess):
         a collection of this name first. Raises StoreError if there is one, or it is this index.
         """
         store = open_store(StoreConfig(qdrant_path=str(folder)))
-        assert store is not None
         schema = self._signed_schema()
         own_names = (self._name, self._schema.stored_as)
         if self._home == os.path.realpath(folder) and name in own_names:

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "qdrant"
 
 
-def with_default(config: StoreConfig) -> StoreConfig:
-    """The settings, with the folder `./qdrant` if they name no store."""
-    if config.qdrant_url is not None or config.qdrant_path is not None:
-        return config
-    return msgspec.structs.replace(config, qdrant_path=DEFAULT_PATH)
-
-
 def place_of(config: StoreConfig) -> str:
     """The store's description in messages."""
     if config.qdrant_url is not None:
@@ -40,18 +33,17 @@ def place_of(config: StoreConfig) -> str:
 
 @asynccontextmanager
 async def opened(config: StoreConfig) -> AsyncIterator[Store]:
-    """A context with the store of the settings, by default the folder `./qdrant`. Raises the errors
-    of `open_store`."""
-    store = open_store(with_default(config))
-    assert store is not None
+    """A context with the store of the settings. Raises the errors of `open_store`."""
+    store = open_store(config)
     try:
         yield store
     finally:
         await store.close()
 
 
-def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
-    """The store of the settings, or None. It connects, or starts its process, at the first call.
+def open_store(config: StoreConfig, *, patient: bool = True) -> Store:
+    """The store of the settings, by default the folder `./qdrant`. It connects, or starts its
+    process, at the first call.
 
     `patient`: retry calls to an unavailable server for `qdrant_patience`; otherwise they fail
     within two seconds. Raises StoreError if both or an unusable one is named, LoadError if a
@@ -62,26 +54,23 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
             f"the store is {config!r}: should be `StoreConfig(qdrant_path=…)`, or with a "
             "`qdrant_url`"
         )
-    if config.qdrant_url is None and config.qdrant_path is None:
-        return None
     if config.qdrant_url is not None and config.qdrant_path is not None:
         raise StoreError(
             "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a "
             "folder here, not both"
         )
     require_extra("qdrant", "qdrant_client")
-    if config.qdrant_url is None:
-        require_unix("the embedded Qdrant engine")
-        require_extra("qdrant", "qdrant_edge")
     if config.qdrant_url is not None:
         from hybridtei.retrieval.store.server import ServerStore
 
         return ServerStore(config, patient=patient)
+    require_unix("the embedded Qdrant engine")
+    require_extra("qdrant", "qdrant_edge")
     from hybridtei.retrieval.store.embedded import EmbeddedStore
 
-    assert config.qdrant_path is not None
-    path = Path(config.qdrant_path).absolute()
+    name = DEFAULT_PATH if config.qdrant_path is None else config.qdrant_path
+    path = Path(name).absolute()
     folder = next(place for place in (path, *path.parents) if place.exists())
-    if not config.qdrant_path or not folder.is_dir():
-        raise StoreError(f"`qdrant_path` {config.qdrant_path!r} should be a folder, or a new one")
-    return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout)
+    if not name or not folder.is_dir():
+        raise StoreError(f"`qdrant_path` {name!r} should be a folder, or a new one")
+    return EmbeddedStore(name, timeout_s=config.qdrant_timeout)

@@ -8,15 +8,14 @@ from hybridtei.retrieval.store import open_store
 from tests.ran import ran
 
 
-def test_no_settings_no_store():
-    assert open_store(StoreConfig()) is None
+def test_the_default_store_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert open_store(StoreConfig()).place == f"embedded Qdrant in {tmp_path / 'qdrant'}"
 
 
 async def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path):
     embedded = open_store(StoreConfig(qdrant_path=str(tmp_path)))
     server = open_store(StoreConfig(qdrant_url="http://localhost:6334", qdrant_api_key=None))
-    assert embedded is not None
-    assert server is not None
     assert (embedded.kind, server.kind) == ("embedded", "server")
     await embedded.close()
     await server.close()
@@ -41,7 +40,7 @@ def test_what_is_no_folder_is_refused_at_once(tmp_path):
     ):
         with pytest.raises(StoreError, match=f"`qdrant_path` '{path}' should be a folder"):
             open_store(StoreConfig(qdrant_path=path))
-    assert open_store(StoreConfig(qdrant_path=str(tmp_path / "new/store"))) is not None
+    assert open_store(StoreConfig(qdrant_path=str(tmp_path / "new/store")))
 
 
 def test_both_is_one_too_many(tmp_path):
