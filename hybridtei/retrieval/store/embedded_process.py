@@ -140,6 +140,8 @@ class Service:
         self._lock = folder.path / LOCK
         self._identity = identity(self._lock)
         self._replaced = asyncio.Event()
+        # The file of the socket that this process has bound
+        self.bound: os.stat_result | None = None
         self._linger_s = LINGER_S
         self._clients: set[asyncio.StreamWriter] = set()
         # The remaining ticks for sending a request or reading an answer
@@ -153,6 +155,7 @@ class Service:
         """Serve until there has been no client for a while; listen again if the socket's file was
         deleted, as cleaners of temporary folders do. Raises FolderReplaced."""
         place = Path(listener.getsockname())
+        self.bound = place.lstat()
         server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
         while self._clients or self._clock() < self._ends_s:
             with contextlib.suppress(TimeoutError):
@@ -166,6 +169,7 @@ class Service:
                 server.close()
                 place.parent.mkdir(mode=0o700, exist_ok=True)
                 listener = _listen(place)
+                self.bound = place.lstat()
                 server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
             await self._tidy()
             self._idle_ticks += 1
@@ -271,7 +275,6 @@ def main(path: str) -> int:
         lock = take(Path(path))
         place = socket_path(Path(path))
         listener = _listen(place)
-        bound = place.lstat()
         lock.truncate(0)
         lock.write(str(place))
         lock.flush()
@@ -287,7 +290,7 @@ def main(path: str) -> int:
             asyncio.run(service.run(listener))
         finally:
             # Before unlocking the folder, since the next owner's socket has the same name.
-            _remove(place, bound)
+            _remove(place, service.bound)
         folder.close()
     except FolderReplaced:
         # Without a flush, whose paths may lead to files that are not this process's.
@@ -296,10 +299,10 @@ def main(path: str) -> int:
     return 0
 
 
-def _remove(place: Path, bound: os.stat_result) -> None:
+def _remove(place: Path, bound: os.stat_result | None) -> None:
     """Remove the socket, unless another process has replaced it."""
     with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(place.lstat(), bound):
+        if bound is not None and os.path.samestat(place.lstat(), bound):
             place.unlink()
 
 

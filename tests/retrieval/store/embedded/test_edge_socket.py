@@ -82,7 +82,8 @@ async def test_a_socket_that_was_deleted_is_made_again(tmp_path):
     assert await other.collections() == await store.collections()
     assert other.pid == store.pid
     await other.close()
-    await store.close()
+    await ended(store)
+    assert not place.exists()
 
 
 async def test_the_socket_is_this_users_alone_and_gone_with_its_process(tmp_path):
