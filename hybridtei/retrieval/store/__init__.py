@@ -12,8 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
 from hybridtei.system.machine import require_extra, require_unix
