@@ -500,11 +500,6 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 60.0
 
-    @property
-    def is_named(self) -> bool:
-        """True if the settings name a server or a folder."""
-        return self.qdrant_url is not None or self.qdrant_path is not None
-
 
 # Former names of keywords and flags -> what to write instead
 RENAMED = {

@@ -92,7 +92,9 @@ def run(arguments: argparse.Namespace) -> None:
         # Before the models are loaded, which may take minutes
         tracing.require()
     fixed_permits = is_set("max_concurrent_requests", arguments)
-    named = store if store.is_named else None
+    named: StoreConfig | None = store
+    if store.qdrant_url is None and store.qdrant_path is None:
+        named = None
     if arguments.models is None and len(model_ids) < 2:
         start.serve([model], engine, server, named, fixed_permits=fixed_permits)
         return

@@ -66,7 +66,9 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store:
     require_extra("qdrant", "qdrant_edge")
     from hybridtei.retrieval.store.embedded import EmbeddedStore
 
-    name = DEFAULT_PATH if config.qdrant_path is None else config.qdrant_path
+    name = config.qdrant_path
+    if name is None:
+        name = DEFAULT_PATH
     path = Path(name).absolute()
     folder = next(place for place in (path, *path.parents) if place.exists())
     if not name or not folder.is_dir():
