@@ -275,11 +275,13 @@ class AsyncClient(OfOneProcess):
         *,
         create: bool = True,
         truncate: bool | None = None,
+        index: Sequence[str] = (),
     ) -> Upserted:
         """Embed texts and store them. A point is a text, or an object of `text` and, optionally,
         `id`, `payload`, `metadata`. A point without an id replaces a stored point with the same
-        text, payload and metadata. `create`: create the collection if it does not exist. Raises
-        InvalidInput if two points have one id."""
+        text, payload and metadata. `create`: create the collection if it does not exist. `index`:
+        payload indexes to make, as "lang:keyword"; also without points. Raises InvalidInput if two
+        points have one id."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
         places: dict[tuple[str, str], int] = {}
         for place, point in enumerate(objects):
@@ -293,14 +295,17 @@ class AsyncClient(OfOneProcess):
                     f"`points[{first}]` and `points[{place}]` have one id, {identity!r:.100}: give "
                     "each its own"
                 )
-        path = f"/collections/{quote(collection, safe='')}/points"
-        options = {"create": create, "truncate": truncate}
+        options: dict[str, Any] = {"create": create, "truncate": truncate}
+        # Servers of 0.3 refuse the field
+        if index:
+            options["index"] = [*index]
         # `before`: the points of earlier requests
         created, before = False, 0
         ids: list[int | str] = []
         failed: list[dict[str, Any]] = []
-        for portion in portions(objects, 1000):
-            answer = await self.ask(path, {"points": portion, **options})
+        # Without points there may be an index to make
+        for portion in [*portions(objects, 1000)] or [[]] * bool(index):
+            answer = await self.ask(_points_of(collection), {"points": portion, **options})
             created |= answer["created"]
             ids += answer["ids"]
             failed += [
@@ -320,9 +325,8 @@ class AsyncClient(OfOneProcess):
         """Delete documents with all their chunks, by ids of points or documents, or by a filter.
         Return the number of points. Unknown ids are no error. `source`: the file of the ids, where
         several files have one."""
-        path = f"/collections/{quote(collection, safe='')}/points/delete"
         body = {"ids": ids, "filter": filter, "source": source}
-        return int((await self.ask(path, body))["points"])
+        return int((await self.ask(_points_of(collection, "/delete"), body))["points"])
 
     async def get(
         self, collection: str, id: int | str, *, source: str | None = None
@@ -331,7 +335,7 @@ class AsyncClient(OfOneProcess):
         UnknownDocument."""
         from hybridtei.retrieval.search.options import StoredPoint
 
-        path = f"/collections/{quote(collection, safe='')}/points/{quote(str(id))}"
+        path = _points_of(collection, f"/{quote(str(id))}")
         if source is not None:
             path += f"?source={quote(source)}"
         return msgspec.convert((await self.ask(path))["points"], list[StoredPoint])
@@ -347,9 +351,8 @@ class AsyncClient(OfOneProcess):
     ) -> int:
         """Set keys of the payloads of documents, in all their chunks; None removes a key. Return
         the number of points. `ids`, `filter`, `source`: as for `delete`."""
-        path = f"/collections/{quote(collection, safe='')}/points/payload"
         body = {"set": values, "ids": ids, "filter": filter, "source": source}
-        return int((await self.ask(path, body))["points"])
+        return int((await self.ask(_points_of(collection, "/payload"), body))["points"])
 
     async def collections(self) -> list[str]:
         """Return the names of the store's collections, and their aliases, sorted."""
@@ -455,6 +458,10 @@ class AsyncClient(OfOneProcess):
 def _listed(values: Any) -> list[Any]:
     """A single text, or several values, as a list."""
     return [values] if isinstance(values, str) else [*values]
+
+
+def _points_of(collection: str, rest: str = "") -> str:
+    return f"/collections/{quote(collection, safe='')}/points{rest}"
 
 
 def _blocking(

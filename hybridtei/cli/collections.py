@@ -162,14 +162,10 @@ def _is_confirmed(arguments: argparse.Namespace, what: str) -> bool:
 async def _delete_points(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
     """Delete documents with all their chunks, by ids or by a filter."""
     from hybridtei.retrieval.documents import Selection, deleted, whole
-    from hybridtei.retrieval.store.query import filter_from
+    from hybridtei.retrieval.search.options import identity_of
 
-    ids = [int(text) if text.isascii() and text.isdigit() else text for text in arguments.ids]
-    selection = Selection(
-        ids=ids or None,
-        where=filter_from(arguments.filter),
-        source=arguments.source,
-    )
+    ids = list(map(identity_of, arguments.ids))
+    selection = Selection(ids or None, arguments.filter, arguments.source)
     if not _is_confirmed(arguments, f"{len(ids) or 'matching'} documents of {arguments.name}"):
         return
     count = await whole(schemas, arguments.name, partial(deleted, selection=selection))

@@ -127,6 +127,9 @@ def add_options(
             )
         elif get_origin(plain) is typing.Literal:
             parser.add_argument(_flag(field.name), choices=get_args(plain), **options)
+        elif get_origin(plain) is tuple:
+            options |= {"action": "append", "default": [], "metavar": "VALUE"}
+            parser.add_argument(_flag(field.name), **options)
         else:
             usual = "X" if plain is float else _metavar(plain, meta)
             metavar = (meta.extra or {}).get("metavar") or usual

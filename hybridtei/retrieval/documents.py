@@ -3,10 +3,11 @@ of its document."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hybridtei.errors import InvalidInput, StoreUnavailable, UnknownDocument
 from hybridtei.retrieval.ingest.chunking import (
@@ -26,7 +27,7 @@ from hybridtei.retrieval.store.base import PointId, Selector, Store, Stored
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.plan import PACKED
 from hybridtei.retrieval.store.points import point_id, uuid_of
-from hybridtei.retrieval.store.query import Filter, Match
+from hybridtei.retrieval.store.query import Filter, Match, filter_from
 
 T = TypeVar("T")
 KEYS = (DOCUMENT_ID, SOURCE, CHUNK)
@@ -39,15 +40,16 @@ FIXED = frozenset(
 )
 
 
-class Selection(Struct, frozen=True, kw_only=True):
+class Selection(Struct, frozen=True):
     """Documents of a collection: by `ids`, of points or documents, or by a filter. `source`: the
     file of documents by id, where several files have one."""
 
     ids: Sequence[int | str] | None = None
-    where: Filter | None = None
+    where: Any = None
     source: str | None = None
 
     def __post_init__(self) -> None:
+        structs.force_setattr(self, "where", filter_from(self.where))
         if (self.ids is None) is (self.where is None):
             raise InvalidInput("`ids` or `filter` should be given, and not both")
         if self.where is not None and _is_empty(self.where):
@@ -73,7 +75,7 @@ async def fetched(
 ) -> list[StoredPoint]:
     """The point of this id, or else the chunks of the document of this id, in their order. Raises
     UnknownDocument, InvalidInput."""
-    points = await _named(store, name, [identity], source, with_payload={"exclude": [PACKED]})
+    points = await _named(store, name, [identity], source, {"exclude": [PACKED]})
     if not points:
         raise UnknownDocument(f"collection `{name}` has no document {identity!r:.200}")
     points.sort(key=lambda point: point.payload.get(CHUNK, 0))
@@ -86,10 +88,12 @@ async def deleted(
     selection: Selection,
 ) -> int:
     """Delete documents. Return the number of their points. Ids that do not exist are no error."""
-    ids = await _chosen(store, name, selection)
-    for begin in range(0, len(ids), PAGE):
-        await store.delete(name, ids[begin : begin + PAGE])
-    return len(ids)
+    return await _each(
+        store,
+        name,
+        selection,
+        partial(store.delete, name),
+    )
 
 
 async def changed(
@@ -105,14 +109,12 @@ async def changed(
         raise InvalidInput(
             f"`{fixed[0]}` of a stored point cannot be changed: store the text again instead"
         )
-    ids = await _chosen(store, name, selection)
-    for begin in range(0, len(ids), PAGE):
-        await store.set_payload(
-            name,
-            ids[begin : begin + PAGE],
-            values,
-        )
-    return len(ids)
+    return await _each(
+        store,
+        name,
+        selection,
+        partial(store.set_payload, name, values=values),
+    )
 
 
 async def whole(
@@ -128,29 +130,28 @@ async def whole(
     raise StoreUnavailable(f"collection {name!r} changes its model again and again: try again")
 
 
-async def _chosen(
+async def _each(
     store: Store,
     name: str,
     selection: Selection,
-) -> list[PointId]:
-    """The points of whole documents."""
+    act: Callable[[list[PointId]], Awaitable[None]],
+) -> int:
+    """Do something with the points of whole documents, page by page. Return their number."""
     if selection.ids is not None:
         points = await _named(store, name, selection.ids, selection.source)
     else:
-        points = [point async for point in _pages(store, name, selection.where)]
-    ids = {point.id: None for point in points}
+        points = await matching(store, name, selection.where)
     # Only a document of several chunks has more points than those
     documents = {
         (point.payload[SOURCE], point.payload[DOCUMENT_ID])
         for point in points
         if point.payload.keys() >= {*KEYS}
     }
-    keys = [*documents]
-    for begin in range(0, len(keys), DOCUMENTS):
-        of_keys = [_of_document(*key) for key in keys[begin : begin + DOCUMENTS]]
-        async for point in _pages(store, name, Filter(should=of_keys)):
-            ids[point.id] = None
-    return [*ids]
+    points += await _chunks(store, name, [*documents])
+    ids = list(dict.fromkeys(point.id for point in points))
+    for begin in range(0, len(ids), PAGE):
+        await act(ids[begin : begin + PAGE])
+    return len(ids)
 
 
 async def _named(
@@ -167,18 +168,17 @@ async def _named(
     if source is None:
         points = await store.retrieve(name, [*values], with_payload=with_payload)
     stored = {values[point.id] for point in points}
-    for value in dict.fromkeys(ids):
-        if value in stored:
-            continue
-        where = _of_document(source, str(value))
-        chunks = [point async for point in _pages(store, name, where, with_payload)]
-        sources = {str(point.payload.get(SOURCE)) for point in chunks}
+    keys = [(source, str(value)) for value in dict.fromkeys(ids) if value not in stored]
+    files: dict[str, set[str]] = {}
+    for point in await _chunks(store, name, keys, with_payload):
+        points.append(point)
+        files.setdefault(point.payload[DOCUMENT_ID], set()).add(str(point.payload.get(SOURCE)))
+    for value, sources in files.items():
         if len(sources) > 1:
             raise InvalidInput(
                 f"several files have a document {value!r:.200}: name one as `source`: "
                 f"{', '.join(sorted(sources))}"
             )
-        points += chunks
     return points
 
 
@@ -189,32 +189,49 @@ def _identities(value: int | str) -> list[PointId]:
     return [point_id(value, 0), *filter(None, [uuid_of(value)])]
 
 
-def _of_document(
+async def _chunks(
+    store: Store,
+    name: str,
+    keys: Sequence[tuple[str | None, str]],
+    with_payload: Selector = KEYS,
+) -> list[Stored]:
+    """The chunks of documents, each known by its source, or None, and its id."""
+    points: list[Stored] = []
+    for begin in range(0, len(keys), DOCUMENTS):
+        group = [of_document(*key) for key in keys[begin : begin + DOCUMENTS]]
+        points += await matching(store, name, Filter(should=group), with_payload)
+    return points
+
+
+def of_document(
     source: str | None,
     document_id: str,
+    *more: Filter,
 ) -> Filter:
-    conditions = [Filter(key=DOCUMENT_ID, match=Match(value=document_id))]
+    """The chunks of a document that meet further conditions."""
+    conditions = [Filter(key=DOCUMENT_ID, match=Match(value=document_id)), *more]
     if source is not None:
         conditions.append(Filter(key=SOURCE, match=Match(value=source)))
     return Filter(must=conditions)
 
 
-async def _pages(
+async def matching(
     store: Store,
     name: str,
     where: Filter | None,
     with_payload: Selector = KEYS,
-) -> AsyncIterator[Stored]:
+) -> list[Stored]:
+    """All points that meet a filter, in the order of their ids."""
+    points: list[Stored] = []
     offset: PointId | None = None
     while True:
-        points, offset = await store.scroll(
+        page, offset = await store.scroll(
             name,
             limit=PAGE,
             offset=offset,
             scroll_filter=where,
             with_payload=with_payload,
         )
-        for point in points:
-            yield point
+        points += page
         if offset is None:
-            return
+            return points

@@ -5,7 +5,6 @@ import pytest
 from hybridtei.errors import InvalidInput, UnknownDocument
 from hybridtei.retrieval.documents import Selection, changed, deleted, fetched
 from hybridtei.retrieval.store.points import point_id, to_points
-from hybridtei.retrieval.store.query import filter_from
 from tests.retrieval.store.stores import asked, embeddings, plan
 
 KINDS = ("embedded", "numpy", "grpc")
@@ -42,8 +41,7 @@ def rest(made):
 
 
 def of(**fields):
-    where = fields.pop("filter", None)
-    return Selection(where=filter_from(where), **fields)
+    return Selection(where=fields.pop("filter", None), **fields)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ class IngestKeywords(TypedDict, total=False):
     on_disk_payload: bool
     shards: int | None
     replicas: int | None
+    index: Sequence[str]
 
 
 @dataclass

@@ -67,7 +67,7 @@ from hybridtei.retrieval.store.plan import (
     with_budget,
 )
 from hybridtei.retrieval.store.proof import is_proved
-from hybridtei.retrieval.store.query import CollectionPlan
+from hybridtei.retrieval.store.query import CollectionPlan, indexes_of
 
 Tell = Callable[[str], None]
 REQUEST_TIMEOUT_S = 300.0
@@ -194,7 +194,7 @@ class _Ingest:
                 if existing is not None:
                     stats.points = await store.count(name)
                     if not options.dry_run:
-                        await store.index(name)
+                        await store.index(name, indexes_of(options.plan.index))
                     stored = await stored_documents(store, name, source)
                 preparation = self._preparation(stack, source, stored, stats)
                 load = self._loader(stack)

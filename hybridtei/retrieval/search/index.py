@@ -17,7 +17,7 @@ from hybridtei.batch import Head
 from hybridtei.config import StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, InvalidPoint, RequestError, StoreError
-from hybridtei.retrieval.documents import Selection, deleted, fetched
+from hybridtei.retrieval.documents import Selection, changed, deleted, fetched
 from hybridtei.retrieval.ingest.ledger import SOURCES
 from hybridtei.retrieval.search.options import (
     LocalKeywords,
@@ -215,16 +215,56 @@ class Index(OfOneProcess):
         )
         return self._loop.run(searching).hits
 
-    def get(self, id: int | str) -> list[StoredPoint]:
+    def get(
+        self,
+        id: int | str,
+        *,
+        source: str | None = None,
+    ) -> list[StoredPoint]:
         """Return the record of an id, or the chunks of the document of an id, in their order.
         Raises UnknownDocument."""
-        return self._loop.run(fetched(self._store, self._name, id))
+        return self._loop.run(
+            fetched(
+                self._store,
+                self._name,
+                id,
+                source,
+            )
+        )
 
-    def delete(self, ids: Sequence[int | str] | None = None, *, filter: Any = None) -> int:
+    def delete(
+        self,
+        ids: Sequence[int | str] | None = None,
+        *,
+        filter: Any = None,
+        source: str | None = None,
+    ) -> int:
         """Delete records by id, or by a filter as in `search`; a document with all its chunks.
-        Return the number of records. Raises InvalidInput for an empty filter."""
-        selection = Selection(ids=ids, where=filter_from(filter))
+        Return the number of records. `source`: the file of the ids, where several files have one.
+        Raises InvalidInput for an empty filter."""
+        selection = Selection(
+            ids,
+            filter,
+            source,
+        )
         return self._loop.run(deleted(self._store, self._name, selection))
+
+    def set_payload(
+        self,
+        values: Mapping[str, Any],
+        ids: Sequence[int | str] | None = None,
+        *,
+        filter: Any = None,
+        source: str | None = None,
+    ) -> int:
+        """Set keys of records; None removes a key. Return the number of records. `ids`, `filter`,
+        `source`: as for `delete`."""
+        selection = Selection(
+            ids,
+            filter,
+            source,
+        )
+        return self._loop.run(changed(self._store, self._name, selection, values))
 
     def save(self, folder: str | Path, name: str = NAME, *, overwrite: bool = False) -> None:
         """Write all records and vectors into a new collection of the embedded engine (extra

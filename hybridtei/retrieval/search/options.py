@@ -296,6 +296,11 @@ class StoredPoint(Struct, frozen=True):
     payload: dict[str, Any]
 
 
+def identity_of(text: str) -> int | str:
+    """The id that a path or a command names."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
 class SearchHit(Struct, frozen=True, omit_defaults=True):
     """A matching point. `score`: of the last stage. `scores`: of each stage, if `explain` is set.
     `more`: with groups, the number of the group's other points among the candidates.

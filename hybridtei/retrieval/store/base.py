@@ -91,6 +91,8 @@ class CollectionSchema:
     on_disk_payload: bool | None = None
     # The collection's own name, if it was found by an alias
     stored_as: str | None = None
+    # The user's payload indexes, {key: kind}; a ! behind the kind: of tenants
+    indexes: Mapping[str, str] | None = None
 
 
 class Store(Protocol):
@@ -160,8 +162,9 @@ class Store(Protocol):
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
         """Delete points. No error for ids that do not exist."""
 
-    async def index(self, name: str) -> None:
-        """Make the payload indexes of an existing collection, if the store uses any."""
+    async def index(self, name: str, indexes: Mapping[str, str]) -> None:
+        """Make payload indexes of an existing collection, {key: kind}, and those of `INDEXES` that
+        the store needs."""
 
     async def set_payload(
         self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]

@@ -118,6 +118,7 @@ class EmbeddedStore:
     async def create(self, name: str, schema: CollectionSchema) -> None:
         check_names(name, schema)
         await self._call("create", name, schema_to_dict(schema))
+        await self.index(name, schema.indexes or {})
 
     async def drop(self, name: str) -> None:
         await self._call("drop", name)
@@ -174,7 +175,9 @@ class EmbeddedStore:
         check_ids(ids)
         await self._call("delete", name, list(ids))
 
-    async def index(self, name: str) -> None: ...
+    async def index(self, name: str, indexes: Mapping[str, str]) -> None:
+        if indexes:
+            await self._call("index", name, dict(indexes))
 
     async def set_payload(
         self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]

@@ -258,3 +258,13 @@ def payload_selector(selector: Any) -> Any:
     if isinstance(selector, Mapping):
         return edge.PayloadSelector.Exclude(list(selector["exclude"]))
     return selector
+
+
+def index_of(kind: str) -> Any:
+    """The engine's settings of a payload index."""
+    if kind == "text":
+        return edge.TextIndexParams(lowercase=True, phrase_matching=True)
+    name = kind.rstrip("!").capitalize()
+    if kind.endswith("!"):
+        return getattr(edge, f"{name}IndexParams")(is_tenant=True)
+    return getattr(edge.PayloadSchemaType, name)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
@@ -31,6 +32,7 @@ from hybridtei.retrieval.store.embedded_conversions import (
     Plain,
     config_of,
     filter_of,
+    index_of,
     payload_selector,
     plain_id,
     plain_point,
@@ -107,6 +109,7 @@ class Folder:
             "count",
             "delete",
             "set_payload",
+            "index",
             "optimize",
         }
     )
@@ -141,11 +144,14 @@ class Folder:
 
     def annotate(self, name: str, metadata: Plain) -> None:
         """Replace keys of a collection's metadata. None removes a key."""
+        self._merge(name, "metadata", metadata)
+
+    def _merge(self, name: str, part: str, values: Plain) -> None:
         layout = self.describe(name)
         if layout is None:
             raise StoreError(f"there is no collection {name!r} in {self.path}")
-        merged = {**layout.get("metadata", {}), **metadata}
-        layout["metadata"] = {key: value for key, value in merged.items() if value is not None}
+        merged = {**layout.get(part, {}), **values}
+        layout[part] = {key: value for key, value in merged.items() if value is not None}
         _write_layout(self.path / self._stored_as(name), layout)
 
     def alias(self, name: str, collection: str) -> None:
@@ -236,6 +242,13 @@ class Folder:
         """Set keys of payloads. None removes a key."""
         operation = edge.UpdateOperation.set_payload(ids, values)
         self._write(name, [ids, values], lambda shard: shard.update(operation))
+
+    def index(self, name: str, indexes: dict[str, str]) -> None:
+        """Make payload indexes, {key: kind}."""
+        for key, kind in indexes.items():
+            operation = edge.UpdateOperation.create_field_index(key, index_of(kind))
+            self._write(name, [key], methodcaller("update", operation))
+        self._merge(name, "indexes", indexes)
 
     def query(self, name: str, request: Plain) -> list[Any]:
         """Records, the best first."""

@@ -196,7 +196,7 @@ class MemoryStore:
             collection.points.pop(identity, None)
         collection.scorers.clear()
 
-    async def index(self, name: str) -> None: ...
+    async def index(self, name: str, indexes: Mapping[str, str]) -> None: ...
 
     async def set_payload(
         self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import warnings
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ STATUSES = {
     CODE.ABORTED: 425,
     CODE.UNAVAILABLE: 503,
 }
+# Of strict mode
+UNINDEXED = re.compile(r'Index required but not found for \\?"(.+?)\\?".*?types: \[(\w+)')
 DOWN = "it does not answer: check that it runs and that the address is right"
 
 
@@ -136,6 +139,12 @@ def _of_transport(error: BaseException, where: str) -> StoreError:
 def _of_status(
     where: str, status: int, words: str, headers: Any = None, *, advice: str | None = None
 ) -> StoreError:
+    if lacking := UNINDEXED.search(words):
+        index = ":".join(lacking.groups())
+        advice = (
+            f"it filters only by keys with a payload index: `hybridtei ingest … --index {index}` "
+            f'makes one, and `"index": ["{index}"]` of /collections/NAME/points'
+        )
     message = f"{where}: {advice or ADVICE.get(status, 'it refused')} ({words})"
     asked_s = retry_after_s(headers)
     # A node that asks the client to wait is not away: it answers for the whole cluster

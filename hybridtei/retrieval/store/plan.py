@@ -34,7 +34,12 @@ from hybridtei.retrieval.store.base import (
     SparseVectorParams,
     VectorParams,
 )
-from hybridtei.retrieval.store.query import CollectionPlan, Datatype, Quantization
+from hybridtei.retrieval.store.query import (
+    CollectionPlan,
+    Datatype,
+    Quantization,
+    indexes_of,
+)
 
 MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
 # `model` of `models.fingerprint`; collections of older versions have none
@@ -103,6 +108,8 @@ def kept(chosen: CollectionPlan, existing: CollectionSchema, name: str) -> Colle
         for field, value in structs.asdict(chosen).items()
         if value is not None
         and value is not False
+        # Indexes are added
+        and field != "index"
         and (getattr(current, field) or None) != (value or None)
     ]
     if lines:
@@ -149,6 +156,7 @@ def plan_of(schema: CollectionSchema) -> CollectionPlan:
         on_disk_payload=bool(schema.on_disk_payload),
         shards=schema.shard_number,
         replicas=schema.replication_factor,
+        index=tuple(f"{key}:{kind}" for key, kind in (schema.indexes or {}).items()),
     )
 
 
@@ -284,7 +292,13 @@ def layout_of(
             modifier="idf" if sparse_idf else None, index=index or None
         )
     return CollectionSchema(
-        vectors, sparse, metadata, plan.shards, plan.replicas, plan.on_disk_payload or None
+        vectors,
+        sparse,
+        metadata,
+        plan.shards,
+        plan.replicas,
+        plan.on_disk_payload or None,
+        indexes=indexes_of(plan.index) or None,
     )
 
 

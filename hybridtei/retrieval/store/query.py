@@ -254,8 +254,8 @@ def of_ids(ids: Sequence[int | str]) -> Filter:
 def filter_from(value: Any, field: str = "filter") -> Filter | None:
     """Read a filter from an object, JSON, or qdrant-client's filter. None stays None. Raises
     InvalidInput, naming the place."""
-    if value is None or isinstance(value, Filter):
-        return value
+    if value is None or isinstance(value, Filter | msgspec.UnsetType):
+        return value or None
     if isinstance(value, str | bytes | msgspec.Raw):
         plain = _from_json(value, field)
     elif hasattr(value, "model_dump"):
@@ -384,6 +384,16 @@ Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]
 Datatype = Literal["float32", "float16", "turbo8", "turbo4"]
 
 
+Indexes = Annotated[
+    tuple[str, ...],
+    Meta(
+        max_length=100,
+        description="payload indexes for filters, such as year:integer, or tenant:keyword! with ! "
+        "for tenants; also of an existing collection",
+    ),
+]
+
+
 class CollectionPlan(Struct, frozen=True, kw_only=True):
     """Options of a new collection; None: the default, from `plan.settled`."""
 
@@ -432,6 +442,21 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
     replicas: Annotated[
         int | None, Meta(description="copies of each shard [default: 2 on a cluster]")
     ] = None
+    index: Indexes = ()
+
+
+INDEX = re.compile(rf"{KEY[:-1]}:((keyword|uuid)!?|integer|float|bool|datetime|geo|text)", re.ASCII)
+
+
+def indexes_of(texts: Sequence[str]) -> dict[str, str]:
+    """{key: kind} of payload indexes. Raises InvalidInput."""
+    for text in texts:
+        if not isinstance(text, str) or INDEX.fullmatch(text) is None:
+            raise InvalidInput(
+                f"`index` {text!r:.100} should look like lang:keyword, of the kinds keyword, uuid, "
+                "integer, float, bool, datetime, geo and text, and keyword! or uuid! for tenants"
+            )
+    return dict(text.rsplit(":", 1) for text in texts)
 
 
 class Imported(Struct, frozen=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,12 +61,16 @@ OF_WORDS = models.TextIndexParams(
     on_disk=True,
 )
 # Keys of payloads in filters. Qdrant's strict mode refuses a filter on another key.
-INDEXES: Mapping[str, Any] = {
-    "text": OF_WORDS,
-    "title": OF_WORDS,
-    "source": models.PayloadSchemaType.KEYWORD,
-    "document_id": models.PayloadSchemaType.KEYWORD,
-    "chunk": models.PayloadSchemaType.INTEGER,
+INDEXES = {
+    "text": "text",
+    "title": "text",
+    "source": "keyword",
+    "document_id": "keyword",
+    "chunk": "integer",
+}
+TENANTS: Mapping[str, Any] = {
+    "keyword!": models.KeywordIndexParams,
+    "uuid!": models.UuidIndexParams,
 }
 # Another port, which a firewall may block
 PEERS_S = 5.0
@@ -162,34 +166,37 @@ class ServerStore:
             if existing is None:
                 raise
             check_fits(existing, schema, name)
-        await self._index(name, INDEXES)
+        await self._index(name, {**INDEXES, **(schema.indexes or {})})
+        self._indexed.add(name)
 
-    async def index(self, name: str) -> None:
-        """Make the payload indexes that a collection of an earlier release lacks, once."""
+    async def index(self, name: str, indexes: Mapping[str, str]) -> None:
+        """Make payload indexes and, once, those that a collection of an earlier release lacks."""
+        await self._index(name, indexes)
         if name in self._indexed:
             return
-        indexes = (await self.info(name)).payload_schema
+        existing = (await self.info(name)).payload_schema
         # A text index of version 0.1 would change what users' filters find
-        lacking = [key for key in INDEXES if key not in {*indexes, "text", "title"}]
+        lacking = {
+            key: kind for key, kind in INDEXES.items() if key not in {*existing, "text", "title"}
+        }
         try:
             await self._index(name, lacking)
         except StoreUnavailable:
             raise
         except StoreError as error:
             log.warning("collection %r gets no payload indexes: %s", name, error)
-            self._indexed.add(name)
+        self._indexed.add(name)
 
-    async def _index(self, name: str, keys: Iterable[str]) -> None:
-        for key in keys:
+    async def _index(self, name: str, indexes: Mapping[str, str]) -> None:
+        for key, kind in indexes.items():
             call = partial(
                 AsyncQdrantClient.create_payload_index,
                 collection_name=name,
                 field_name=key,
-                field_schema=INDEXES[key],
+                field_schema=_field_schema(kind),
                 wait=True,
             )
             await self._call(call)
-        self._indexed.add(name)
 
     async def drop(self, name: str) -> None:
         self._indexed.discard(name)
@@ -226,7 +233,7 @@ class ServerStore:
         for batch in await checked_batches(
             self, name, points, schema, bytes_per_number=bytes_per_number
         ):
-            await self.index(name)
+            await self.index(name, {})
             await self._upsert_batch(name, batch)
 
     async def _upsert_batch(self, name: str, batch: Sequence[Stored]) -> None:
@@ -355,16 +362,32 @@ def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
     }
 
 
+def _field_schema(kind: str) -> Any:
+    """Qdrant's settings of a payload index."""
+    if kind == "text":
+        return OF_WORDS
+    if kind.endswith("!"):
+        return TENANTS[kind](type=kind[:-1], is_tenant=True)
+    return models.PayloadSchemaType(kind)
+
+
+def _kind_of(index: models.PayloadIndexInfo) -> str:
+    is_tenant = getattr(index.params, "is_tenant", None)
+    return index.data_type.value + "!" * bool(is_tenant)
+
+
 def schema_of(info: models.CollectionInfo) -> CollectionSchema:
     """The schema of an existing collection. A vector without a name gets the empty name."""
     params = info.config.params.model_dump(mode="json", exclude_none=True)
     vectors = params.get("vectors", {})
+    indexes = {key: _kind_of(index) for key, index in info.payload_schema.items()}
     return CollectionSchema(
         vectors=msgspec.convert(
             {"": vectors} if "size" in vectors else vectors, dict[str, VectorParams]
         ),
         sparse=msgspec.convert(params.get("sparse_vectors", {}), dict[str, SparseVectorParams]),
         metadata=info.config.metadata or {},
+        indexes=dict(sorted(indexes.items() - INDEXES.items())) or None,
         **{name: params.get(name) for name in PASSED_ON},
     )
 

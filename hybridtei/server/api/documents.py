@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from hybridtei.retrieval.search.options import StoredPoint
+from hybridtei.retrieval.search.options import StoredPoint, identity_of
 from hybridtei.server.context import Reply
 from hybridtei.server.models import StoreContext
 from hybridtei.server.routing import delete, get, post
@@ -57,97 +58,68 @@ class PayloadRequest(SelectionRequest, frozen=True, kw_only=True, forbid_unknown
 
 
 @get("/collections/{name:str}/points/{identity:path}", FoundPoints, source="store", role="search")
-async def fetch(
-    stores: StoreContext,
-    request: HttpRequest,
-) -> Reply:
+async def fetch(stores: StoreContext, request: HttpRequest) -> Reply:
     """The point of an id, or the chunks of the document of an id."""
     from hybridtei.retrieval.documents import fetched
 
     identity, source = _named(request)
     schema = await stores.schemas.of(stores.collection)
     name = schema.stored_as or stores.collection
-    points = await stores.run(1, lambda: fetched(stores.schemas.store, name, identity, source))
-    return Reply({"points": points})
+    work = partial(
+        fetched,
+        stores.schemas.store,
+        name,
+        identity,
+        source,
+    )
+    return Reply(FoundPoints(await stores.run(1, work)))
 
 
-@delete(
-    "/collections/{name:str}/points/{identity:path}",
-    ChangedPoints,
-    **WRITES,
-)
-async def delete_one(
-    stores: StoreContext,
-    request: HttpRequest,
-) -> Reply:
+@delete("/collections/{name:str}/points/{identity:path}", ChangedPoints, **WRITES)
+async def delete_one(stores: StoreContext, request: HttpRequest) -> Reply:
     """Delete the document of an id, or of a chunk's id, with all its chunks."""
     identity, source = _named(request)
-    return await _deleted(stores, SelectionRequest(ids=[identity], source=source))
+    return await _written(stores, SelectionRequest(ids=[identity], source=source))
 
 
-@post(
-    "/collections/{name:str}/points/delete",
-    SelectionRequest,
-    ChangedPoints,
-    **WRITES,
-)
-async def delete_points(
-    stores: StoreContext,
-    request: SelectionRequest,
-) -> Reply:
+@post("/collections/{name:str}/points/delete", SelectionRequest, ChangedPoints, **WRITES)
+async def delete_points(stores: StoreContext, request: SelectionRequest) -> Reply:
     """Delete documents by ids or by a filter, with all their chunks."""
-    return await _deleted(stores, request)
+    return await _written(stores, request)
 
 
-@post(
-    "/collections/{name:str}/points/payload",
-    PayloadRequest,
-    ChangedPoints,
-    **WRITES,
-)
-async def change_payload(
-    stores: StoreContext,
-    request: PayloadRequest,
-) -> Reply:
+@post("/collections/{name:str}/points/payload", PayloadRequest, ChangedPoints, **WRITES)
+async def change_payload(stores: StoreContext, request: PayloadRequest) -> Reply:
     """Set and remove keys of the payloads of documents, in all their chunks."""
-    from hybridtei.retrieval.documents import changed
-
-    selection = _selection(request)
-    return await _run(stores, partial(changed, selection=selection, values=request.set))
+    return await _written(stores, request, request.set)
 
 
-async def _deleted(
+async def _written(
     stores: StoreContext,
     request: SelectionRequest,
+    values: Mapping[str, Any] | None = None,
 ) -> Reply:
-    from hybridtei.retrieval.documents import deleted
+    """Change the documents, or delete them without `values`. Raises InvalidInput."""
+    from hybridtei.retrieval import documents
 
-    return await _run(stores, partial(deleted, selection=_selection(request)))
-
-
-async def _run(
-    stores: StoreContext,
-    work: Any,
-) -> Reply:
-    from hybridtei.retrieval.documents import whole
-
-    count = await stores.run(1, lambda: whole(stores.schemas, stores.collection, work))
-    return Reply(ChangedPoints(count))
-
-
-def _selection(request: SelectionRequest) -> Any:
-    """Raises InvalidInput."""
-    from hybridtei.retrieval.documents import Selection
-    from hybridtei.retrieval.store.query import filter_from
-
-    where = None if request.filter is UNSET else filter_from(request.filter)
-    return Selection(ids=request.ids, where=where, source=request.source)
+    selection = documents.Selection(
+        request.ids,
+        request.filter,
+        request.source,
+    )
+    act = partial(documents.deleted, selection=selection)
+    if values is not None:
+        act = partial(documents.changed, selection=selection, values=values)
+    work = partial(
+        documents.whole,
+        stores.schemas,
+        stores.collection,
+        act,
+    )
+    return Reply(ChangedPoints(await stores.run(1, work)))
 
 
 def _named(request: HttpRequest) -> tuple[int | str, str | None]:
     """The id of the path, and the source of the query."""
     text = request.scope["path_params"]["identity"].removeprefix("/")
-    source = request.query_params.get("source")
-    if text.isascii() and text.isdigit():
-        return int(text), source
-    return text, source
+    return identity_of(text), request.query_params.get("source")

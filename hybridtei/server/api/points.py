@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from hybridtei.errors import InvalidPoint, RequestError, StoreUnavailable, UnknownCollection
+from hybridtei.errors import (
+    InvalidInput,
+    InvalidPoint,
+    RequestError,
+    StoreUnavailable,
+    UnknownCollection,
+)
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.fingerprint import model_hash
 from hybridtei.options import EmbedOptions, Truncate
 from hybridtei.outputs import Embeddings, Load, Usage
-from hybridtei.retrieval.store.query import Imported
+from hybridtei.retrieval.store.query import Imported, Indexes, indexes_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.models import Asked, StoreContext
 from hybridtei.server.routing import JSON_LINES, get, post
@@ -50,11 +56,11 @@ class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     points: Annotated[
         list[Any],
         Meta(
-            min_length=1,
             max_length=1000,
-            description="Objects of `id`, `text`, `payload`, `metadata`.",
+            description="Objects of `id`, `text`, `payload`, `metadata`; none with `index`.",
         ),
     ]
+    index: Indexes = ()
     create: Annotated[bool, Meta(description="Create the collection if it does not exist.")] = False
     model: Annotated[
         str | None, Meta(description="Which of several models embeds [default: the collection's].")
@@ -121,8 +127,10 @@ async def collections(stores: StoreContext, request: HttpRequest) -> Reply:
 )
 async def upsert(stores: StoreContext, request: PointsRequest) -> Reply:
     """Embed every output that the collection holds, and store the points."""
+    if not request.points and not request.index:
+        raise InvalidInput("`points` is empty")
     return await stores.run(
-        len(request.points), lambda: _upsert(stores, stores.collection, request)
+        max(len(request.points), 1), lambda: _upsert(stores, stores.collection, request)
     )
 
 
@@ -138,7 +146,9 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
 async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> Reply | None:
     from hybridtei.retrieval.store.plan import budget_of_plan, plan_of
 
+    indexes = indexes_of(request.index)
     context, fit, created = await _collection(stores, name, create=request.create)
+    await stores.schemas.store.index(fit.name, indexes)
     new, failed = _checked(request.points, is_packed=fit.packed is not None)
     options = context.settled(
         EmbedOptions(

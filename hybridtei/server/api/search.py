@@ -326,8 +326,7 @@ def options_of(request: SearchRequest, stores: StoreContext) -> CheckedOptions:
     request.check_page()
     _check_candidates(request, queries, stores.server.max_search_points)
     request.check_texts()
-    query_filter = None if request.filter is UNSET else filter_from(request.filter)
-    options = CheckedOptions.of(request, query_filter=query_filter)
+    options = CheckedOptions.of(request, query_filter=filter_from(request.filter))
     if request.k is not None:
         if request.rrf_k is not None:
             raise InvalidInput("`k` is the former name of `rrf_k`: give one of them")

@@ -83,7 +83,13 @@ class Qdrant:
         config = info.config.model_copy(update={"params": params, "optimizer_config": optimizers})
         status = self.status.pop(0) if len(self.status) > 1 else self.status[0]
         indexes = {
-            key: models.PayloadIndexInfo(data_type=kind, points=0)
+            key: models.PayloadIndexInfo(
+                data_type=kind.rstrip("!"),
+                params=models.KeywordIndexParams(type="keyword", is_tenant=True)
+                if "!" in kind
+                else None,
+                points=0,
+            )
             for key, kind in self.indexes.get(name, {}).items()
         }
         changes = {"config": config, "status": models.CollectionStatus(status)}
@@ -105,7 +111,7 @@ class Qdrant:
         """A filter, unless Qdrant's strict mode refuses it."""
         if self.strict and condition is not None:
             for key, kind in _conditions(condition.model_dump(exclude_none=True)):
-                if self.indexes.get(name, {}).get(key) != kind:
+                if self.indexes.get(name, {}).get(key, "").rstrip("!") != kind:
                     raise Failure(
                         400,
                         f'Bad request: Index required but not found for "{key}" of one of the '

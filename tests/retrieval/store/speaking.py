@@ -194,8 +194,13 @@ class Points(Servicer, PointsServicer):
     def CreateFieldIndex(self, request, context):
         kind = messages.FieldType.Name(request.field_type).removeprefix("FieldType").lower()
         if request.HasField("field_index_params"):
-            assert request.field_index_params.text_index_params.phrase_matching
-            kind = "text"
+            params = request.field_index_params
+            kind = params.WhichOneof("index_params").removesuffix("_index_params")
+            assert (
+                params.text_index_params.phrase_matching
+                or getattr(params, f"{kind}_index_params").is_tenant
+            )
+            kind += "" if kind == "text" else "!"
         return operated(
             self.ask(
                 "index",
@@ -448,9 +453,10 @@ class Rest:
             if isinstance(kind, models.TextIndexParams):
                 assert kind.phrase_matching
                 kind = kind.type
+            value = getattr(kind, "value", None) or f"{kind.type.value}!"
             return (
                 "index",
-                lambda local: self.state.index(name, index.field_name, kind.value),
+                lambda local: self.state.index(name, index.field_name, value),
                 False,
             )
         if route == ("PUT", "points"):

@@ -1,0 +1,154 @@
+"""Payload indexes that a user names: made with a collection or later, told, moved, and asked for in strict mode."""
+
+import asyncio
+import json
+import re
+
+import pytest
+
+from hybridtei import Client, cli, ingest, schema_for
+from hybridtei.config import StoreConfig
+from hybridtei.errors import InvalidInput, StoreError
+from hybridtei.retrieval.store import opened
+from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.plan import plan_of
+from hybridtei.retrieval.store.points import to_points
+from hybridtei.retrieval.store.query import indexes_of
+from hybridtei.retrieval.store.transfer import exported, import_from
+from tests.retrieval.search.small_search import MODEL, encoder_of, spec_in
+from tests.retrieval.store.memory_store import MemoryStore
+from tests.retrieval.store.speaking import speaking
+from tests.retrieval.store.stores import STAND_INS, asked, embeddings, plan
+from tests.server.live import serving
+
+TEXTS = ("lang:keyword", "metadata.year:integer", "tenant:keyword!")
+MADE = {"lang": "keyword", "metadata.year": "integer", "tenant": "keyword!"}
+ALL_KINDS = [
+    "keyword",
+    "uuid",
+    "integer",
+    "float",
+    "bool",
+    "datetime",
+    "geo",
+    "text",
+    "keyword!",
+    "uuid!",
+]
+KINDS = ("embedded", *STAND_INS)
+
+
+@pytest.fixture(params=KINDS)
+def made(request, tmp_path):
+    with asked(request.param, tmp_path) as store:
+        yield store
+
+
+def test_every_kind_is_made_told_and_kept(made):
+    wanted = {f"key_{place}": kind for place, kind in enumerate(ALL_KINDS)}
+    run, store, name = made.run, made.store, made.name
+    run(store.create(name, plan()))
+    run(store.index(name, wanted))
+    run(store.index(name, {"lang": "keyword"}))
+    assert run(store.describe(name)).indexes == {**wanted, "lang": "keyword"}
+    rows = [{"lang": "de" if place % 2 else "en", "key_7": f"One {place}"} for place in range(9)]
+    run(store.upsert(name, to_points(embeddings(9), list(range(9)), rows)))
+    run(store.optimize(name))
+    german = {"must": [{"key": "lang", "match": {"value": "de"}}]}
+    words = {"must": [{"key": "key_7", "match": {"phrase": "one 3"}}]}
+    from hybridtei.retrieval.store.query import filter_from
+
+    assert run(store.count(name, filter_from(german))) == 4
+    if store.kind == "embedded":
+        assert run(store.count(name, filter_from(words))) == 1
+
+
+def test_a_copy_has_the_same_ones(made):
+    async def moved():
+        await made.store.create(made.name, plan())
+        await made.store.index(made.name, MADE)
+        other = MemoryStore()
+        lines = exported(CollectionSchemas(made.store), made.name)
+        await import_from(CollectionSchemas(other), lines, "copy")
+        return plan_of(await made.store.describe(made.name)).index
+
+    # Of `migrate`
+    assert sorted(made.run(moved())) == sorted(TEXTS)
+
+
+@pytest.mark.parametrize(
+    "text", ["lang", "lang:", ":keyword", "lang:words", "year:integer!", "a b:keyword", 7]
+)
+def test_what_is_no_index_is_refused(text, tmp_path):
+    with pytest.raises(InvalidInput, match="should look like lang:keyword"):
+        schema_for(spec_in(tmp_path), MODEL, index=[text])
+
+
+def test_by_ingest_then_later_and_described(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    encoder = encoder_of(spec_in(tmp_path / "model"))
+    encoder.model_id = MODEL
+    (tmp_path / "rows.jsonl").write_text('{"id": "1", "text": "one", "lang": "de"}\n')
+    for index in (TEXTS[:1], TEXTS[1:], ()):
+        summary = ingest("rows.jsonl", "c", encoder, "qdrant", index=[*index], quiet=True)
+        assert summary.stats.points == 1
+    assert cli.main(["collections", "describe", "c"]) == 0
+    assert json.loads(capsys.readouterr().out)["indexes"] == MADE
+
+
+@pytest.mark.parametrize("protocol", STAND_INS)
+def test_a_store_that_wants_an_index_names_the_flag_that_makes_it(protocol, tmp_path):
+    with speaking() as state:
+        state.strict = True
+        url = f"grpc://127.0.0.1:{state.grpc_port}"
+        if protocol == "rest":
+            url = f"http://127.0.0.1:{state.rest_port}"
+        store = StoreConfig(qdrant_url=url)
+        encoder = encoder_of(spec_in(tmp_path))
+        encoder.model_id = MODEL
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text('{"id": "1", "text": "one", "year": 2024}\n')
+        ingest(rows, "c", encoder, store, quiet=True)
+        where = {"must": [{"key": "metadata.year", "range": {"gte": 2020}}]}
+
+        async def counted():
+            from hybridtei.retrieval.store.query import filter_from
+
+            async with opened(store) as served:
+                points, _ = await served.scroll("c", limit=9, scroll_filter=filter_from(where))
+                return len(points)
+
+        with pytest.raises(StoreError, match="payload index") as refused:
+            asyncio.run(counted())
+        # As the message says
+        (index,) = re.findall(r"ingest … --index (\S+?)`", str(refused.value))
+        ingest(rows, "c", encoder, store, index=[index], quiet=True)
+        assert asyncio.run(counted()) == 1
+
+
+def test_over_http_and_by_client(tmp_path):
+    schemas = CollectionSchemas(MemoryStore())
+    made = []
+
+    async def index(name, indexes, make=schemas.store.index):
+        made.append(indexes)
+        await make(name, indexes)
+
+    schemas.store.index = index
+    with serving(spec_in(tmp_path), schemas=schemas, model_id=MODEL) as running:
+        # None of these has a point, so none is written
+        for body, status in (
+            ({"points": []}, 422),
+            ({"points": [], "index": ["x"]}, 422),
+            ({"points": [], "index": ["lang:keyword"]}, 404),
+            ({"points": [], "index": ["lang:keyword"], "create": True}, 200),
+        ):
+            answer = running.post("/collections/notes/points", body)
+            assert answer.status_code == status, answer.text
+        with Client(running.url) as client:
+            told = client.upsert("notes", ["one"], index=["year:integer"])
+            assert (told.created, len(told.ids)) == (False, 1)
+            assert client.upsert("other", [], index=TEXTS).created
+    named = [indexes for indexes in made if indexes]
+    assert named == [{"lang": "keyword"}, {"year": "integer"}, indexes_of(TEXTS)]
