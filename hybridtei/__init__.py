@@ -118,7 +118,11 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _QDRANT:
             raise
-        raise ImportError(f"{name} needs an extra: pip install '.[qdrant]' ({error})") from error
+        from hybridtei.system.machine import install_command
+
+        raise ImportError(
+            f"{name} needs an extra: {install_command('qdrant')} ({error})"
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -395,8 +395,8 @@ class AsyncClient(OfOneProcess):
             if (pause_s := retries.pause_s(asked_s)) is None:
                 tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
                 raise NoAnswer(
-                    f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: "
-                    f"{failure}"
+                    f"{where}: no answer within {self._patience_s:g} s (patience_s), {tries}; the "
+                    f"last: {failure}"
                 )
             await asyncio.sleep(pause_s)
 

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_value
-from hybridtei.errors import BackendError, EmptyInput, InvalidInput
+from hybridtei.errors import BackendError, EmptyInput, InvalidDimensions, InvalidInput
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.core import EngineCore, shared_tokens
 from hybridtei.inference.engine.device import run_all
@@ -423,7 +423,7 @@ class Encoder(OfOneProcess):
                 part = part.knowing(answers[0]) if answers and task.needs_first else part
                 try:
                     encodings = part.prepare(self._model)
-                except EmptyInput as error:
+                except (EmptyInput, InvalidDimensions) as error:
                     raise error.named(field, place) from None
                 progress = advance
                 # Windows and look-ups are counted as texts, when the chunk is done

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, starmap
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import msgspec
 
 from hybridtei import cli
-from hybridtei.cli.flags import SETTINGS, group_of
+from hybridtei.cli.flags import SETTINGS, group_of, values_of
 from hybridtei.config import fields_of
 
 PAGE = Path(__file__).parent / "flags.md"
@@ -33,7 +33,7 @@ DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 
 def page() -> str:
     """The whole file."""
-    parsers = command_parsers()
+    parsers = cli.command_parsers()
     parts = [HEAD, "## Settings\n"]
     for kind in SETTINGS:
         takers = [name for name, parser in parsers.items() if _takes(parser, kind)]
@@ -64,14 +64,6 @@ def page() -> str:
     )
 
 
-def command_parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command of `hybridtei`, by its name."""
-    commands = argparse.ArgumentParser(prog="hybridtei").add_subparsers()
-    for name in cli.COMMANDS:
-        cli.add_command(commands, name)
-    return dict(commands.choices)
-
-
 def _with_actions(
     name: str, parser: argparse.ArgumentParser
 ) -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -99,24 +91,10 @@ def _settings_rows(kind: Any) -> Iterator[tuple[str, ...]]:
             default = match[1]
         meaning = DEFAULT.sub("", text.rstrip(".")).rstrip(".") + "."
         flag = f"`--{field.name.replace('_', '-')}`"
-        row = (flag, f"`{field.name.upper()}`", _values(plain, meta), default, meaning)
+        row = (flag, f"`{field.name.upper()}`", values_of(plain, meta), default, meaning)
         headings.setdefault(group_of(kind, meta), []).append(row)
     for rows in headings.values():
         yield from rows
-
-
-def _values(plain: Any, meta: msgspec.Meta) -> str:
-    if get_origin(plain) is Literal:
-        return " ".join(f"`{value}`" for value in get_args(plain))
-    if get_origin(plain) is tuple:
-        return "text, repeatable"
-    low = meta.ge if meta.ge is not None else meta.gt
-    bounds = ""
-    if low is not None and meta.le is None:
-        bounds = f" from {low:,}"
-    elif low is not None:
-        bounds = f" {'above ' * (meta.gt is not None)}{low:,} to {meta.le:,}"
-    return {bool: "`true` `false`", int: "number", float: "number", str: "text"}[plain] + bounds
 
 
 def _own_row(action: argparse.Action) -> tuple[str, str, str]:

@@ -16,13 +16,18 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from hybridtei import __version__
-from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags, flags_of
-from hybridtei.errors import HybridTeiError, UsageError, name_of
+from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
+from hybridtei.errors import HybridTeiError, NoKey, UsageError, name_of
 from hybridtei.system import machine, memory
 from hybridtei.system.terminal import safe_streams, without_passwords
 
 FLAG = re.compile("^--[^=]+")
-FORMER = {"--k": "--limit is the number of hits, --rrf-k the constant of rrf"}
+# Flags of former versions and of other programs -> what to write
+FOREIGN = {
+    "--http": "`hybridtei serve` answers agents at http://HOST:PORT/collections/NAME/mcp",
+    "--k": "--limit is the number of hits, --rrf-k the constant of rrf",
+    **dict.fromkeys(("--device", "--gpu"), "--backend torch uses a GPU"),
+}
 # command -> the function that adds it and its flags, in the order of the help. Its module is
 # imported when needed.
 COMMANDS = {
@@ -56,7 +61,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
     for name in names:
         add_command(commands, name)
+    if argv and names is COMMANDS and not argv[0].startswith("-"):
+        hint = f"known: {', '.join(COMMANDS)}"
+        for near in get_close_matches(argv[0], COMMANDS, 1):
+            hint = f"did you mean {near}?"
+        parser.error(f"there is no command {argv[0]!r}; {hint}")
     return _run(parser, argv)
+
+
+def command_parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, by its name."""
+    commands = argparse.ArgumentParser(prog="hybridtei").add_subparsers()
+    for name in COMMANDS:
+        add_command(commands, name)
+    return dict(commands.choices)
 
 
 def add_command(commands: Commands, name: str) -> None:
@@ -104,13 +122,11 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
 
 def _status(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     arguments, unknown = parser.parse_known_args(explicit_booleans(argv))
+    # The command's, for its usage
+    parser = vars(arguments).get("parser", parser)
     if unknown:
         names = without_values(unknown)
-        nearest = get_close_matches(names[0], flags_of(*SETTINGS), 1)
-        hint = "".join(f"; did you mean {name}?" for name in nearest)
-        if names[0] in FORMER:
-            hint = f"; {FORMER[names[0]]}"
-        parser.error(f"unrecognized arguments: {' '.join(names)}{hint}")
+        parser.error(f"unrecognized arguments: {' '.join(names)}{_hint(names[0], parser)}")
     try:
         return int(arguments.run(arguments) or 0)
     except UsageError as error:
@@ -119,9 +135,26 @@ def _status(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
         print(f"Error: {without_passwords(str(error))}", file=sys.stderr)
         if isinstance(error, HybridTeiError):
             print(_help_on(error), file=sys.stderr)
+        if isinstance(error, NoKey) and "url_api_key" in arguments:
+            print("--url-api-key KEY sends a key to --url", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _hint(flag: str, parser: argparse.ArgumentParser) -> str:
+    """What to write in place of a flag that a command does not have."""
+    if flag in FOREIGN:
+        return f"; {FOREIGN[flag]}"
+    owners = [
+        name for name, other in command_parsers().items() if flag in other._option_string_actions
+    ]
+    if owners:
+        return f"; {flag} is a flag of {', '.join(owners)}"
+    return "".join(
+        f"; did you mean {near}?"
+        for near in get_close_matches(flag, parser._option_string_actions, 1)
+    )
 
 
 def _help_on(error: HybridTeiError) -> str:

@@ -151,11 +151,6 @@ def group_of(kind: Kind, meta: Meta) -> str:
     return str((meta.extra or {}).get("group") or kind.__name__.removesuffix("Config").lower())
 
 
-def flags_of(*kinds: Kind) -> list[str]:
-    """Return the flags of these settings."""
-    return [_flag(field.name) for kind in kinds for field, _, _ in fields_of(kind)]
-
-
 def boolean_flags(*kinds: Kind) -> frozenset[str]:
     """Return the flags that may have no value."""
     return frozenset(
@@ -243,19 +238,33 @@ def _value(text: str | list[str], plain: Any, meta: Meta, source: str) -> Any:
         return tuple([text] if isinstance(text, str) else text)
     assert isinstance(text, str)
     try:
-        if plain is bool and text not in BOOLEANS:
-            raise ValueError("should be true or false")
-        choices = get_args(plain)
-        if get_origin(plain) is typing.Literal and text not in choices:
-            raise ValueError(f"should be one of {', '.join(choices)}")
         value: Any = text
         if plain is bool:
             value = BOOLEANS[text]
         elif plain in (int, float):
             value = plain(text)
         return msgspec.convert(value, typing.Annotated[plain, meta], strict=False)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise UsageError(f"{source}: invalid value {text!r}: {error}") from None
+    except (LookupError, ValueError, msgspec.ValidationError):
+        raise UsageError(
+            f"{source}: invalid value {text!r}: should be {values_of(plain, meta)}"
+        ) from None
+
+
+def values_of(plain: Any, meta: Meta) -> str:
+    """The values that a setting may have."""
+    if get_origin(plain) is typing.Literal:
+        return " or ".join(f"`{value}`" for value in get_args(plain))
+    if get_origin(plain) is tuple:
+        return "text, repeatable"
+    low = meta.ge if meta.ge is not None else meta.gt
+    bounds = ""
+    if low is not None and meta.le is None:
+        bounds = f" from {low:,}"
+    elif low is not None:
+        bounds = f" {'above ' * (meta.gt is not None)}{low:,} to {meta.le:,}"
+    return {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "text"}[
+        plain
+    ] + bounds
 
 
 def _metavar(plain: Any, meta: Meta) -> str:
@@ -284,7 +293,7 @@ def new_parser(
     )
     if usage is not None:
         parser.usage = f"%(prog)s {usage}"
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 

@@ -43,18 +43,12 @@ def add(commands: Commands) -> None:
         help="server that searches and stores [default: one in this process]",
     )
     parser.add_argument("--url-api-key", metavar="KEY", help="key of --url")
-    parser.add_argument("--http", action="store_true", help=argparse.SUPPRESS)
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Let agents search a collection, over the Model Context Protocol; with --writable, they may
     also add texts to it and delete documents."""
-    if arguments.http:
-        raise UsageError(
-            "--http was removed: `hybridtei serve --qdrant-path FOLDER` answers agents at "
-            f"http://HOST:PORT/collections/{arguments.collection}/mcp"
-        )
     if arguments.url is not None:
         relay(address(arguments), arguments.url_api_key)
         return 0
@@ -71,6 +65,9 @@ async def _serve(arguments: argparse.Namespace) -> None:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     async with in_process([model], engine, store) as client:
+        if not arguments.writable:
+            # Ends the command if the collection is unknown, or of another model
+            await client.search(arguments.collection, "a", limit=1)
         tools = CollectionTools(client, arguments.collection)
         try:
             await mcp_server(tools, writable=arguments.writable).run_stdio_async()

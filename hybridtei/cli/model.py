@@ -271,16 +271,25 @@ def run_compare(arguments: argparse.Namespace) -> int:
     return 0 if report.keeps_index else EMBED_AGAIN
 
 
-PAGE = Path(__file__).parents[1] / "server/page/errors.html"
 SECTION = re.compile(r'<h2 id="[^"]+">(.*?)</h2>\n(.*?)(?=<h2|</main>|</body>|\Z)', re.DOTALL)
 PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
 WIDTH = 100
+PACKAGE = Path(__file__).parents[1]
+PAGE = PACKAGE / "server/page/errors.html"
+# An error and its message in the code
+RAISED = re.compile(r'\b([A-Z]\w+)\(\s*((?:f?"[^"]*"\s*)+)')
+WORD, VALUE = re.compile(r"[^\W\d]{3,}"), re.compile(r"\{[^}]*\}")
 
 
 def add_explain(commands: Commands) -> None:
     parser = new_parser(commands, "explain", run_explain)
-    parser.add_argument("name", metavar="NAME", help="the error's name, such as LoadError")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="+",
+        help="the error's name, such as LoadError, or its message",
+    )
 
 
 def run_explain(arguments: argparse.Namespace) -> None:
@@ -289,10 +298,12 @@ def run_explain(arguments: argparse.Namespace) -> None:
         html.unescape(name).lower(): (name, body)
         for name, body in SECTION.findall(PAGE.read_text(encoding="utf-8"))
     }
-    section = sections.get(arguments.name.lower())
+    message = " ".join(arguments.name)
+    names = [*message.lower().split(), _raised_with(message).lower()]
+    section = next((sections[name] for name in names if name in sections), None)
     if section is None:
         raise UsageError(
-            f"NAME is {arguments.name!r}, which is no error; known: "
+            f"NAME is {message!r}, which is no error; known: "
             f"{', '.join(name for name, _ in sections.values())}"
         )
     name, body = section
@@ -300,3 +311,15 @@ def run_explain(arguments: argparse.Namespace) -> None:
     for paragraph in PARAGRAPH.findall(body):
         text = html.unescape(TAG.sub("", paragraph.replace("<code>", "`").replace("</code>", "`")))
         print(f"\n{textwrap.fill(text, WIDTH, break_long_words=False)}", flush=True)
+
+
+def _raised_with(message: str) -> str:
+    """The error whose message in this package's code has most words of this one; "" for none."""
+    words, nearest, best = {*WORD.findall(message.lower())}, "", 1.0
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for name, text in RAISED.findall(file.read_text(encoding="utf-8")):
+            expected = {*WORD.findall(VALUE.sub("", text).lower())}
+            share = len(words & expected) ** 2 / (len(expected) or 1)
+            if share > best:
+                nearest, best = name, share
+    return nearest

@@ -244,6 +244,8 @@ class CollectionTools:
         answer: dict[str, Any] = {"mode": result.mode, "hits": list(map(_entry, result.hits))}
         if len(result.hits) == count:
             answer["cursor"] = offset + count
+        if result.note is not None:
+            answer["note"] = result.note
         _check_size("the hits", answer, MAX_ANSWER_BYTES)
         return answer
 

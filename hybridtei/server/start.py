@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from hybridtei import __version__
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
-from hybridtei.errors import BackendError, LoadError, UsageError
+from hybridtei.errors import BackendError, HybridTeiError, LoadError, UsageError
 from hybridtei.inference.backends.select import may_use_gpu
 from hybridtei.inference.engine.admission import permits_for
 from hybridtei.inference.engine.device import STOP_SECONDS, Device
@@ -258,11 +258,18 @@ async def in_process(
     level = errors_of_server.level
     # The client raises errors itself
     errors_of_server.setLevel(logging.CRITICAL)
+    failure: HybridTeiError | None = None
     try:
         async with app.lifespan(), AsyncClient("http://in-process", transport=transport) as client:
-            yield client
+            try:
+                yield client
+            except HybridTeiError as error:
+                # Raised here, Litestar would put it into a group
+                failure = error
     finally:
         errors_of_server.setLevel(level)
+    if failure is not None:
+        raise failure
 
 
 @contextmanager

@@ -366,8 +366,10 @@ def require_unix(what: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra in a clone of the repository."""
-    return f"pip install '.[{extra}]'"
+    """Return the command that adds an extra to the installed package, or to the image."""
+    if "HYBRIDTEI_EMBEDDED_MODEL" in os.environ:
+        return f"build the image with --build-arg EXTRAS=grpc,otlp,qdrant,{extra}"
+    return f"pip install 'hybridtei[{extra}]'"
 
 
 TELEMETRY_OFF = {

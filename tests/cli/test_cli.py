@@ -101,6 +101,24 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         (["serve"], {"API_KEY": "from-a-file\n"}, "--api-key: no header can carry this key"),
         (["embed", "in.txt"], {}, "--output"),
         (["explain", "Nonsense"], {}, "known: HybridTeiError, RequestError"),
+        (
+            ["serch", "notes", "a"],
+            {},
+            "hybridtei: error: there is no command 'serch'; did you mean search?",
+        ),
+        (
+            ["search", "c", "q", "--port", "1"],
+            {},
+            "hybridtei search: error: unrecognized arguments: --port; --port is a flag of serve\n",
+        ),
+        (["ask", ".", "q", "--rerank"], {}, "; --rerank is a flag of search, eval\n"),
+        (["serve", "--device", "cuda"], {}, "; --backend torch uses a GPU\n"),
+        (["ask", ".", "q", "--limt", "3"], {}, "; did you mean --limit?\n"),
+        (
+            ["serve", "--port", "99999"],
+            {},
+            "--port: invalid value '99999': should be a whole number 0 to 65,535\n",
+        ),
     ],
 )
 def test_usage_errors_end_with_2_and_name_the_flag(
@@ -325,6 +343,13 @@ def test_the_router_takes_teis_flags_without_a_command(capsys):
     assert message(capsys) == "Error: ./none: no such folder"
 
 
+def test_the_embedded_models_name_on_the_hub_is_known(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HUGGINGFACE_HUB_CACHE", str(tmp_path))
+    model = "sentence-transformers/all-MiniLM-L6-v2"
+    assert main(["serve", "--model-id", model, "--offline"]) == 1
+    assert "; minilm-hybrid is embedded, with the same dense vectors" in message(capsys)
+
+
 def test_flags_are_spelt_with_either_dash():
     given = ["--model_id=a_b", "--auto_truncate", "--served_model_name", "c_d", "--api-key=--e_f"]
     assert explicit_booleans(given) == [
@@ -352,7 +377,7 @@ def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, capsys)
     monkeypatch.setattr("hybridtei.system.logs.configure", lambda **_: None)
     assert main(["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]) == 1
     assert message(capsys).startswith(
-        "Error: --otlp-endpoint needs an extra that is not installed: pip install '.[otlp]'"
+        "Error: --otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'"
     )
 
 
@@ -390,6 +415,21 @@ def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, flag, url):
     assert done.returncode == 1, done.stderr
     assert "`qdrant_url`" in done.stderr
     assert "secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        ("Error: fp8 needs a GPU of compute capability 8.9 or later, not cpu", "LoadError"),
+        ("http://a/embed: no answer within 10 s (patience_s), 9 tries; the last: 503", "NoAnswer"),
+        ("401: no API key or an unknown one: send the header", "NoKey"),
+        ("x/y: not a local folder, not in the hub cache, and the hub is away", "MissingArtifact"),
+        ("Model is overloaded", "Overloaded"),
+    ],
+)
+def test_explain_finds_an_error_by_its_message(message, name, capsys):
+    assert main(["explain", *message.split()]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == name
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,23 @@ def test_what_is_wrong_is_told(evaluated, hybrid, capsys, monkeypatch, words, me
     assert message in capsys.readouterr().err
 
 
+def test_a_filter_of_a_key_that_no_point_has_is_told_with_the_nearest_key(
+    evaluated, hybrid, capsys, monkeypatch
+):
+    place, _ = evaluated
+    monkeypatch.chdir(place)
+
+    def said(key):
+        condition = json.dumps({"must": [{"key": key, "match": {"value": "none"}}]})
+        words = ["wings", "wing", "--model-id", str(hybrid), "--filter", condition]
+        assert main(["search", *words]) == 0
+        return capsys.readouterr().out
+
+    assert said("sorce") == "nothing was found: no point has `sorce`; did you mean `source`?\n"
+    assert said("xyz") == "nothing was found: no point has `xyz`\n"
+    assert said("source") == "nothing was found\n"
+
+
 def test_weights_by_name_in_order_or_as_a_preset():
     assert weights_of("1, 0.3") == [1.0, 0.3]
     assert weights_of("dense=1,sparse=.5") == {"dense": 1.0, "sparse": 0.5}

@@ -446,3 +446,11 @@ def test_what_was_removed_and_what_is_no_url(capsys):
             main(["mcp", "papers", *flags])
         assert ended.value.code == 2
         assert words in capsys.readouterr().err
+
+
+def test_an_unknown_collection_ends_the_command(tmp_path, bert, capsys):
+    words = ["mcp", "nosuch", "--qdrant-path", str(tmp_path), "--model-id", str(bert)]
+    assert main(words) == 1
+    first, second = capsys.readouterr().err.splitlines()[-2:]
+    assert "there is no collection `nosuch`" in first
+    assert second.endswith("explain UnknownCollection")

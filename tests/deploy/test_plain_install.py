@@ -184,8 +184,8 @@ NEEDS_BESIDE_QDRANT = {
 
 @pytest.mark.parametrize("with_store", [False, True])
 def test_a_command_asks_for_its_extra_before_anything_else(with_store, environment):
-    """Neither the folder nor the model that it names is there; Ray's is looked for once the folder is. In a clone, which no
-    package index knows, the name alone does not install."""
+    """Neither the folder nor the model that it names is there; Ray's is looked for once the folder is. pip adds an extra to
+    the installed package, also where no index knows it."""
     wanted = NEEDS_BESIDE_QDRANT if with_store else NEEDS
     commands = [command for several in wanted.values() for command in several]
     code = (
@@ -197,7 +197,7 @@ def test_a_command_asks_for_its_extra_before_anything_else(with_store, environme
     for extra, line in zip(
         [extra for extra, several in wanted.items() for _ in several], told, strict=True
     ):
-        assert f"pip install '.[{extra}]'" in line
+        assert f"pip install 'hybridtei[{extra}]'" in line
 
 
 def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(environment, tmp_path):
@@ -225,5 +225,5 @@ def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(environment
     assert line["source"] == "notes/rows.parquet"
     assert (
         line["reason"]
-        == "cannot be read: the package `pyarrow` is missing: pip install '.[parquet]'"
+        == "cannot be read: the package `pyarrow` is missing: pip install 'hybridtei[parquet]'"
     )

@@ -11,7 +11,14 @@ from transformers import AutoTokenizer
 from hybridtei.batch import UNKNOWN
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import BackendError, EmptyInput, InvalidInput, UnsupportedHead, UsageError
+from hybridtei.errors import (
+    BackendError,
+    EmptyInput,
+    InvalidDimensions,
+    InvalidInput,
+    UnsupportedHead,
+    UsageError,
+)
 from hybridtei.inference.tasks.embed import heads_named
 from hybridtei.outputs import Cut, Embeddings
 from tests import vocabulary
@@ -190,6 +197,11 @@ def test_a_closed_encoder_gives_its_memory_back(bert):
 def test_an_id_is_a_whole_number_in_range(encoder, ids):
     with pytest.raises(InvalidInput, match=r"texts\[1\].*an id is a whole number"):
         encoder.encode(["baka", ids])
+
+
+def test_too_many_dimensions_are_refused_with_the_width(bert):
+    with pytest.raises(InvalidDimensions, match="`dimensions` should be at most 32, the model's"):
+        Encoder.load(str(bert)).encode("baka", dimensions=1000)
 
 
 def test_options_are_fields_of_the_configs(bert):

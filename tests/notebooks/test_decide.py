@@ -31,6 +31,12 @@ def test_every_choice_is_a_command(end):
     parses(shlex.split(end))
 
 
+@pytest.mark.parametrize("answers", sorted({*product(*ANSWERS[:3])}))
+def test_an_ingest_takes_the_flags_of_the_first_three_questions(answers):
+    flags = shlex.split(" ".join(answers).replace("--reuse-port", ""))
+    parses(["ingest", "./documents", "--collection", "notes", *flags])
+
+
 def test_the_printed_ends_are_choices():
     printed = [
         commands(Block("decide.md", 0, "bash", text))

@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 
 import hybridtei
+from hybridtei import cli
 from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
 from hybridtei.encoder import Encoder
@@ -96,7 +97,7 @@ def test_limits_names_every_flag_that_is_a_limit():
 def test_pages_name_no_flag_that_is_not_there():
     own = {
         word
-        for name, command in write_flags.command_parsers().items()
+        for name, command in cli.command_parsers().items()
         for _, parser in write_flags._with_actions(name, command)
         for action in parser._actions
         for word in action.option_strings

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from hybridtei.cli import COMMANDS, explicit_booleans
+from hybridtei.cli import COMMANDS, command_parsers, explicit_booleans
 from hybridtei.cli.flags import SETTINGS, from_flags
 from hybridtei.errors import UsageError
-from notebooks.write_flags import command_parsers
 from tests.server.live import HANG, process
 
 ROOT = Path(__file__).parents[2]

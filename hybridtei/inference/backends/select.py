@@ -26,6 +26,7 @@ from hybridtei.models.checkpoint.kinds import Static
 from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.models.checkpoint.weights import Weights, has_weights, weight_files
 from hybridtei.models.families import family_of
+from hybridtei.system.machine import install_command
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,7 @@ PACKAGES = {
     "openvino": ("openvino",),
     "torch": ("torch", "transformers"),
 }
-# Arguments of pip install
-INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}
+INSTALLS = {"openvino": "pip install openvino", "torch": install_command("torch")}
 DTYPES = {
     name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES
 }
@@ -143,11 +143,14 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     """The reason why a backend cannot run a model, or None if it can."""
     if dtype not in (None, *DTYPES[name]):
         return f"it runs {' and '.join(DTYPES[name])} only, not {dtype}"
-    missing = [package for package in PACKAGES[name] if not _installed(package)]
-    if missing:
-        return f"this needs {' and '.join(missing)}: pip install {INSTALLS[name]}"
+    lacking = None
     if name == "torch":
-        return _half_lacks(dtype, spec)
+        lacking = _half_lacks(dtype, spec)
+    missing = [package for package in PACKAGES[name] if not _installed(package)]
+    if missing and lacking is None:
+        lacking = f"this needs {' and '.join(missing)}: {INSTALLS[name]}"
+    if name == "torch" or lacking is not None:
+        return lacking
     if name == "openvino" and spec.is_splade:
         return "SPLADE is not supported there yet: leave `--backend` out, or use ort or torch"
     # ONNX Runtime runs the folder's own ONNX file, and does not read the weights
@@ -158,10 +161,12 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
 
 
 def _half_lacks(dtype: str | None, spec: ModelSpec) -> str | None:
-    """The reason why torch cannot compute a model in this half precision here, or None."""
-    if dtype not in ("float16", "bfloat16"):
+    """The reason why torch cannot compute a model in half a float32 or less here, or None."""
+    if dtype not in ("float16", "bfloat16", "fp8"):
         return None
     reason = no_gpu()
+    if dtype == "fp8":
+        return reason and f"fp8 needs a GPU, and {reason}; on a CPU ask for int8"
     if dtype == "bfloat16":
         if reason is None and not _has_bfloat16():
             return "bfloat16 needs a GPU of compute capability 8.0 or later; ask for float16"
@@ -202,7 +207,7 @@ def no_gpu() -> str | None:
     if not NVIDIA.exists():
         return f"there is no NVIDIA device here ({NVIDIA})"
     if not _installed("torch"):
-        return f"torch is not installed: pip install {INSTALLS['torch']}"
+        return f"torch is not installed: {INSTALLS['torch']}"
     import torch
 
     if torch.cuda.is_available():

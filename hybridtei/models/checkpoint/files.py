@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridtei.config import EMBEDDED_MODEL
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.system.machine import (
     cache_folder,
@@ -125,8 +126,12 @@ def hub_folder(
             folder = fetch((*CONFIGURATION, *HEAD_FILES, "pytorch_model*.bin"))
         return folder
     except LocalEntryNotFoundError as error:
+        hint = ""
+        if model_id.endswith(EMBEDDED):
+            hint = f"; {EMBEDDED_MODEL} is embedded, with the same dense vectors"
         raise MissingArtifact(
             f"{model_id}: not a local folder, not in the hub cache, and the hub is out of reach"
+            f"{hint}"
         ) from error
     except HFValidationError as error:
         raise MissingArtifact(f"{model_id}: neither a local folder nor a valid hub id") from error
@@ -295,6 +300,7 @@ def joined(base: Path, folder: Path, name: str) -> Path:
     return place
 
 
+EMBEDDED = "all-MiniLM-L6-v2"
 EMBEDDED_HEADS = Path(__file__).parent.parent / "heads" / "minilm_hybrid.safetensors"
 
 
@@ -319,7 +325,7 @@ SOURCE_SHA256 = {
 def assembled_model() -> Path:
     """Return the embedded model's folder: HYBRIDTEI_EMBEDDED_MODEL, which a container image sets,
     or one in the user's cache. Raises MissingArtifact or LoadError, naming the file or folder."""
-    name = f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}"
+    name = f"{EMBEDDED}-{SOURCE_SHA256[WEIGHTS][:8]}"
     shipped = os.environ.get("HYBRIDTEI_EMBEDDED_MODEL")
     if shipped and _is_whole(Path(shipped) / name):
         return Path(shipped) / name

@@ -61,7 +61,7 @@ def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = Fa
         bound = ""
         if result.answerable is not None:
             bound = " that reaches the bound"
-        lines.append(f"nothing was found{bound}")
+        lines.append(": ".join(filter(None, [f"nothing was found{bound}", result.note])))
     if options.explain:
         lines.extend(["", f"{'stage':14}{'ms':>9}{'points':>8}"])
         lines.extend(
@@ -72,7 +72,10 @@ def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = Fa
 
 
 def _score(stage: str, score: float, rank: int | None) -> str:
-    return f"{stage} {score:.4f} ({'not found' if rank is None else f'place {rank}'})"
+    words = f"{stage} {score:.4f}"
+    if rank is not None:
+        words += f" (place {rank})"
+    return words
 
 
 def _marked(text: str, marks: Sequence[Highlight], colours: bool) -> str:

@@ -344,7 +344,8 @@ class SearchResult(Struct, frozen=True, omit_defaults=True):
     """The hits, the best first. `stages`: the steps in order; steps of an explanation only if
     `explain` is set. `answerable`: with `min_probability` or `rerank_threshold`, false if they drop
     every hit, or none was found. `way`: the way of searching to which a curve belongs, if the
-    collection has curves or `explain` is set."""
+    collection has curves or `explain` is set. `note`: why a filter found nothing, if no point has
+    its key."""
 
     mode: Mode
     hits: list[SearchHit]
@@ -352,6 +353,7 @@ class SearchResult(Struct, frozen=True, omit_defaults=True):
     budget: Budget | None = None
     answerable: bool | None = None
     way: str | None = None
+    note: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON types, without optional fields that are None."""

@@ -24,6 +24,7 @@ from hybridtei.models.text.tokenizer import Token
 from hybridtei.options import EmbedOptions, RankOptions
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.text import normalised
+from hybridtei.retrieval.search.absent import absent_key
 from hybridtei.retrieval.search.calibration import Curve, curve_of, probabilities, way_of
 from hybridtei.retrieval.search.candidates import Candidate, Candidates, in_order
 from hybridtei.retrieval.search.explain import highlights, shared_terms
@@ -312,6 +313,7 @@ class Searcher:
             budget=budget,
             answerable=answerable,
             way=way,
+            note=await absent_key(self.store, fit.name, options.query_filter, hits),
         )
 
     async def _filled(

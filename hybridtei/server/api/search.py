@@ -137,6 +137,10 @@ class SearchResponse(Struct, frozen=True):
             "curves, or with `explain`."
         ),
     ] = None
+    note: Annotated[
+        str | None,
+        Meta(description="Why `filter` found nothing, if no point has its key."),
+    ] = None
     query_encoder: Annotated[
         str | None,
         Meta(description="table: the query's sparse vector came from the table."),

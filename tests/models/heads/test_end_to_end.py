@@ -8,11 +8,11 @@ import torch
 from safetensors import safe_open
 
 from hybridtei import cli
+from hybridtei.cli import command_parsers
 from hybridtei.cli.model import ACTIVATIONS, DROPS
 from hybridtei.models.heads import models as heads
 from hybridtei.models.heads.models import load_trunk
 from hybridtei.models.heads.run import train
-from notebooks.write_flags import command_parsers
 from tests import tiny
 from tests.vocabulary import WORDS
 

@@ -64,5 +64,5 @@ def test_missing_software_is_named_with_its_extra(tmp_path):
     for package in ("qdrant_client", "qdrant_edge"):
         told = ran([sys.executable, "-c", story, package], check=True)
         assert told.stdout.startswith(
-            f"the package `{package}` is missing: pip install '.[qdrant]'"
+            f"the package `{package}` is missing: pip install 'hybridtei[qdrant]'"
         )

@@ -198,5 +198,5 @@ def test_two_servers_share_a_port_if_they_are_told_to():
 def test_a_missing_extra_is_named_before_anything_is_loaded(monkeypatch):
     monkeypatch.delitem(sys.modules, "hybridtei.server.grpc.server", raising=False)
     monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(LoadError, match=re.escape("pip install '.[grpc]'")):
+    with pytest.raises(LoadError, match=re.escape("pip install 'hybridtei[grpc]'")):
         serve([], EngineConfig(), ServerConfig(grpc_port=0))
