@@ -14,7 +14,6 @@ from typing import IO, Any
 
 import zstandard
 
-from hybridtei.retrieval.ingest.archive import OLE, Archive
 from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.kinds import (
     read_calendar,
@@ -25,8 +24,7 @@ from hybridtei.retrieval.ingest.kinds import (
 )
 from hybridtei.retrieval.ingest.mail import LETTER, read_mail
 from hybridtei.retrieval.ingest.markdown import read_markdown
-from hybridtei.retrieval.ingest.office import read_docx, read_epub, read_older, read_pptx, read_xlsx
-from hybridtei.retrieval.ingest.opendocument import read_odf
+from hybridtei.retrieval.ingest.office import read_office
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.pdf import read_pdf
 from hybridtei.retrieval.ingest.plain_xml import read_xml
@@ -48,7 +46,9 @@ XML = re.compile(rb"\s*<\?xml\s")
 FLAT_ODF = re.compile(rb"\s*<\?xml[^>]*>\s*(?:<!--.*?-->\s*)*<office:document\b", re.DOTALL)
 SIGNS: tuple[tuple[bytes, Parse], ...] = (
     (b"%PDF-", read_pdf),
-    (OLE, read_older),
+    (b"PK\x03\x04", read_office),
+    (b"\xd0\xcf\x11\xe0", read_office),
+    (b"{\\rtf", read_office),
     (b"BEGIN:VCALENDAR", read_calendar),
     (b"WEBVTT", read_subtitles),
 )
@@ -62,32 +62,22 @@ BY_ENDING: dict[str, Parse] = {
     ".ipynb": read_notebook,
     **dict.fromkeys((".eml", ".mht", ".mhtml"), read_mail),
 }
-# What is in an archive, by the beginning of a part's name
-IN_ARCHIVE: tuple[tuple[str, Parse], ...] = (
-    ("word/", read_docx),
-    ("xl/", read_xlsx),
-    ("ppt/", read_pptx),
-    ("META-INF/container.xml", read_epub),
-    ("content.xml", read_odf),
-)
 # Endings of files that are never text, although their bytes may look like it
 OTHERS = frozenset(
-    (".rtf", ".ps", ".eps", ".pem", ".key", ".crt", ".map", ".lock", ".pyc", ".so", ".zip", ".tar")
+    (".ps", ".eps", ".pem", ".key", ".crt", ".map", ".lock", ".pyc", ".so", ".zip", ".tar")
 )
 
 
 def parser_of(name: str, data: bytes) -> Parse:
     """The reader of a file; of plain text if nothing says more. Raises Unfit."""
     ending = Path(name).suffix.lower()
-    if data.startswith(b"PK\x03\x04") and ending not in OTHERS:
-        return _in_archive(data, ending)
+    if ending in OTHERS:
+        raise Unfit(f"no reader for files ending in {ending!r}")
     signed = [parse for sign, parse in SIGNS if data.startswith(sign)]
     if ending == ".pdf" and b"%PDF-" in data[:1024]:
         signed.append(read_pdf)
     if signed:
         return signed[0]
-    if ending in OTHERS:
-        raise Unfit(f"no reader for files ending in {ending!r}")
     # A manual's section, such as .3pm
     by_ending = BY_ENDING.get(re.sub(r"^(\.[1-9])[a-z]{1,4}$", r"\1", ending))
     if by_ending is None or by_ending is read_xml:
@@ -102,7 +92,7 @@ def _markup(head: bytes) -> Parse | None:
     if HTML.match(head):
         return read_html
     if FLAT_ODF.match(head):
-        return read_odf
+        return read_office
     if XML.match(head):
         return read_xml
     return read_mail if LETTER.match(head) else None
@@ -119,16 +109,6 @@ def parsed(name: str, data: bytes, options: ReadOptions) -> Content:
             raise
         kind = f"files ending in {ending!r}" if ending else "files without an ending"
         raise Unfit(f"no reader for {kind} of binary data") from None
-
-
-def _in_archive(data: bytes, ending: str) -> Parse:
-    names = Archive(data).names
-    for beginning, parse in IN_ARCHIVE:
-        if any(name.startswith(beginning) for name in names):
-            return parse
-    if any(name.endswith(".opf") for name in names):
-        return read_epub
-    raise Unfit(f"no reader for what is in this archive, a file ending in {ending!r}")
 
 
 def is_packed(path: Path) -> bool:

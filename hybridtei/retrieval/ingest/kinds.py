@@ -16,7 +16,7 @@ from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.text import HEADING_MARK, Content, Unfit, decoded
 
 # Formats of ASCII characters that are no text to read.
-NO_TEXT = (b"{\\rtf", b"%!PS", b"%PDF-")
+NO_TEXT = (b"%!PS", b"%PDF-")
 TITLES = {
     ".rst": re.compile(
         r"\A\s{0,100}(?:[=~#*-]{3,}\n)?[ ]?(\S.{0,200})\n[=~#*-]{3,}[ \t]*$", re.MULTILINE

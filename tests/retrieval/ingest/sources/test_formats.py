@@ -16,7 +16,8 @@ from tests.retrieval.ingest.sources.archives import zipped
 from tests.retrieval.ingest.sources.reading import all_of, text_of
 
 PAGE = "<!DOCTYPE html><html><head><title>Ferry</title><script>var a=1;</script></head><body><p>Leaves at nine.</p></body></html>"
-FLAT = '<?xml version="1.0"?><office:document xmlns:office="o" xmlns:text="t"><office:body><office:text><text:p>At nine.</text:p></office:text></office:body></office:document>'
+SPACE = "urn:oasis:names:tc:opendocument:xmlns"
+FLAT = f'<?xml version="1.0"?><office:document xmlns:office="{SPACE}:office:1.0" xmlns:text="{SPACE}:text:1.0"><office:body><office:text><text:p>At nine.</text:p></office:text></office:body></office:document>'
 
 
 def letter(words, **fields):

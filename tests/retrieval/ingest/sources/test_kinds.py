@@ -14,6 +14,7 @@ from tests.retrieval.ingest.sources.archives import (
     DOCX,
     EPUB,
     ODT,
+    changed,
     zipped,
 )
 from tests.retrieval.ingest.sources.reading import all_of
@@ -145,25 +146,29 @@ def encrypted():
 
 BOMB = zipped(word__document_xml=b"<w:p><w:t>" + b"x" * 30_000_000)
 ENTITIES = zipped(word__document_xml='<!DOCTYPE a [<!ENTITY a "b">]><w:p><w:t>&a;</w:t></w:p>')
-MANY_ROWS = zipped(xl__worksheets__sheet1_xml="<worksheet>" + '<row r="1"></row>' * 100_001)
-LOCKED_ODT = zipped(content_xml="x", **{"META-INF__manifest_xml": "<encryption-data/>"})
+FAR_CELL = changed(
+    "since_1904.xlsx",
+    "xl/worksheets/sheet1.xml",
+    lambda sheet: sheet.replace(
+        "</sheetData>",
+        '<row r="1048576"><c r="XFD1048576"><v>2</v></c></row></sheetData>',
+    ),
+)
 
 
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
         ("a.docx", BOMB, "would become"),
-        ("a.docx", ENTITIES, "entities"),
+        ("a.docx", ENTITIES, "not readable"),
         ("a.docx", encrypted(), "encrypted"),
-        ("a.docx", b"\xd0\xcf\x11\xe0" + b"x" * 600, "encrypted, or has an older format"),
-        ("a.docx", b"PK\x03\x04 no archive", "not readable as an archive"),
+        ("a.docx", b"\xd0\xcf\x11\xe0" + b"x" * 600, "no reader for what is in this archive"),
+        ("a.docx", b"PK\x03\x04 no archive", "not readable: BadZipFile"),
         ("a.docx", zipped(other="x"), "no reader for what is in this archive"),
-        ("a.docx", DOCX[:-200], "not readable as an archive"),
-        ("a.xlsx", MANY_ROWS, "100001 rows, allowed are 100000"),
-        ("a.odt", LOCKED_ODT, "encrypted"),
+        ("a.docx", DOCX[:-200], "not readable: BadZipFile"),
+        ("a.xlsx", FAR_CELL, "covers 17179869184 grid positions"),
         ("a.bin", bytes(range(256)) * 10, "no reader for files ending in '.bin'"),
         ("program", b"\x7fELF" + bytes(2000), "no reader for files without an ending"),
-        ("a.rtf", "{\\rtf1 text}", "no reader for files ending in '.rtf'"),
         ("a", "%!PS-Adobe", "no reader for this format"),
         ("a.txt.gz", gzip.compress(b"x" * 2000, mtime=0), "has 2000 bytes, allowed are 1000"),
         ("a.gz", b"\x1f\x8b broken", "not readable as a packed file"),
