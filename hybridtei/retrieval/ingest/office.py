@@ -268,9 +268,10 @@ def _lines(blocks: Sequence[Any], notes: Mapping[str, int]) -> Iterator[str]:
             yield from _lines(block.blocks, notes)
         else:
             words = block.text or _words(block.content or (), notes)
-            mark = f"{HEADING_MARK}{block.level}" if block.level else ""
+            if block.level:
+                words = f"{HEADING_MARK}{block.level}{words}"
             if words.strip():
-                yield mark + words.strip()
+                yield words.strip()
 
 
 def _words(content: Sequence[Any], notes: Mapping[str, int]) -> str:
@@ -302,8 +303,10 @@ def _rows(table: Any, notes: Mapping[str, int]) -> Iterator[str]:
         line = " | ".join(" ".join(cell.split()) for cell in cells).rstrip(" |")
         if table.kind == "layout":
             line = "\n".join(filter(None, cells))
+        if line and number == header:
+            line = TABLE_MARK + line
         if line:
-            yield f"{TABLE_MARK if number == header else ''}{line}"
+            yield line
     if header:
         yield TABLE_END
 
