@@ -267,11 +267,11 @@ def _lines(blocks: Sequence[Any], notes: Mapping[str, int]) -> Iterator[str]:
         elif block.blocks is not None:
             yield from _lines(block.blocks, notes)
         else:
-            words = block.text or _words(block.content or (), notes)
-            if block.level:
+            words = (block.text or _words(block.content or (), notes)).strip()
+            if words and block.level:
                 words = f"{HEADING_MARK}{block.level}{words}"
-            if words.strip():
-                yield words.strip()
+            if words:
+                yield words
 
 
 def _words(content: Sequence[Any], notes: Mapping[str, int]) -> str:
