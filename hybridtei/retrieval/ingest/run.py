@@ -66,7 +66,7 @@ from hybridtei.retrieval.store.plan import (
     spread,
     with_budget,
 )
-from hybridtei.retrieval.store.proof import is_proved
+from hybridtei.retrieval.store.proof import proved
 from hybridtei.retrieval.store.query import CollectionPlan, indexes_of
 
 Tell = Callable[[str], None]
@@ -275,8 +275,8 @@ class _Ingest:
         async def embed(texts: Sequence[str]) -> Embeddings:
             return await asyncio.to_thread(encode, texts)
 
-        proved = await is_proved(store, name, existing, embed, self.model.model_id)
-        if proved and fingerprint is not None and not self.options.dry_run:
+        is_proved, _ = await proved(store, name, existing, embed, self.model.model_id)
+        if is_proved and fingerprint is not None and not self.options.dry_run:
             await store.annotate(name, {FINGERPRINT: fingerprint})
 
     def _preparation(

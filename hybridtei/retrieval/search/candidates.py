@@ -132,6 +132,8 @@ class Candidates:
     max_points: int = MAX_LIMIT
     budget: PayloadBudget | None = None
     payload: Selector = False
+    # The collection's names of our kinds of vectors, where they differ
+    names: Mapping[str, str] = field(default_factory=dict)
     keys: tuple[str, ...] = field(init=False)
     # True if a page may have candidates of several tiers
     has_tiers: bool = False
@@ -226,7 +228,7 @@ class Candidates:
 
         async def find(leg: str) -> list[Stored]:
             query = Query(
-                using=leg,
+                using=self.names.get(leg, leg),
                 vector=self.legs.vectors[leg],
                 limit=depth,
                 filter=query_filter,
@@ -335,7 +337,13 @@ class Candidates:
             scores = await self._packed_scores(candidates, ids, vector, self.packed)
             self._note(leg, began, len(scores))
         else:
-            query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
+            query = Query(
+                using=self.names.get(leg, leg),
+                vector=vector,
+                limit=len(ids),
+                filter=of_ids(ids),
+                exact=True,
+            )
             points = await self.store.query(self.collection, query)
             self._note(leg, began, len(points))
             scores = {point.id: point.score for point in points}

@@ -18,8 +18,9 @@ import numpy as np
 import orjson
 
 from hybridtei.models.text.tokenizer import Token
-from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, SOURCE, TEXT, TITLE
+from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, SOURCE, TITLE
 from hybridtei.retrieval.search.options import Highlight, SearchOptions, SearchResult
+from hybridtei.retrieval.store.own import text_of
 from hybridtei.system.terminal import BOLD, PLAIN
 
 EXCERPT_CHARACTERS = 300
@@ -47,7 +48,7 @@ def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = Fa
             f"{place:3}  {hit.score:.4f}{chance}  {_one_line(str(name))[:100]}  "
             f"[{identity}]{others}"
         )
-        text = str(hit.payload.get(options.text_field) or hit.payload.get(TEXT) or "")
+        text = text_of(hit.payload, options.text_field)
         if text:
             lines.append(f"     {_marked(text, hit.highlights or [], colours)}")
         if hit.scores:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from operator import length_hint
 from pathlib import Path
@@ -18,7 +19,6 @@ from hybridtei.config import StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, InvalidPoint, RequestError, StoreError
 from hybridtei.retrieval.documents import Selection, changed, deleted, fetched
-from hybridtei.retrieval.ingest.ledger import SOURCES
 from hybridtei.retrieval.search.options import (
     LocalKeywords,
     SearchHit,
@@ -32,6 +32,7 @@ from hybridtei.retrieval.store.collection import heads_of
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import (
     FINGERPRINT,
+    RECORDS,
     budget_of_plan,
     new_schema,
     plan_of,
@@ -82,7 +83,8 @@ class Index(OfOneProcess):
         """
         self._open(MemoryStore(), NAME, encoder or Encoder.load(), reranker)
         # `save` adds the fingerprint
-        self._schema = new_schema(self.encoder.spec, self._model_id, CollectionPlan(), None)
+        schema = new_schema(self.encoder.spec, self._model_id, CollectionPlan(), None)
+        self._schema = replace(schema, metadata={**schema.metadata, RECORDS: True})
         try:
             self._loop.run(self._store.create(NAME, self._schema))
             self.add(records, show_progress=show_progress)
@@ -98,15 +100,19 @@ class Index(OfOneProcess):
         encoder: Encoder | None = None,
         *,
         reranker: Encoder | None = None,
+        **options: Unpack[LocalKeywords],
     ) -> Self:
         """Open a collection of the folder that `save` or `hybridtei ingest` has filled (extra
-        `qdrant`). Raises UnknownCollection, CollectionMismatch, StoreError."""
+        `qdrant`). `options`: defaults of `search`. Raises UnknownCollection, CollectionMismatch,
+        StoreError."""
+        chosen = SearchOptions.given("open()", options)
         index = cls.__new__(cls)
         store = open_store(StoreConfig(qdrant_path=str(folder)))
         index._home = os.path.realpath(folder)
         index._open(store, name, encoder or Encoder.load(), reranker)
         try:
-            fit = index._loop.run(index._searcher.fit(name))
+            fit = index._loop.run(index._searcher.fit(name, chosen))
+            index._options = options
             index._schema, index._may_sign = fit.schema, fit.is_proved
         except BaseException:
             index.close()
@@ -126,6 +132,7 @@ class Index(OfOneProcess):
             )
         self._ranker = reranker
         self._next = 0
+        self._options: LocalKeywords = {}
         # The vectors are known to be this encoder's
         self._may_sign = True
 
@@ -199,11 +206,9 @@ class Index(OfOneProcess):
         """Return the best `limit` records for a query, the best first.
 
         `filter`: as in `/search`, on the records' keys. `options`: fields of `SearchOptions`, such
-        as `mode="dense"` or `explain=True`; `group_by`: "document" by default in a collection that
-        `ingest` has filled, else none. Raises InvalidInput.
+        as `mode="dense"` or `explain=True`. Raises InvalidInput.
         """
-        if SOURCES not in self._schema.metadata:
-            options.setdefault("group_by", None)
+        options = {**self._options, **options}
         chosen = SearchOptions.given(
             "search()", options, limit=limit, query_filter=filter_from(filter)
         )

@@ -27,6 +27,7 @@ MAX_LEGS = 10
 Keys = Annotated[
     list[Annotated[str, Meta(max_length=MAX_KEY_CHARACTERS)]], Meta(max_length=MAX_KEYS)
 ]
+Name = Annotated[str, Meta(max_length=MAX_KEY_CHARACTERS)]
 Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
 
 
@@ -119,6 +120,34 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     explain: Annotated[bool, Meta(description="Return the score and the time of each stage.")] = (
         False
     )
+    text_field: Annotated[
+        Name,
+        Meta(
+            description="Key of the payload that has the text; a dot leads into an object, or into "
+            "JSON."
+        ),
+    ] = "text"
+    unlabelled: Annotated[
+        bool,
+        Meta(
+            description="Search also a collection that other software made: nothing tells whether "
+            "its vectors are of the same model."
+        ),
+    ] = False
+    dense_name: Annotated[
+        Name | None,
+        Meta(
+            description="The collection's name of its dense vector; empty: the vector without a "
+            "name [default: dense; with `unlabelled` its only one]."
+        ),
+    ] = None
+    sparse_name: Annotated[
+        Name | None,
+        Meta(
+            description="The collection's name of its sparse vector [default: sparse; with "
+            "`unlabelled` its only one]."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.with_payload, bool):
@@ -203,13 +232,16 @@ class SearchKeywords(TypedDict, total=False):
     with_payload: bool | list[str]
     highlights: bool
     explain: bool
+    text_field: str
+    unlabelled: bool
+    dense_name: str | None
+    sparse_name: str | None
 
 
 class LocalKeywords(SearchKeywords, total=False):
     """The fields of `SearchOptions` without `limit` and `query_filter`, for type checkers."""
 
     oversampling: float | None
-    text_field: str
 
 
 class CheckedOptions(SearchFields, frozen=True, kw_only=True):
@@ -217,7 +249,6 @@ class CheckedOptions(SearchFields, frozen=True, kw_only=True):
 
     query_filter: Filter | None = None
     oversampling: float | None = None
-    text_field: str = "text"
 
     @classmethod
     def of(cls, fields: SearchFields, **others: Any) -> Self:
@@ -226,11 +257,10 @@ class CheckedOptions(SearchFields, frozen=True, kw_only=True):
             **{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others
         )
 
-    def settled(self, mode: Mode, weights: Any) -> CheckedOptions:
-        """The options with a mode and its weights."""
-        if mode == self.mode and weights is self.weights:
-            return self
-        return CheckedOptions(**{**structs.asdict(self), "mode": mode, "weights": weights})
+    def settled(self, mode: Mode, weights: Any, group_by: str | None) -> CheckedOptions:
+        """The options with a mode, its weights and a group."""
+        changes = {"mode": mode, "weights": weights, "group_by": group_by}
+        return CheckedOptions(**{**structs.asdict(self), **changes})
 
 
 class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
@@ -244,9 +274,9 @@ class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
     by name, in order, or a preset's name (`tasks.rerank.PRESETS`); 0 removes a leg. `rrf_k`:
     Qdrant's RRF constant. `oversampling`: with quantised vectors, this many times the candidates
     are scored by the full vectors. `score_threshold`: of the score before a reranker; in zscore 0
-    is the candidates' mean. `text_field`: the payload's key of the text. `group_by`: a dotted key
-    of the payload, or "document"; points without a text or a whole number there are their own
-    groups.
+    is the candidates' mean. `group_by`: a dotted key of the payload, or "document"; points without
+    a text or a whole number there are their own groups, and so are all points of an `Index` and of
+    a collection without a label.
     """
 
     @classmethod

@@ -51,6 +51,7 @@ from hybridtei.retrieval.store.base import (
     Store,
 )
 from hybridtei.retrieval.store.collection import CollectionSchemas, Searchable, VectorModel
+from hybridtei.retrieval.store.own import Own, text_keys, text_of
 from hybridtei.retrieval.store.plan import CALIBRATION
 from hybridtei.retrieval.store.query import MAX_LIMIT
 
@@ -92,8 +93,7 @@ def _normalised(queries: Sequence[str]) -> list[str]:
 class Searcher:
     """Searches a store's collections by one model.
 
-    `unlabelled`: also collections without a model's label in their metadata. `budget`: bytes of all
-    payloads together.
+    `budget`: bytes of all payloads together.
     `max_points`: the depth to which a search may look for further groups. `aside`: runs work that
     would block the event loop.
     """
@@ -104,7 +104,6 @@ class Searcher:
         model: TextModel,
         *,
         schemas: CollectionSchemas | None = None,
-        unlabelled: bool = False,
         budget: PayloadBudget | None = None,
         max_points: int = MAX_LIMIT,
         aside: Aside | None = None,
@@ -119,17 +118,18 @@ class Searcher:
         self._budget, self._max_points = budget, max_points
         self._aside = aside or asyncio.to_thread
         self._schemas = schemas or CollectionSchemas(store)
-        self._unlabelled = unlabelled
 
-    async def fit(self, collection: str, schema: CollectionSchema | None = None) -> Searchable:
+    async def fit(
+        self,
+        collection: str,
+        options: CheckedOptions = DEFAULTS,
+        schema: CollectionSchema | None = None,
+    ) -> Searchable:
         """The collection as this model searches it. `schema`: the collection's, if the caller has
         it. Raises UnknownCollection, CollectionMismatch, StoreError."""
-        return await self._schemas.fit(
-            collection,
-            schema or await self._schemas.of(collection),
-            self.model,
-            unlabelled=self._unlabelled,
-        )
+        own = Own(options.unlabelled, options.dense_name, options.sparse_name, options.text_field)
+        schema = schema or await self._schemas.of(collection)
+        return await self._schemas.fit(collection, schema, self.model, own)
 
     async def embed(
         self,
@@ -142,7 +142,7 @@ class Searcher:
         """The queries' vectors of every kind that the collection has, one row a query, from one
         pass. `query_encoder` "table": only the kinds that the mode needs, sparse ones without a
         pass. Raises InvalidInput if there are none. `fit`: the collection, if the caller has it."""
-        fit = fit or await self.fit(collection)
+        fit = fit or await self.fit(collection, options)
         heads = fit.heads
         # As documents are. A query that normalising would empty stays unchanged
         if sum(map(len, queries)) > NORMALISED_AT_ONCE:
@@ -198,7 +198,7 @@ class Searcher:
 
         # `reading` calls this again if a migration switches the collection meanwhile
         async def search_once(schema: CollectionSchema) -> SearchResult:
-            fit = await self.fit(collection, schema)
+            fit = await self.fit(collection, options, schema)
             began = perf_counter_ns()
             embedded = await self.embed(collection, [query], options, fit=fit)
             embedding = Stage("embed", since(began), 1)
@@ -234,8 +234,9 @@ class Searcher:
         Equal scores are in the order of ids, as far as `store.base.best_points` can ensure it.
         Raises the errors of `search`.
         """
-        fit = fit or await self.fit(collection)
-        options = self._settled(options or DEFAULTS, fit)
+        options = options or DEFAULTS
+        fit = fit or await self.fit(collection, options)
+        options = self._settled(options, fit)
         assert options.mode is not None
         if ranker is not None:
             options.check_reranked()
@@ -267,6 +268,7 @@ class Searcher:
             self._max_points,
             self._budget,
             payload=False if vectors else payload,
+            names=fit.names,
         )
         last = options.offset + options.limit
         depth, skipped = last, options.offset
@@ -345,8 +347,8 @@ class Searcher:
         return [candidate for candidate in page if candidate.is_read]
 
     def _settled(self, options: CheckedOptions, fit: Searchable) -> CheckedOptions:
-        """The options with mode and weights. The defaults come from the collection's vectors and
-        the checkpoint."""
+        """The options with mode, weights and groups. The defaults come from the collection and the
+        checkpoint."""
         mode, weights = options.mode, options.weights
         if mode is None:
             names = [name for name in SINGLE if name in fit.heads]
@@ -359,7 +361,11 @@ class Searcher:
                 weights = {
                     name: weight for name, weight in declared.by_name.items() if name in fit.heads
                 }
-        return options.settled(mode, weights)
+        group_by = options.group_by
+        # A record that happens to have the key is no part of a document
+        if group_by == "document" and not fit.has_documents:
+            group_by = None
+        return options.settled(mode, weights, group_by)
 
     async def _hits(
         self, page: Sequence[Candidate], embedded: Embeddings, row: int, options: CheckedOptions
@@ -381,11 +387,12 @@ class Searcher:
         marks: list[Highlight] | None = None
         if options.highlights:
             marks = []
-            sparse = candidate.vectors.get(SPARSE)
+            # No other kind was read
+            (sparse,) = candidate.vectors.values() or [None]
             if embedded.sparse and sparse:
                 document = sparse["indices"], sparse["values"]
                 terms = shared_terms(embedded.sparse.row(row), document)
-                text = str(payload.get(options.text_field) or "")
+                text = text_of(payload, options.text_field)
                 marks = highlights(text, terms, self.model.tokens_of)
         if not isinstance(options.with_payload, bool):
             payload = {name: payload[name] for name in options.with_payload if name in payload}
@@ -470,11 +477,11 @@ def _selectors(
     else:
         keys = list(options.with_payload or ())
         if ranked or options.highlights:
-            keys.append(options.text_field)
+            keys += text_keys(options.text_field)
         payload = keys or False
     vectors: Selector = False
     if options.highlights and embedded.sparse is not None:
-        vectors = [SPARSE]
+        vectors = [fit.names.get(SPARSE, SPARSE)]
     return payload, vectors
 
 
@@ -483,7 +490,7 @@ async def _reranked(
 ) -> tuple[list[Candidate], list[Candidate], Budget | None]:
     """(hits ranked by `rank`, hits without a text in their earlier order, how many were scored).
     Equal scores keep the search's order."""
-    texts = [str(hit.payload.get(text_field) or "") for hit in page]
+    texts = [text_of(hit.payload, text_field) for hit in page]
     with_text = [hit for hit, text in zip(page, texts, strict=True) if text]
     without_text = [hit for hit, text in zip(page, texts, strict=True) if not text]
     if not with_text:

@@ -73,4 +73,9 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store:
     folder = next(place for place in (path, *path.parents) if place.exists())
     if not name or not folder.is_dir():
         raise StoreError(f"`qdrant_path` {name!r} should be a folder, or a new one")
+    if (path / "meta.json").is_file() and (path / "collection").is_dir():
+        raise StoreError(
+            f"{path}: a folder of qdrant-client's local mode, which no other program reads; copy "
+            "it to a server by that client's `migrate`, and name the server as `qdrant_url`"
+        )
     return EmbeddedStore(name, timeout_s=config.qdrant_timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar
@@ -31,10 +31,12 @@ from hybridtei.retrieval.store.base import (
     Store,
     Stored,
 )
+from hybridtei.retrieval.store.own import OUR_NAMES, OURS, Own, named
 from hybridtei.retrieval.store.plan import (
     CALIBRATION,
     FINGERPRINT,
     MODEL_ID,
+    RECORDS,
     PackedFormat,
     budget_of_plan,
     fit_to_schema,
@@ -43,7 +45,7 @@ from hybridtei.retrieval.store.plan import (
     payload_of,
     plan_of,
 )
-from hybridtei.retrieval.store.proof import is_proved
+from hybridtei.retrieval.store.proof import proved
 
 T = TypeVar("T")
 
@@ -65,6 +67,7 @@ class VectorModel(Protocol):
     async def fingerprint(self) -> str | None: ...
 
 
+OF_OTHERS = "other software made it: `unlabelled` searches it all the same"
 MAX_NAME_BYTES = 200
 # And controls
 FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*') | {
@@ -116,8 +119,9 @@ def check_fits(
         }
     if FINGERPRINT not in existing.metadata:
         facts.pop(f"metadata {FINGERPRINT}", None)
-    # Of an export; the collection keeps its own curves
-    facts.pop(f"metadata {CALIBRATION}", None)
+    # Of an export; the collection keeps its own curves, and what its points are
+    for key in (CALIBRATION, RECORDS):
+        facts.pop(f"metadata {key}", None)
     lines = [
         f"  {field}: there {existing_facts.get(field, 'nothing')}, wanted {value}"
         for field, value in facts.items()
@@ -125,8 +129,10 @@ def check_fits(
     ]
     if lines:
         title = f"collection {name!r}" if name else "the collection"
-        # The fingerprint alone differs
-        if [line.split()[1] for line in lines] == [f"{FINGERPRINT}:"]:
+        if not existing.metadata:
+            lines.append(OF_OTHERS)
+        elif [line.split()[1] for line in lines] == [f"{FINGERPRINT}:"]:
+            # The fingerprint alone differs
             lines.append(
                 "the model's files have changed, or this version reads texts otherwise "
                 "(tokenizer settings, longest input, default prompt); `hybridtei migrate "
@@ -186,12 +192,22 @@ class Searchable:
     payload: Selector
     # True if the collection has fewer numbers of a vector than the model makes
     is_cut: bool
+    # The collection's names of our kinds of vectors, where they differ
+    names: Mapping[str, str]
+    # False if each point stands for itself, whatever its payload has
+    has_documents: bool
     # True if the collection has no fingerprint, but the model makes its texts' vectors
     is_proved: bool = False
 
     @classmethod
     def of(
-        cls, schema: CollectionSchema, spec: ModelSpec, name: str, *, is_proved: bool = False
+        cls,
+        schema: CollectionSchema,
+        spec: ModelSpec,
+        name: str,
+        *,
+        names: Mapping[str, str] = OUR_NAMES,
+        is_proved: bool = False,
     ) -> Searchable:
         """The facts of a schema that `check_searchable` has accepted."""
         plan = plan_of(schema)
@@ -204,6 +220,8 @@ class Searchable:
             payload_of(schema),
             plan.dense_dim != spec.dense_width
             or (plan.multivector_dim or 0) != spec.multivector_width,
+            names,
+            MODEL_ID in schema.metadata and RECORDS not in schema.metadata,
             is_proved,
         )
 
@@ -219,7 +237,7 @@ class CollectionSchemas:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._cache: dict[str, tuple[float, CollectionSchema]] = {}
-        self._fits: dict[tuple[str, str, bool], Searchable] = {}
+        self._fits: dict[tuple[str, str, Own], tuple[CollectionSchema, Searchable]] = {}
 
     async def of(self, name: str, *, writing: bool = False) -> CollectionSchema:
         """The schema of the collection behind a name. `writing`: the uncached schema, after waiting
@@ -261,24 +279,35 @@ class CollectionSchemas:
             await asyncio.sleep(LOOK_S)
 
     async def fit(
-        self, name: str, schema: CollectionSchema, model: VectorModel, *, unlabelled: bool = False
+        self, name: str, schema: CollectionSchema, model: VectorModel, own: Own = OURS
     ) -> Searchable:
         """The collection and the model, compared when the schema is new: by the fingerprint of the
         model's files, or by stored texts if one of both has none. Raises CollectionMismatch."""
         spec, model_id = model.spec, model.model_id
-        key = name, model_id, unlabelled
-        fit = self._fits.get(key)
-        if fit is None or fit.schema is not schema or fit.spec is not spec:
-            own = await model.fingerprint() if FINGERPRINT in schema.metadata else None
-            check_searchable(schema, spec, model_id, name, fingerprint=own, unlabelled=unlabelled)
+        key = name, model_id, own
+        there, fit = self._fits.get(key, (None, None))
+        if fit is None or there is not schema or fit.spec is not spec:
+            names = own.names(schema)
+            plain = named(schema, names)
+            files = await model.fingerprint() if FINGERPRINT in schema.metadata else None
+            check_searchable(
+                plain, spec, model_id, name, fingerprint=files, unlabelled=own.unlabelled
+            )
             is_proved = False
-            if own is None and MODEL_ID in schema.metadata:
-                is_proved = await self._is_proved(schema, name, model)
-            fit = Searchable.of(schema, spec, name, is_proved=is_proved)
-            self._fits[key] = fit
+            if files is None:
+                is_proved, plain = await self._proved(plain, name, model, own, names)
+            fit = Searchable.of(plain, spec, name, names=names, is_proved=is_proved)
+            self._fits[key] = schema, fit
         return fit
 
-    async def _is_proved(self, schema: CollectionSchema, name: str, model: VectorModel) -> bool:
+    async def _proved(
+        self,
+        schema: CollectionSchema,
+        name: str,
+        model: VectorModel,
+        own: Own,
+        names: Mapping[str, str],
+    ) -> tuple[bool, CollectionSchema]:
         heads = common_heads(schema, model.spec)
         options = EmbedOptions(
             truncate=True,
@@ -289,7 +318,16 @@ class CollectionSchemas:
         async def embed(texts: Sequence[str]) -> Embeddings:
             return await model.embed(texts, heads, options)
 
-        return await is_proved(self.store, schema.stored_as or name, schema, embed, model.model_id)
+        name = schema.stored_as or name
+        return await proved(
+            self.store,
+            name,
+            schema,
+            embed,
+            model.model_id,
+            own=own,
+            names=names,
+        )
 
     async def _others(self, name: str) -> str:
         """The end of an error's message: the store, the most similar name, and all names."""
@@ -417,7 +455,7 @@ def check_searchable(
         fields = ", ".join([*schema.vectors, *schema.sparse]) or "none"
         raise CollectionMismatch(
             f"collection {name!r} has the vectors {fields}; {model_id} makes "
-            f"{', '.join(sorted(spec.heads)) or 'none'}"
+            f"{', '.join(sorted(spec.heads)) or 'none'}{'' if schema.metadata else f'; {OF_OTHERS}'}"
         )
     wanted = layout_of(spec, model_id, plan_of(schema), heads, is_there=True)
     vectors = dict(wanted.vectors)

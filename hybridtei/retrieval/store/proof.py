@@ -1,11 +1,13 @@
 """Proves by a few stored texts that a model has made the vectors of a collection that has no
-fingerprint: those of version 0.3 that `Index.save` or a program made."""
+fingerprint: those of other software, and those of version 0.3 that `Index.save` or a program
+made."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -15,7 +17,8 @@ from hybridtei.batch import Ragged
 from hybridtei.errors import CollectionMismatch
 from hybridtei.inference.tasks.rerank import maxsim
 from hybridtei.outputs import Embeddings, unit
-from hybridtei.retrieval.store.base import DENSE, CollectionSchema, PointId, Store, Stored
+from hybridtei.retrieval.store.base import DENSE, SPARSE, CollectionSchema, Store, Stored
+from hybridtei.retrieval.store.own import OUR_NAMES, OURS, Own, text_keys, text_of
 from hybridtei.retrieval.store.plan import PACKED, packed_format
 from hybridtei.retrieval.store.points import check_points, to_points
 
@@ -25,28 +28,38 @@ EmbedTexts = Callable[[Sequence[str]], Awaitable[Embeddings]]
 log = logging.getLogger(__name__)
 
 COMPARED, READ = 5, 50
-# Keys of payloads
-TEXT, CONTEXT = "text", "context"
+# A key of payloads
+CONTEXT = "context"
 # Cosines of equal texts: engines, precisions and Qdrant's compressed numbers differ by less. Bits
 # flip where a number is almost 0.
 LEAST, LEAST_OF_BYTES = 0.99, 0.9
+# Other software may embed a title or metadata with a text; other models' vectors have about 0
+LEAST_OF_OTHERS = 0.5
 
 
-async def is_proved(
-    store: Store, name: str, schema: CollectionSchema, embed: EmbedTexts, model_id: str
-) -> bool:
-    """True if the model makes the vectors that the collection has for its own texts, or if it has
-    no points; False, and a warning, if no text is stored. Raises CollectionMismatch if the vectors
-    differ."""
-    records, _ = await store.scroll(name, limit=READ, with_payload=[TEXT, CONTEXT])
+async def proved(
+    store: Store,
+    name: str,
+    schema: CollectionSchema,
+    embed: EmbedTexts,
+    model_id: str,
+    *,
+    own: Own = OURS,
+    names: Mapping[str, str] = OUR_NAMES,
+) -> tuple[bool, CollectionSchema]:
+    """(True if the model makes the vectors that the collection has for its own texts, or if it has
+    no points; False, and a warning, if no text is stored; the schema, without the sparse vectors of
+    other software that are not the model's). Raises CollectionMismatch if other vectors differ."""
+    keys = [*text_keys(own.text_field), CONTEXT]
+    records, _ = await store.scroll(name, limit=READ, with_payload=keys)
     if not records:
-        return True
-    texts: dict[PointId, str] = {}
-    for record in records:
-        text = record.payload.get(TEXT)
-        if isinstance(text, str) and text.strip() and len(texts) < COMPARED:
-            texts[record.id] = text
-    stored = await store.retrieve(name, list(texts), with_vectors=True)
+        return True, schema
+    texts = {record.id: text_of(record.payload, own.text_field) for record in records}
+    ids = [identity for identity, text in texts.items() if text.strip()][:COMPARED]
+    stored = await store.retrieve(name, ids, with_vectors=True)
+    kinds = {name: kind for kind, name in names.items()}
+    for record in stored:
+        record.vector = {kinds.get(key, key): vector for key, vector in record.vector.items()}
     cosines: dict[str, list[float]] = {}
     if stored:
         if DENSE in schema.vectors:
@@ -62,16 +75,25 @@ async def is_proved(
             name,
             model_id,
         )
-    for kind, values in cosines.items():
-        bound = LEAST_OF_BYTES if kind == PACKED else LEAST
-        if (cosine := median(values)) < bound:
-            raise CollectionMismatch(
-                f"collection {name!r} has no fingerprint of its model, so {model_id} embedded "
-                f"{len(stored)} of its texts again: their `{kind}` vectors and the stored ones "
-                f"have a cosine of {cosine:.3f}, should be {bound} or more. Other weights made the "
-                f"collection: `hybridtei migrate {name}` makes its vectors anew"
-            )
-    return bool(cosines)
+    low = {kind: median(values) for kind, values in cosines.items()}
+    low = {kind: cosine for kind, cosine in low.items() if cosine < _least(kind, own)}
+    if [*low] == [SPARSE] and own.unlabelled and own.sparse is None and len(cosines) > 1:
+        log.warning("collection %r: its sparse vectors are not those of %s", name, model_id)
+        return True, replace(schema, sparse={})
+    for kind, cosine in low.items():
+        raise CollectionMismatch(
+            f"collection {name!r} has no fingerprint of its model, so {model_id} embedded "
+            f"{len(stored)} of its texts again: their `{kind}` vectors and the stored ones "
+            f"have a cosine of {cosine:.3f}, should be {_least(kind, own)} or more. Other weights "
+            f"made the collection: `hybridtei migrate {name}` makes its vectors anew"
+        )
+    return bool(cosines), schema
+
+
+def _least(kind: str, own: Own) -> float:
+    if own.unlabelled:
+        return LEAST_OF_OTHERS
+    return LEAST_OF_BYTES if kind == PACKED else LEAST
 
 
 def _context(record: Stored) -> list[str]:

@@ -47,8 +47,6 @@ log = logging.getLogger(__name__)
 Text = Annotated[str, Meta(max_length=100_000)]
 # Spans of each hit
 Spans = Sequence[Sequence[RelevantSpan]]
-# A payload's key, `SearchOptions.text_field`
-TEXT = "text"
 
 
 class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -219,7 +217,7 @@ async def _searched(
         max_points=depth,
         aside=stores.bounds.run_aside,
     )
-    fit = await searcher.fit(request.collection, schema)
+    fit = await searcher.fit(request.collection, options, schema)
     try:
         embedded = await searcher.embed(request.collection, texts, options, fit=fit)
     except RequestError as error:
@@ -283,11 +281,14 @@ async def _spans(
 ) -> list[Spans]:
     """The best spans of each query's hits, from a second pass over their texts. Raises InvalidInput
     if no hit has a text."""
-    texts = [[str(hit.payload.get(TEXT) or "") for hit in result.hits] for result in results]
+    from hybridtei.retrieval.store.own import text_of
+
+    field = request.text_field
+    texts = [[text_of(hit.payload, field) for hit in result.hits] for result in results]
     count = sum(map(len, texts))
     if count and not any(map(any, texts)):
         raise InvalidInput(
-            f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{TEXT}` in "
+            f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{field}` in "
             "its payload"
         )
     longest = MAX_SPANNED_CHARACTERS // max(count, 1)
@@ -321,6 +322,7 @@ async def _spans(
 def options_of(request: SearchRequest, stores: StoreContext) -> CheckedOptions:
     """The request's options: all of its checks, before the store is called. Raises InvalidInput,
     TooManyInputs, TooManyCandidates."""
+    from hybridtei.retrieval.store.own import text_keys
     from hybridtei.retrieval.store.query import filter_from
 
     queries = 1
@@ -338,7 +340,8 @@ def options_of(request: SearchRequest, stores: StoreContext) -> CheckedOptions:
         options = structs.replace(options, rrf_k=request.k)
     if request.spans is None or options.with_payload is True:
         return options
-    return structs.replace(options, with_payload=[*(options.with_payload or ()), TEXT])
+    keys = [*(options.with_payload or ()), *text_keys(request.text_field)]
+    return structs.replace(options, with_payload=keys)
 
 
 @cache

@@ -168,7 +168,7 @@ def test_records_of_one_document_are_hits_of_their_own(encoder, tmp_path):
     with Index(records, encoder) as index:
         index.save(tmp_path)
         assert len(index.search("one", limit=5)) == 5
-        assert len(index.search("one", group_by="document")) == 1
+        assert len(index.search("one", group_by="document_id")) == 1
     with Index.open(tmp_path, encoder=encoder) as stored:
         assert len(stored.search("one", limit=5)) == 5
 

@@ -323,7 +323,9 @@ def test_a_collection_of_others_only_where_it_is_allowed(encoder):
         await store.create("papers", CollectionSchema({"dense": dense}, {}))
         with pytest.raises(CollectionMismatch):
             await Searcher(store, encoder.named(MODEL)).search("papers", QUERY)
-        return await Searcher(store, encoder.named(MODEL), unlabelled=True).search("papers", QUERY)
+        return await Searcher(store, encoder.named(MODEL)).search(
+            "papers", QUERY, SearchOptions(unlabelled=True)
+        )
 
     found = run(scenario())
     assert (found.mode, found.hits) == ("dense", [])
@@ -333,11 +335,16 @@ def test_a_collection_of_nothing_the_model_makes(encoder):
     async def scenario():
         store = MemoryStore()
         await store.create(
-            "papers", CollectionSchema({"image": VectorParams(size=3, distance="Cosine")}, {})
+            "papers",
+            CollectionSchema(
+                dict.fromkeys(("image", "sound"), VectorParams(size=3, distance="Cosine")), {}
+            ),
         )
-        await Searcher(store, encoder.named(MODEL), unlabelled=True).search("papers", QUERY)
+        await Searcher(store, encoder.named(MODEL)).search(
+            "papers", QUERY, SearchOptions(unlabelled=True)
+        )
 
-    with pytest.raises(CollectionMismatch, match="has the vectors image"):
+    with pytest.raises(CollectionMismatch, match="has the vectors image, sound"):
         run(scenario())
 
 

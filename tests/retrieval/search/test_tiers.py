@@ -17,7 +17,9 @@ from tests.retrieval.search.small_search import run
 
 WIDTH, VOCABULARY = 4, 12
 SCHEMA = CollectionSchema(
-    {"dense": VectorParams(size=WIDTH, distance="Cosine")}, {"sparse": SparseVectorParams()}
+    {"dense": VectorParams(size=WIDTH, distance="Cosine")},
+    {"sparse": SparseVectorParams()},
+    {"model_id": "small"},
 )
 # (source, id) of a chunk's document; 1 is not "1", and an id may be a source too
 NAMES = st.sampled_from(["a", "b", "1", 1, 2])
