@@ -66,7 +66,7 @@ from hybridtei.retrieval.store.plan import (
     spread,
     with_budget,
 )
-from hybridtei.retrieval.store.proof import proved
+from hybridtei.retrieval.store.proof import proof_of
 from hybridtei.retrieval.store.query import CollectionPlan, indexes_of
 
 Tell = Callable[[str], None]
@@ -275,7 +275,7 @@ class _Ingest:
         async def embed(texts: Sequence[str]) -> Embeddings:
             return await asyncio.to_thread(encode, texts)
 
-        is_proved, _ = await proved(store, name, existing, embed, self.model.model_id)
+        is_proved, _ = await proof_of(store, name, existing, embed, self.model.model_id)
         if is_proved and fingerprint is not None and not self.options.dry_run:
             await store.annotate(name, {FINGERPRINT: fingerprint})
 

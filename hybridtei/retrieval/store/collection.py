@@ -31,7 +31,7 @@ from hybridtei.retrieval.store.base import (
     Store,
     Stored,
 )
-from hybridtei.retrieval.store.own import OUR_NAMES, OURS, Own, named
+from hybridtei.retrieval.store.own import OUR_NAMES, OURS, Own, view_of
 from hybridtei.retrieval.store.plan import (
     CALIBRATION,
     FINGERPRINT,
@@ -45,7 +45,7 @@ from hybridtei.retrieval.store.plan import (
     payload_of,
     plan_of,
 )
-from hybridtei.retrieval.store.proof import proved
+from hybridtei.retrieval.store.proof import proof_of
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class VectorModel(Protocol):
     async def fingerprint(self) -> str | None: ...
 
 
-OF_OTHERS = "other software made it: `unlabelled` searches it all the same"
+OF_OTHERS = "if other software made it, `unlabelled` searches it"
 MAX_NAME_BYTES = 200
 # And controls
 FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*') | {
@@ -285,22 +285,22 @@ class CollectionSchemas:
         model's files, or by stored texts if one of both has none. Raises CollectionMismatch."""
         spec, model_id = model.spec, model.model_id
         key = name, model_id, own
-        there, fit = self._fits.get(key, (None, None))
-        if fit is None or there is not schema or fit.spec is not spec:
+        before, fit = self._fits.get(key, (None, None))
+        if fit is None or before is not schema or fit.spec is not spec:
             names = own.names(schema)
-            plain = named(schema, names)
+            plain = view_of(schema, names)
             files = await model.fingerprint() if FINGERPRINT in schema.metadata else None
             check_searchable(
                 plain, spec, model_id, name, fingerprint=files, unlabelled=own.unlabelled
             )
             is_proved = False
             if files is None:
-                is_proved, plain = await self._proved(plain, name, model, own, names)
+                is_proved, plain = await self._proof(plain, name, model, own, names)
             fit = Searchable.of(plain, spec, name, names=names, is_proved=is_proved)
             self._fits[key] = schema, fit
         return fit
 
-    async def _proved(
+    async def _proof(
         self,
         schema: CollectionSchema,
         name: str,
@@ -319,7 +319,7 @@ class CollectionSchemas:
             return await model.embed(texts, heads, options)
 
         name = schema.stored_as or name
-        return await proved(
+        return await proof_of(
             self.store,
             name,
             schema,
@@ -455,7 +455,7 @@ def check_searchable(
         fields = ", ".join([*schema.vectors, *schema.sparse]) or "none"
         raise CollectionMismatch(
             f"collection {name!r} has the vectors {fields}; {model_id} makes "
-            f"{', '.join(sorted(spec.heads)) or 'none'}{'' if schema.metadata else f'; {OF_OTHERS}'}"
+            f"{', '.join(sorted(spec.heads)) or 'none'}; {OF_OTHERS}"
         )
     wanted = layout_of(spec, model_id, plan_of(schema), heads, is_there=True)
     vectors = dict(wanted.vectors)

@@ -29,22 +29,22 @@ class Own(NamedTuple):
         CollectionMismatch for a name that the collection lacks."""
         names: dict[str, str] = {}
         kinds = ((DENSE, self.dense, schema.vectors), (SPARSE, self.sparse, schema.sparse))
-        for kind, name, there in kinds:
-            if name is not None and name not in there:
+        for kind, name, vectors in kinds:
+            if name is not None and name not in vectors:
                 raise CollectionMismatch(
-                    f"`{kind}_name` is {name!r}, the collection has {[*there] or 'none'}"
+                    f"`{kind}_name` is {name!r}, the collection has {[*vectors] or 'none'}"
                 )
             if name is not None:
                 names[kind] = name
-            elif self.unlabelled and kind not in there and len(there) == 1:
-                (names[kind],) = there
+            elif self.unlabelled and kind not in vectors and len(vectors) == 1:
+                (names[kind],) = vectors
         return names
 
 
 OURS, OUR_NAMES = Own(), MappingProxyType[str, str]({})
 
 
-def named(schema: CollectionSchema, names: Mapping[str, str]) -> CollectionSchema:
+def view_of(schema: CollectionSchema, names: Mapping[str, str]) -> CollectionSchema:
     """The schema with our names of its vectors."""
     if not names:
         return schema

@@ -37,7 +37,7 @@ LEAST, LEAST_OF_BYTES = 0.99, 0.9
 LEAST_OF_OTHERS = 0.5
 
 
-async def proved(
+async def proof_of(
     store: Store,
     name: str,
     schema: CollectionSchema,

@@ -288,8 +288,8 @@ async def _spans(
     count = sum(map(len, texts))
     if count and not any(map(any, texts)):
         raise InvalidInput(
-            f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{field}` in "
-            "its payload"
+            f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{field}` "
+            "in its payload"
         )
     longest = MAX_SPANNED_CHARACTERS // max(count, 1)
 
