@@ -1,4 +1,5 @@
-"""The owner of limits: `Bound` counts what all holders of something hold together.
+"""The owner of limits: `Bound` counts what all holders of something hold together, and `Deadlines`
+bounds their time.
 
 Units are what is really held: bytes that have arrived, permits, open calls. Nothing else compares
 such a count with its limit.
@@ -8,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Any, Self, TypeVar
 
-from hybridtei.errors import TokensUsed
+from hybridtei.errors import Overloaded, RequestRefused, TimedOut, TokensUsed
 
+T = TypeVar("T")
 # A quarter of a bound is not given to large holders
 SHARE_LEFT = 4
-# Bytes of a body; the share that is left is for smaller ones
+# A holder of more bytes is large: a body, an answer
 SMALL_BYTES = 1_000_000
+# That a large answer waits for room: longer than the server keeps a client that reads nothing
+WAIT_SECONDS = 30.0
 # Of all bodies that arrive in several pieces, and of those without a key in a header
 MAX_ARRIVING_BYTES, MAX_KEYLESS_BYTES = 256_000_000, 16_000_000
 # Of bodies and decoded values of all requests that are being answered
@@ -27,7 +33,7 @@ MAX_INSIDE_BYTES = 1_000_000_000
 HELD_BYTES = 16_384
 # A body has the time of `--body-timeout`, and a second for each of these announced bytes: a phone's
 # connection is ten times as fast
-BODY_BYTES_A_SECOND = 100_000
+BODY_BYTES_A_SECOND = 100_000.0
 # The time of a body without a key in a header
 KEYLESS_SECONDS = 10.0
 # In a body of JSON: lists, objects, and commas outside of texts. OpenAI takes as many tokens a
@@ -41,91 +47,322 @@ MAX_MCP_BYTES = 200_000
 BLOCK_BYTES = 80
 
 
-class AtBound(Exception):
-    """A bound has no room. `limit`: the bound's."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self.limit = limit
+def most_of_large(limit: int) -> int:
+    """How much of a bound all large holders may hold together."""
+    return limit - limit // SHARE_LEFT
 
 
 class Bound:
-    """Units that all holders hold together: at most `limit`. The last quarter is for holders of at
-    most `small` units, if given. For one event loop."""
+    """Units that all holders hold together: at most `limit`. Large holders leave a share to small
+    ones. `refusal`: makes the error at the bound; default: Overloaded. For one event loop."""
 
     def __init__(
-        self, limit: int, small: int | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        limit: int,
+        refusal: Callable[[Bound], Exception] = lambda _: Overloaded(),
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limit, self.units = limit, 0
-        self._small, self._clock = small, clock
-        self._arriving: dict[Arriving, None] = {}
+        self.limit = self.free = limit
+        self.left = limit - most_of_large(limit)
+        self.refusal, self.clock = refusal, clock
+        # Holders that wait for their clients, and how long they still may
+        self.waiting: dict[Holder, None] = {}
+        self.patience_s = inf
+        # Units that `room` waits for. The first one has the turn, the others queue for it.
+        self._asked = 0
+        self._turn, self._given_back = asyncio.Lock(), asyncio.Event()
 
-    def has_room(self, units: int, held: int = 0) -> bool:
-        """True if a holder of `held` units may take `units` more. Nothing always fits, and one
-        holder alone takes what it likes."""
-        limit = self.limit
-        if self._small is not None and held + units > self._small:
-            limit -= limit // SHARE_LEFT
-        return self.units + units <= limit or units == 0 or self.units == held
+    @property
+    def units(self) -> int:
+        """What is held; more than the limit if `give_back` has taken."""
+        return self.limit - self.free
 
-    def take(self, units: int, held: int = 0) -> None:
-        """Raises AtBound."""
-        if not self.has_room(units, held):
-            raise AtBound(self.limit)
-        self.units += units
+    def has_room(self, units: int, *, is_large: bool = False) -> bool:
+        return units <= self.free - self.left * is_large
+
+    def check(self) -> None:
+        """Raises the refusal if nothing is free. Call it before any work for a request."""
+        if self.free <= 0:
+            raise self.refusal(self)
+
+    def take(self, units: int, *, is_large: bool = False) -> None:
+        """Raises the refusal, and has no effect then."""
+        if units > self.free - self.left * is_large:
+            raise self.refusal(self)
+        self.free -= units
 
     def give_back(self, units: int) -> None:
-        self.units -= units
+        """Give units back; a negative number takes them, room or not."""
+        self.free += units
+        if self._asked:
+            self._given_back.set()
+
+    def fitting(self, units: int) -> int:
+        """What counts for a holder of so many bytes: one alone always fits."""
+        return min(units, self.limit - self.left)
+
+    async def room(self, units: int) -> int:
+        """Wait, in order of arrival, until a large holder may take `units`; return what was taken,
+        to be given back. Raises the refusal after `WAIT_SECONDS`, or at once if those that wait ask
+        for the whole bound already."""
+        units = self.fitting(units)
+        if self._asked + units > self.limit:
+            raise self.refusal(self)
+        self._asked += units
+        try:
+            async with asyncio.timeout(WAIT_SECONDS), self._turn:
+                while not self.has_room(units, is_large=True):
+                    self._given_back.clear()
+                    await self._given_back.wait()
+                self.free -= units
+        except TimeoutError:
+            raise self.refusal(self) from None
+        finally:
+            self._asked -= units
+        return units
+
+    def inside(self, units: int, *, is_large: bool = False) -> Holder:
+        """A context that holds `units`. Raises the refusal on entry. A caller that carries enough
+        takes none."""
+        return Holder(self, units, is_large)
 
     @contextmanager
-    def arriving(self, wait: asyncio.Timeout) -> Iterator[Arriving]:
-        """A holder whose units arrive while it waits for its client. At the bound, that holder ends
-        which has held most for longest: its `wait` expires."""
-        holder = Arriving(self, wait, self._clock())
-        self._arriving[holder] = None
+    def carrying(self, units: int) -> Iterator[None]:
+        """A context in which these units need not be taken, also in tasks started inside."""
+        before = _carried.set((self, units))
         try:
-            yield holder
+            yield
         finally:
-            holder.leave()
+            _carried.reset(before)
 
-    def end_longest(self) -> Arriving | None:
-        """End the holder of most units times seconds. None: there is none."""
-        now = self._clock()
+    def hurry(self, seconds: float) -> None:
+        """From now on, wait no longer than this for any client."""
+        self.patience_s = seconds
+        soon = asyncio.get_running_loop().time() + seconds
+        for holder in self.waiting:
+            wait = holder.wait
+            if wait is not None and not wait.expired():
+                wait.reschedule(min(wait.when() or inf, soon))
+
+    def end_longest(self) -> Holder | None:
+        """End the waiting holder of most units times seconds. None: there is none."""
+        now = self.clock()
         longest = max(
-            self._arriving,
-            key=lambda holder: holder.units * (now - holder.since),
-            default=None,
+            self.waiting, key=lambda holder: holder.units * (now - holder.since), default=None
         )
         if longest is not None:
             longest.is_ended = True
-            longest.wait.reschedule(asyncio.get_running_loop().time())
+            if longest.wait is not None:
+                longest.wait.reschedule(0)
             longest.leave()
         return longest
 
 
-class Arriving:
-    """One holder of a bound that waits for its client."""
+_carried: ContextVar[tuple[Bound | None, int]] = ContextVar("carried_units", default=(None, 0))
 
-    def __init__(self, bound: Bound, wait: asyncio.Timeout, since: float) -> None:
-        self.wait, self.since, self.units = wait, since, 0
-        # True if the bound has ended it, not the time
-        self.is_ended = False
-        self._bound = bound
+
+@dataclass(eq=False, slots=True)
+class Holder:
+    """What one request, call or connection holds of a bound. As a context it takes what was
+    `asked`, and gives all back."""
+
+    bound: Bound
+    asked: int = 0
+    is_large: bool = False
+    units: int = 0
+    # While it waits for its client; True if the bound has ended that, not the time
+    wait: asyncio.Timeout | None = None
+    since: float = 0.0
+    is_ended: bool = False
+
+    def __enter__(self) -> Self:
+        carrier, carried = _carried.get()
+        if carrier is not self.bound or self.asked > carried:
+            self.bound.take(self.asked, is_large=self.is_large)
+            self.units = self.asked
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.units:
+            self.bound.give_back(self.units)
+            self.units = 0
+
+    def leave(self, *_: object) -> None:
+        """Give all back."""
+        self.bound.waiting.pop(self, None)
+        self.__exit__()
+
+    def add(self, units: int) -> None:
+        """Hold so many more, or less, room or not."""
+        self.units += units
+        self.bound.give_back(-units)
 
     def take(self, units: int) -> None:
-        """Take units; at the bound, in place of others. Raises AtBound if this holder has held most
-        for longest."""
-        while not self._bound.has_room(units, self.units):
-            if self._bound.end_longest() in (self, None):
-                raise AtBound(self._bound.limit)
-        self._bound.units += units
-        self.units += units
+        """Take units; at the bound, in place of holders that wait for their clients. Raises the
+        refusal if this one has held most for longest, or if no other waits."""
+        is_large = self.units + units > SMALL_BYTES
+        units = min(units, self.bound.fitting(self.units + units) - self.units)
+        while units > 0 and not self.bound.has_room(units, is_large=is_large):
+            if self.bound.end_longest() in (self, None):
+                raise self.bound.refusal(self.bound)
+        self.add(units)
 
-    def leave(self) -> None:
-        """Give all units back."""
-        self._bound.units -= self.units
-        self.units = 0
-        self._bound._arriving.pop(self, None)
+    async def within(self, seconds: float, client: Awaitable[T]) -> T:
+        """Wait for the client. Raises TimeoutError after `seconds`, and the refusal if another
+        holder takes the place. Waits may be nested."""
+        bound, outer = self.bound, self.wait
+        seconds = min(seconds, bound.patience_s)
+        if outer is None:
+            self.since = bound.clock()
+            bound.waiting[self] = None
+        try:
+            async with asyncio.timeout(seconds) as self.wait:
+                return await client
+        except TimeoutError:
+            if self.is_ended:
+                raise bound.refusal(bound) from None
+            raise
+        finally:
+            self.wait = outer
+            if outer is None:
+                bound.waiting.pop(self, None)
+
+
+@dataclass(eq=False, slots=True)
+class _Limited:
+    """A context whose task is cancelled at the deadline, and then raises TimedOut. `cancelling`:
+    its earlier cancellations."""
+
+    deadlines: Deadlines
+    task: asyncio.Task[Any]
+    deadline: float
+    cancelling: int
+    late: bool = False
+
+    def __enter__(self) -> None:
+        deadlines = self.deadlines
+        deadlines.running[self] = None
+        if deadlines.timer is None:
+            deadlines.timer = asyncio.get_running_loop().call_later(
+                deadlines.seconds, deadlines.look
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        deadlines = self.deadlines
+        deadlines.running.pop(self, None)
+        if self.late and kind is asyncio.CancelledError and self.task.uncancel() <= self.cancelling:
+            seconds = f"{deadlines.seconds:g}"
+            raise TimedOut(
+                f"no answer within {seconds} seconds (request-timeout): try again later"
+            ) from None
+
+
+class Deadlines:
+    """Bounds each piece of work to `seconds` of `clock`; 0: no bound. Used from one event loop's
+    thread.
+
+    `asyncio.timeout` would make and cancel a timer per request, which costs as much as tokenising a
+    short text. All work has the same bound, so a single timer for the oldest work suffices.
+    """
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        # In order of their starts
+        self.running: dict[_Limited, None] = {}
+        self.timer: asyncio.TimerHandle | None = None
+
+    def within(self) -> AbstractContextManager[None]:
+        """A context that raises TimedOut at the deadline, after the work within has ended by
+        cancellation."""
+        task = asyncio.current_task()
+        if not self.seconds or task is None:
+            return UNLIMITED
+        return _Limited(self, task, self._clock() + self.seconds, task.cancelling())
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.running.clear()
+
+    def look(self) -> None:
+        self.timer = None
+        now = self._clock()
+        for work in [*self.running]:
+            if work.deadline > now:
+                self.timer = asyncio.get_running_loop().call_later(work.deadline - now, self.look)
+                return
+            del self.running[work]
+            work.late = True
+            work.task.cancel()
+
+
+UNLIMITED = nullcontext()
+
+
+# Of a request of more inputs than a request may have
+MAX_CHUNKS_AT_ONCE = 2
+# 64 MB as float32, about three times as much as JSON: ten thousand vectors of 1,600
+MAX_ANSWER_NUMBERS = 16_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds of a request of `inputs` inputs: at most `chunk` inputs a chunk, and `at_once`
+    chunks at once. It holds `permits` permits from before the first chunk until after the last.
+    `max_numbers`: in the answer.
+
+    A request without a free permit is refused at once. A request of many inputs runs in several
+    turns with the same permits, and a gRPC stream may have endless messages. A few of these could
+    hold all permits for minutes, so they leave a share to requests of one turn, such as queries.
+    """
+
+    inputs: int
+    chunk: int
+    at_once: int
+    permits: int
+    max_numbers: float = inf
+    # True if the permits are held for several chunks, one after the other
+    turns: bool = False
+
+    @classmethod
+    def whole(cls, inputs: int) -> Self:
+        """Return the bounds of one chunk, with a permit an input."""
+        return cls(inputs, max(inputs, 1), 1, inputs)
+
+    @classmethod
+    def of(cls, inputs: int, *, largest: int, permits: int) -> Self:
+        """Return bounds for more inputs than the `largest` allowed request. `permits`, the total,
+        may be fewer. As many inputs are inside as in `MAX_CHUNKS_AT_ONCE` ordinary requests. The
+        answer grows with the request, so it is bounded too."""
+        if inputs <= min(largest, permits):
+            return cls(inputs, max(inputs, 1), 1, inputs, MAX_ANSWER_NUMBERS)
+        available = most_of_large(permits)
+        chunk = min(largest, available)
+        at_once = min(MAX_CHUNKS_AT_ONCE, available // chunk)
+        held = min(inputs, chunk * at_once)
+        return cls(inputs, chunk, at_once, held, MAX_ANSWER_NUMBERS, held < inputs)
+
+    def check(self, numbers: int) -> None:
+        """Raises RequestRefused if the answer has more numbers than it may have."""
+        if numbers > self.max_numbers:
+            raise RequestRefused(
+                f"the answer would hold more than {self.max_numbers} numbers: send fewer inputs at "
+                "once"
+            )
+
+    def of_inputs(self, inputs: int) -> Self:
+        """Return the same bounds of `inputs` inputs, of which each is more than one permit."""
+        return replace(self, inputs=inputs)
+
+    def in_chunks(self, chunk: int) -> Self:
+        """Return bounds with the same permits and another chunk size, for tasks whose inputs cost
+        less than their permits."""
+        return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
 
 
 MINUTE_S = 60

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import Ragged
 from hybridtei.errors import AnswersUnsent, HybridTeiError
+from hybridtei.limits import Bound
 from hybridtei.outputs import Embeddings, Floats, SparseVectors
 from hybridtei.server.http.body import first_fields, while_connected
 
@@ -217,71 +218,13 @@ def is_path(scope: Any) -> bool:
     return b"//" not in path and (path[-1:] != b"/" or ENDING_IN_SLASH.fullmatch(path) is not None)
 
 
-# An answer up to this size does not wait
-SMALL_BYTES = 1_000_000
-# A quarter of the bound is left to small answers
-SMALL_SHARE = 4
-# Longer than the server keeps a client that reads nothing
-WAIT_SECONDS = 30.0
-
-
-class Unsent:
-    """Counts the `bytes` of answers that are encoded, or about to be, and not yet taken by the
-    system. For one event loop."""
-
-    def __init__(self, limit: int, wait_seconds: float = WAIT_SECONDS) -> None:
-        self.bytes = 0
-        self._limit = limit
-        self._large_limit = limit - limit // SMALL_SHARE
-        self._wait_seconds = wait_seconds
-        self._waiting_bytes = 0
-        # Held by the first waiting answer; the others queue for it in order of arrival
-        self._first = asyncio.Lock()
-        self._fewer = asyncio.Event()
-
-    @property
-    def is_full(self) -> bool:
-        return self.bytes >= self._limit
-
-    def check(self) -> None:
-        """Raises AnswersUnsent at the bound. Call it before any work for a request."""
-        if self.bytes >= self._limit:
-            raise self._refusal()
-
-    def add(self, size: int) -> None:
-        """Add `size` bytes, which may be negative."""
-        self.bytes += size
-        if size < 0:
-            self._fewer.set()
-
-    async def room(self, size: int) -> int:
-        """Wait, in order of arrival, until an answer of about `size` bytes may be encoded.
-
-        Returns the number of bytes counted for it; the caller must subtract them later. An answer
-        larger than the bound runs alone. Raises AnswersUnsent after `wait_seconds`, or at once if
-        the waiting answers reach the bound already.
-        """
-        size = min(size, self._large_limit)
-        if self._waiting_bytes + size > self._limit:
-            raise self._refusal()
-        self._waiting_bytes += size
-        try:
-            async with asyncio.timeout(self._wait_seconds), self._first:
-                while self.bytes + size > self._large_limit:
-                    self._fewer.clear()
-                    await self._fewer.wait()
-                self.bytes += size
-        except TimeoutError:
-            raise self._refusal() from None
-        finally:
-            self._waiting_bytes -= size
-        return size
-
-    def _refusal(self) -> AnswersUnsent:
-        return AnswersUnsent(
-            f"{self.bytes} bytes of answers wait for clients that do not read them, {self._limit} "
-            "are allowed (max-unsent-bytes): try again later"
-        )
+def answers_unsent(bound: Bound) -> AnswersUnsent:
+    """The refusal of a bound of the bytes of answers that are encoded, or about to be, and not yet
+    taken by the system."""
+    return AnswersUnsent(
+        f"{bound.units} bytes of answers wait for clients that do not read them, {bound.limit} "
+        "are allowed (max-unsent-bytes): try again later"
+    )
 
 
 Headers = list[tuple[bytes, bytes]]
@@ -322,7 +265,7 @@ class Answer(Response[bytes]):
         shared, size = scope["litestar_app"].state, len(self._body)
         cors = shared.origins.headers(first_fields(scope).get(b"origin"))
         headers = [*self._headers, (b"content-length", b"%d" % size), *cors]
-        shared.limits.unsent.bytes += size
+        shared.limits.unsent.free -= size
         try:
             await send({"type": "http.response.start", "status": self._status, "headers": headers})
             if size > SLICE_BYTES:
@@ -330,7 +273,7 @@ class Answer(Response[bytes]):
             else:
                 await send({"type": "http.response.body", "body": self._body})
         finally:
-            shared.limits.unsent.add(-size)
+            shared.limits.unsent.give_back(size)
 
 
 async def send_sliced(body: bytes, send: Any, *, more_body: bool = False) -> None:

@@ -17,25 +17,23 @@ from litestar.types import Scope
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.errors import LoadError, Overloaded, StoreError
-from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.limits import (
     MAX_ARRIVING_BYTES,
     MAX_INSIDE_BYTES,
     MAX_KEYLESS_BYTES,
-    SMALL_BYTES,
     Bound,
 )
 from hybridtei.server import api
 from hybridtei.server.agents import Agents
 from hybridtei.server.answers import Origins
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.http.body import REFUSED
+from hybridtei.server.http.body import REFUSED, too_much_arrives
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
 from hybridtei.server.routing import ALLOW, BELOW, HANDLERS, ROUTE, ROUTES, allow_header
-from hybridtei.server.serve import HttpRequest, Shared, preflight, serve
+from hybridtei.server.serve import HttpRequest, Shared, preflight, serve, too_much_inside
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
 from hybridtei.system.metrics import Registry
@@ -100,7 +98,7 @@ def create_models_app(
     if server.grpc_port is not None:
         rpc = rpc_server_class()(models, server, recorder, keys, certificate=certificate)
     models.registry.observed(
-        "hybridtei_unsent_bytes", lambda: limits.unsent.bytes + (rpc.unsent.bytes if rpc else 0)
+        "hybridtei_unsent_bytes", lambda: limits.unsent.units + (rpc.unsent.units if rpc else 0)
     )
     of_store = None if schemas is None else store_errors(models.registry)
 
@@ -124,11 +122,11 @@ def create_models_app(
         server=server,
         models=models,
         schemas=schemas,
-        store_bounds=StoreBounds(Admission(permits)),
+        store_bounds=StoreBounds(Bound(permits)),
         keyring=keys,
-        arriving=Bound(MAX_ARRIVING_BYTES, SMALL_BYTES),
-        keyless=Bound(MAX_KEYLESS_BYTES, SMALL_BYTES),
-        inside=Bound(MAX_INSIDE_BYTES, SMALL_BYTES),
+        arriving=Bound(MAX_ARRIVING_BYTES, too_much_arrives),
+        keyless=Bound(MAX_KEYLESS_BYTES, too_much_arrives),
+        inside=Bound(MAX_INSIDE_BYTES, too_much_inside),
         origins=Origins(server.cors_allow_origin),
         limits=limits,
         recorder=recorder,

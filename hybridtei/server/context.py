@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import perf_counter_ns
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -24,13 +25,14 @@ from hybridtei.errors import (
     TooManyInputs,
     TooManyTexts,
 )
-from hybridtei.inference.engine.admission import Answered, Bounds, too_many_numbers
+from hybridtei.inference.engine.chunks import Answered
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Task
 from hybridtei.inference.tasks.embed import MAX_WINDOWS, Embed, prompt_of
 from hybridtei.inference.tasks.pooling import budget_of
 from hybridtei.inference.tasks.rerank import Ranking, rerank_task
 from hybridtei.inference.tasks.windows import windows_of
+from hybridtei.limits import Bounds
 from hybridtei.models.fingerprint import Fingerprint, begin
 from hybridtei.options import (
     SIDES,
@@ -305,11 +307,11 @@ class Context:
         place of the wrong one in a list. A function gives the name of the input at a place.
         """
         with Counted(self.metrics, load, scope) as counted:
-            if load.is_batch and (bounds is None or bounds.max_numbers is None):
+            if load.is_batch and (bounds is None or bounds.max_numbers == inf):
                 self.check_batch(load.inputs)
             bounds = bounds or self.bounds(load.inputs)
-            if bounds.max_numbers is not None and numbers > bounds.max_numbers:
-                raise too_many_numbers(bounds.max_numbers)
+            if numbers:
+                bounds.check(numbers)
             if task.checks_first:
                 task.check(self.service.model.spec)
                 check = checked

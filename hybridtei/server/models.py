@@ -34,10 +34,10 @@ from hybridtei.errors import (
     UnknownModel,
     UnsupportedHead,
 )
-from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.device import STOP_SECONDS
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.rerank import Scored
+from hybridtei.limits import Bound
 from hybridtei.models.fingerprint import model_hash
 from hybridtei.options import SIDES, EmbedOptions, InputType, RankOptions
 from hybridtei.outputs import Embeddings, Load, Usage
@@ -73,6 +73,13 @@ class Entry:
     seconds: float | None = None
 
 
+def too_many_loading(bound: Bound) -> InvalidInput:
+    """The refusal of a bound of models that load."""
+    return InvalidInput(
+        f"{bound.limit} models are loading already: wait until one is ready or has failed"
+    )
+
+
 class Models:
     """The models. Only the event loop's thread may use it. `opener`: makes a started context from a
     configuration; None: models cannot be loaded at run time. `flags`: the process's; a model loaded
@@ -93,7 +100,7 @@ class Models:
         self.list_ready()
         # Of the whole process
         self.registry = Registry()
-        self._opener = opener
+        self._opener, self._loading = opener, Bound(MAX_LOADING, too_many_loading)
         self.alias: str | None = None
         # True: the server will end, and its health is bad
         self.leaving = False
@@ -195,10 +202,7 @@ class Models:
         loaded = self.entries.get(config.alias)
         if loaded is not None and loaded.state != "failed":
             raise InvalidInput(f"`alias`: the model `{config.alias}` is {loaded.state} already")
-        if sum(entry.state == "loading" for entry in self.entries.values()) >= MAX_LOADING:
-            raise InvalidInput(
-                f"{MAX_LOADING} models are loading already: wait until one is ready or has failed"
-            )
+        self._loading.take(1)
         # A failed entry is removed first, so that the new one comes last
         self.entries.pop(config.alias, None)
         entry = self.entries[config.alias] = Entry(config.alias, "loading")
@@ -210,6 +214,8 @@ class Models:
             if not isinstance(error, HybridTeiError):
                 log.error("loading %s failed", config.model_id, exc_info=True)
             raise
+        finally:
+            self._loading.give_back(1)
         entry.state, entry.seconds = "ready", perf_counter() - began
         self.list_ready()
         log.info("loaded %s as %s in %.1f s", config.model_id, config.alias, entry.seconds)
@@ -302,8 +308,8 @@ class StoreBounds:
     """Bounds that all requests to the store share: one permit an input; one a transfer, which
     lasts as long as its client likes; one thread for work that would block the event loop."""
 
-    admission: Admission
-    transfers: Admission = field(default_factory=lambda: Admission(MAX_TRANSFERS))
+    admission: Bound
+    transfers: Bound = field(default_factory=lambda: Bound(MAX_TRANSFERS))
     aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     async def run_aside(self, work: Callable[[], Any]) -> Any:
@@ -398,8 +404,8 @@ class StoreContext:
         """Run a request's work with permits and within the request timeout. Raises Overloaded,
         TimedOut."""
         admission = self.bounds.admission
-        permits = min(inputs, self.server.max_client_batch_size, admission.permits)
-        with admission.inside(permits), self.models.default.service.deadlines.limit():
+        permits = min(inputs, self.server.max_client_batch_size, admission.limit)
+        with admission.inside(permits), self.models.default.service.deadlines.within():
             return await work()
 
     def embedder(self, schema: CollectionSchema | None) -> Context:

@@ -52,7 +52,7 @@ async def _rank_within(
 
     # Later passes take no further permits: a full server refuses the whole request or nothing
     with (
-        service.admission.inside(bounds.permits, turns=bounds.turns),
+        service.admission.inside(bounds.permits, is_large=bounds.turns),
         service.admission.carrying(bounds.permits),
     ):
         while part := timed.following(deadline_ns - perf_counter_ns()):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from hybridtei.config import ServerConfig
+from hybridtei.limits import Bound
 from hybridtei.server.http.connection import ConnectionLimits, allow_files
 from hybridtei.server.http.protocol import BoundedHttpProtocol
 from hybridtei.server.http.security import Certificate, Handshake
@@ -171,7 +172,13 @@ def settings_of(
         timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,
     )
     if certificate is not None:
-        handshake = partial(Handshake, {}, certificate.accepting(), limits, metrics_port)
+        handshake = partial(
+            Handshake,
+            Bound(config.max_connections),
+            certificate.accepting(),
+            limits,
+            metrics_port,
+        )
         protocol: Any = settings.http
         # uvicorn calls it for each connection; the handshake makes the protocol once it has ended
         settings.http = lambda **options: handshake(  # type: ignore[assignment]

@@ -29,11 +29,10 @@ from hybridtei.limits import (
     HELD_BYTES,
     KEYLESS_SECONDS,
     MAX_VALUES,
-    AtBound,
+    SMALL_BYTES,
     Bound,
 )
 from hybridtei.server.answers import (
-    SMALL_BYTES,
     Answer,
     Headers,
     Lines,
@@ -235,23 +234,10 @@ async def read(request: HttpRequest, route: Route) -> bytes:
     if not (is_large or route.any_type):
         check_type(first_fields(request.scope))
     try:
-        if not request.is_keyless:
-            seconds = shared.server.body_timeout
-            body = await read_body(
-                request,
-                shared.arriving,
-                limit,
-                seconds,
-                BODY_BYTES_A_SECOND,
-            )
-        else:
-            body = await read_body(
-                request,
-                shared.keyless,
-                limit,
-                KEYLESS_SECONDS,
-                inf,
-            )
+        bound, seconds, rate = shared.arriving, shared.server.body_timeout, BODY_BYTES_A_SECOND
+        if request.is_keyless:
+            bound, seconds, rate = shared.keyless, KEYLESS_SECONDS, inf
+        body = await read_body(request, bound, limit, seconds or inf, rate)
     except ClientDisconnected:
         shared.models.default.metrics.disconnected.add()
         raise
@@ -297,15 +283,18 @@ def counted(request: HttpRequest, route: Route, body: bytes) -> tuple[Any, int]:
     bound, before = request.shared.inside, sys.getallocatedblocks()
     payload = decoded(request, route, body)
     held = 2 * len(body) + max(sys.getallocatedblocks() - before, 0) * BLOCK_BYTES
-    try:
-        bound.take(held)
-    except AtBound:
-        raise BodyError(
-            f"the bodies of other requests hold {bound.units} bytes, {bound.limit} are allowed: "
-            "try again later",
-            503,
-        ) from None
+    held = bound.fitting(held)
+    bound.take(held, is_large=held > SMALL_BYTES)
     return payload, held
+
+
+def too_much_inside(bound: Bound) -> BodyError:
+    """The refusal of the bound of decoded bodies."""
+    return BodyError(
+        f"the bodies of other requests hold {bound.units} bytes, {bound.limit} are allowed: "
+        "try again later",
+        503,
+    )
 
 
 def choose(
@@ -363,7 +352,7 @@ async def encode_large(request: HttpRequest, reply: Reply) -> bytes:
             return await asyncio.to_thread(piecewise, reply.answer)
         return to_json(reply.answer)
     finally:
-        unsent.add(-reserved)
+        unsent.give_back(reserved)
 
 
 def check_capacity(route: Route, alias: str | None, models: Models, store: StoreBounds) -> None:
@@ -372,9 +361,7 @@ def check_capacity(route: Route, alias: str | None, models: Models, store: Store
     if not route.takes_permits:
         return
     if route.source == "store":
-        if store.admission.free <= 0:
-            raise Overloaded
-        return
+        return store.admission.check()
     if alias is not None:
         entry = models.entries.get(alias) or models.entries.get(split_side(alias)[0])
         contexts = []
@@ -383,7 +370,7 @@ def check_capacity(route: Route, alias: str | None, models: Models, store: Store
     else:
         contexts = models.ready
     for context in contexts:
-        if context.service.admission.free > 0:
+        if context.service.admission.has_room(1):
             return
     if contexts:
         contexts[0].metrics.refused()

@@ -25,7 +25,7 @@ from hybridtei import __version__
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
 from hybridtei.errors import BackendError, HybridTeiError, LoadError, UsageError
 from hybridtei.inference.backends.select import may_use_gpu
-from hybridtei.inference.engine.admission import permits_for
+from hybridtei.inference.engine.chunks import permits_for
 from hybridtei.inference.engine.device import STOP_SECONDS, Device
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import LoadedModel, default_alias, load_model

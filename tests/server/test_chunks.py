@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.fuzz.judge import same
-from hybridtei.inference.engine import admission as permits_of
-from hybridtei.inference.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, in_order, max_of_turns
+from hybridtei import limits
+from hybridtei.inference.engine.chunks import in_order
 from hybridtei.inference.tasks.label import Classify
+from hybridtei.limits import MAX_CHUNKS_AT_ONCE, Bounds, most_of_large
 from tests.server.conftest import LABELS, labelled
 from tests.server.live import HANG, serving
 
@@ -90,7 +91,7 @@ def test_a_wrong_input_fails_the_whole(split, place):
 
 
 def test_a_large_answer_is_refused_before_or_in_between(monkeypatch, split):
-    monkeypatch.setattr(permits_of, "MAX_ANSWER_NUMBERS", 200)
+    monkeypatch.setattr(limits, "MAX_ANSWER_NUMBERS", 200)
     answer = split.post("/embed_all", {"inputs": TEXTS})
     assert answer.status_code == 422
     assert answer.json()["error"].startswith("the answer would hold more than 200 numbers")
@@ -157,7 +158,7 @@ def test_bounds_are_kept_and_chunks_lose_nothing(inputs, largest, permits):
     assert 1 <= made.at_once <= MAX_CHUNKS_AT_ONCE
     assert made.permits <= min(permits, inputs)
     assert made.chunk * made.at_once <= permits
-    assert made.permits <= max_of_turns(permits) or not made.turns
+    assert made.permits <= most_of_large(permits) or not made.turns
 
 
 def test_order_and_the_first_failure_by_place():

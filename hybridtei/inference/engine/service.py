@@ -1,6 +1,6 @@
 """One model under asyncio: admission, a tokenizer pool, and `Engine`, its queue on a device.
 
-It has no policy of its own: `Admission` admits, `EngineCore` orders.
+It has no policy of its own: `Bound` admits, `EngineCore` orders.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ from hybridtei.errors import (
     Unhealthy,
 )
 from hybridtei.inference.backends.base import DAMAGED, Backend
-from hybridtei.inference.engine.admission import (
+from hybridtei.inference.engine.chunks import (
     GATHERERS,
-    Admission,
     Answered,
-    Bounds,
-    Deadlines,
-    check_numbers,
     joined,
     run_in_chunks,
 )
@@ -37,7 +33,7 @@ from hybridtei.inference.engine.core import EngineBatch, EngineCore, ResultCache
 from hybridtei.inference.engine.device import Device, ModelInstance
 from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.inference.tasks.base import Model, Task
-from hybridtei.limits import SPENDING
+from hybridtei.limits import SPENDING, Bound, Bounds, Deadlines
 from hybridtei.models.text.reader import PORTION_CHARACTERS, TextReader
 from hybridtei.models.text.tokenizer import SHORT_CHARACTERS, Tokenizer
 from hybridtei.outputs import Cut, HeadOutputs, Timings, cuts_of
@@ -80,7 +76,7 @@ class EngineService:
         self.config = config
         self.budget_tokens = budget_tokens
         self.workers = config.tokenization_workers or default_tokenization_workers()
-        self.admission = Admission(config.max_concurrent_requests)
+        self.admission = Bound(config.max_concurrent_requests)
         self._own_device: Device | None = None
         if engine is None and device is None:
             device = self._own_device = Device(
@@ -92,9 +88,9 @@ class EngineService:
         self._closing = False
         self._pool = Turns(self.workers, "tokenize")
         self._side_pool = Turns(1, "aside")
-        self.beside = Admission(MAX_ASIDE)
+        self.beside = Bound(MAX_ASIDE)
         # Calls that collect inputs before they are ranked
-        self.gathering = Admission(max(config.max_concurrent_requests // GATHERERS, 1))
+        self.gathering = Bound(max(config.max_concurrent_requests // GATHERERS, 1))
         self.deadlines = Deadlines(config.request_timeout)
 
     async def start(self) -> None:
@@ -149,7 +145,7 @@ class EngineService:
         removes waiting sequences from the queue.
         """
         bounds = bounds or Bounds.whole(task.size)
-        with self.admission.inside(bounds.permits, turns=bounds.turns):
+        with self.admission.inside(bounds.permits, is_large=bounds.turns):
             if check is None:
                 task.check(self.model.spec)
             else:
@@ -166,8 +162,8 @@ class EngineService:
                 is_short = size <= SHORT_INPUTS and characters <= SHORT_CHARACTERS
                 is_light = characters <= PORTION_CHARACTERS
             answered = await self._run_chunk(first, size, is_short=is_short, is_light=is_light)
-            if bounds.max_numbers is not None:
-                check_numbers(first.numbers(answered.answer), bounds)
+            if bounds.max_numbers < inf:
+                bounds.check(first.numbers(answered.answer))
             return answered
 
     async def _run_chunk(
@@ -179,7 +175,7 @@ class EngineService:
         part: Task[T] | None = chunk
         while part is not None:
             began = perf_counter_ns()
-            with self.deadlines.limit():
+            with self.deadlines.within():
                 if is_short:
                     # Faster than waking a thread of the pool
                     encodings = self._prepared(part)
@@ -230,7 +226,7 @@ class EngineService:
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work without a pass on a separate thread, so that it delays no pass. Raises
         Overloaded if `MAX_ASIDE` pieces are inside, and TimedOut."""
-        with self.beside.inside(1), self.deadlines.limit():
+        with self.beside.inside(1), self.deadlines.within():
             return await self._in(self._side_pool, work, is_short=True)
 
     def check_answer(self, numbers: int) -> None:

@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from msgspec import Meta, Raw, Struct
 
 from hybridtei.errors import EmptyInput, NoInputs
-from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS, too_many_numbers
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.models.text.reader import Input
 from hybridtei.models.text.tokenizer import Text
@@ -379,9 +378,6 @@ def parse_predict(raw: Any) -> tuple[list[Text], bool]:
     return texts, is_batch
 
 
-ANSWER_BYTES = 200_000_000
-
-
 @post("/tokenize", TokenizeRequest, list[list[SimpleToken]], takes_permits=False, is_tei=True)
 async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
     """Tokens with their places in the text."""
@@ -416,7 +412,7 @@ async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any])
     """Make and write the answer of each item: in parts, so that other requests use the thread in
     between, and item by item, since an answer is many times the size of its request. Raises
     RequestRefused."""
-    part_size = context.server.max_client_batch_size
+    part_size, bounds = context.server.max_client_batch_size, context.bounds(len(items))
     buffer = BytesIO()
 
     # Runs in the thread
@@ -429,7 +425,6 @@ async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any])
     buffer.write(b"[")
     for begin in range(0, len(items), part_size):
         await context.service.aside(partial(append, items[begin : begin + part_size]))
-        if buffer.tell() > ANSWER_BYTES and len(items) > part_size:
-            raise too_many_numbers(MAX_ANSWER_NUMBERS)
+        bounds.check(buffer.tell() // BYTES_PER_NUMBER)
     buffer.write(b"]")
     return Reply(buffer.getvalue(), numbers=buffer.tell() // BYTES_PER_NUMBER)

@@ -3,8 +3,8 @@
 
 gRPC's own bound, `maximum_concurrent_rpcs`, also counts calls without a key, and its handlers wait
 for a unary call's message without a timeout. So all calls are served as streams, and this module
-reads their messages. Flow control, `Unsent` and the age of the connection bound a client that reads
-nothing: a status would wait behind the unread answers.
+reads their messages. Flow control, the bound of unsent bytes and the age of the connection bound a
+client that reads nothing: a status would wait behind the unread answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from hybridtei.errors import Ended, HybridTeiError, NoKey
-from hybridtei.server.answers import SMALL_BYTES, Unsent
+from hybridtei.limits import SMALL_BYTES, Bound, Holder
 from hybridtei.server.context import Context, headers_of
 from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.answers import METHODS, Method
@@ -59,62 +59,23 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class OpenCalls:
-    """The open calls of some services, and the calls that wait for their clients, the longest wait
-    first."""
+def too_many_calls(bound: Bound) -> Ended:
+    """The refusal of a bound of open calls."""
+    return Ended(
+        STATUS.RESOURCE_EXHAUSTED,
+        f"{bound.limit} calls are open already",
+    )
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open = 0
-        self._draining = False
-        self._waits: dict[asyncio.Timeout, None] = {}
 
-    def enter(self) -> None:
-        """Count the current task as a call until it is done. At the bound, end the call that has
-        waited longest for its client. Raises Ended if no call waits."""
-        if self._open >= self._most:
-            longest = next((wait for wait in self._waits if not wait.expired()), None)
-            if longest is None:
-                raise Ended(STATUS.RESOURCE_EXHAUSTED, f"{self._most} calls are open already")
-            longest.reschedule(0)
-            del self._waits[longest]
-        self._open += 1
-        # The task ends with its call
-        asyncio.current_task().add_done_callback(self._leave)  # type: ignore[union-attr]
-
-    def _leave(self, _: Any) -> None:
-        self._open -= 1
-
-    async def within(self, seconds: float, awaitable: Awaitable[T]) -> T:
-        """Wait for a client. Raises Ended after `seconds`, if another call needs
-        the place, or at a stop."""
-        if self._draining:
-            seconds = min(seconds, DRAIN_SECONDS)
-        try:
-            async with asyncio.timeout(None if seconds == inf else seconds) as wait:
-                self._waits[wait] = None
-                return await awaitable
-        except TimeoutError:
-            if self._draining:
-                ended = Ended(STATUS.UNAVAILABLE, "the server stops")
-            elif wait in self._waits:
-                ended = Ended(STATUS.DEADLINE_EXCEEDED, "the client's next message took too long")
-            else:
-                ended = Ended(
-                    STATUS.RESOURCE_EXHAUSTED,
-                    f"more than {self._most} calls are open, and this one waited longest",
-                )
-            raise ended from None
-        finally:
-            self._waits.pop(wait, None)
-
-    def drain(self) -> None:
-        """End calls that wait for their clients longer than DRAIN_SECONDS."""
-        self._draining = True
-        soon = asyncio.get_running_loop().time() + DRAIN_SECONDS
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(min(wait.when() or inf, soon))
+async def heard(calls: Holder, seconds: float, client: Awaitable[T]) -> T:
+    """Wait for a client. Raises Ended after `seconds`, if another call needs the place, or at a
+    stop."""
+    try:
+        return await calls.within(seconds, client)
+    except TimeoutError:
+        if calls.bound.patience_s < inf:
+            raise Ended(STATUS.UNAVAILABLE, "the server stops") from None
+        raise Ended(STATUS.DEADLINE_EXCEEDED, "the client's next message took too long") from None
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -124,7 +85,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, keys: Keyring, message_seconds: float) -> None:
         self._keys = keys
         self._message_seconds = message_seconds
-        self._keyed, self._keyless = OpenCalls(MAX_CALLS), OpenCalls(MAX_KEYLESS_CALLS)
+        self._keyed = Bound(MAX_CALLS, too_many_calls)
+        self._keyless = Bound(MAX_KEYLESS_CALLS, too_many_calls)
         # By the full names of methods
         self._handlers: dict[str, Any] = {}
 
@@ -141,7 +103,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             if has_key:
                 self._authenticate(method, details.invocation_metadata)
-            calls.enter()
         except HybridTeiError as error:
             return grpc.stream_unary_rpc_method_handler(partial(_abort, error))
         return self._handlers[method]
@@ -155,26 +116,27 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise NoKey("No valid auth token") from None
 
     def drain(self) -> None:
-        self._keyed.drain()
-        self._keyless.drain()
+        """End calls that wait for their clients longer than DRAIN_SECONDS."""
+        self._keyed.hurry(DRAIN_SECONDS)
+        self._keyless.hurry(DRAIN_SECONDS)
 
 
-def _bounded(handler: Any, calls: OpenCalls, message_seconds: float, age_seconds: float) -> Any:
+def _bounded(handler: Any, bound: Bound, message_seconds: float, age_seconds: float) -> Any:
     """Wrap a handler: bound the time of its messages, and turn its errors into statuses."""
     # A handler has one function, under its kind's name
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     behaviour: Any = next(filter(None, (getattr(handler, kind) for kind in kinds)))
 
-    async def read(call: Any) -> AsyncIterator[Any]:
+    async def read(call: Any, place: Holder) -> AsyncIterator[Any]:
         seconds = message_seconds
-        while (message := await calls.within(seconds, call.read())) is not grpc.aio.EOF:
+        while (message := await heard(place, seconds, call.read())) is not grpc.aio.EOF:
             seconds = IDLE_SECONDS if handler.response_streaming else message_seconds
             yield message
 
-    async def answer(call: Any) -> Any:
-        request: Any = read(call)
+    async def answer(call: Any, place: Holder) -> Any:
+        request: Any = read(call, place)
         if not handler.request_streaming:
-            request = await calls.within(message_seconds, call.read())
+            request = await heard(place, message_seconds, call.read())
         if request is grpc.aio.EOF:
             raise Ended(STATUS.INTERNAL, "the call ended without a message")
         if not isasyncgenfunction(behaviour):
@@ -183,10 +145,13 @@ def _bounded(handler: Any, calls: OpenCalls, message_seconds: float, age_seconds
             await call.write(reply)
 
     async def serve(_: Any, call: Any) -> Any:
+        place = bound.inside(0)
         try:
+            place.take(1)
+            until_end(place)
             if age_seconds == inf:
-                return await answer(call)
-            return await calls.within(age_seconds, answer(call))
+                return await answer(call, place)
+            return await heard(place, age_seconds, answer(call, place))
         except grpc.aio.InternalError as error:
             # The client has left while its answer was written
             log.debug("a call ended: %s", error)
@@ -230,34 +195,28 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     return STATUS.INTERNAL, f"internal error: {type(error).__name__}"
 
 
-class Held:
-    """Counts the unsent bytes of one call's answers into the total of all calls; subtracts them
-    when the call ends."""
+def until_end(holder: Holder) -> None:
+    """Let a holder leave at the end of its call, with which the current task ends."""
+    asyncio.current_task().add_done_callback(holder.leave)  # type: ignore[union-attr]
 
-    def __init__(self, unsent: Unsent, call: Any) -> None:
-        self._unsent = unsent
-        self.bytes = 0
-        call.add_done_callback(lambda _: self.add(-self.bytes))
 
-    def add(self, size: int) -> None:
-        """Add `size` bytes, which may be negative."""
-        self.bytes += size
-        self._unsent.add(size)
-
-    async def reserve(self, size: int) -> int:
-        """Wait for room before a large answer is begun; return the bytes counted for it. Raises
-        AnswersUnsent."""
-        self._unsent.check()
-        reserved = 0 if size <= SMALL_BYTES else await self._unsent.room(size)
-        self.bytes += reserved
-        return reserved
+async def reserved(held: Holder, size: int) -> int:
+    """Count an answer of about `size` bytes before it is begun, and return what was counted. A
+    large one waits for room. Raises AnswersUnsent."""
+    held.bound.check()
+    if size <= SMALL_BYTES:
+        held.add(size)
+        return size
+    counted = await held.bound.room(size)
+    held.units += counted
+    return counted
 
 
 class Servicer:
     """The methods of `tei.v1`: choose the model, take permits, answer, add metadata."""
 
     def __init__(
-        self, models: Models, unsent: Unsent, recorder: Recorder | None, keys: Keyring
+        self, models: Models, unsent: Bound, recorder: Recorder | None, keys: Keyring
     ) -> None:
         self._models, self._unsent, self._recorder = models, unsent, recorder
         self._keys = keys
@@ -280,8 +239,8 @@ class Servicer:
             return grpc.stream_unary_rpc_method_handler(partial(self._unary, method), decode)
         return grpc.unary_unary_rpc_method_handler(partial(self._unary, method), decode)
 
-    def _context(self, method: Method, call: Any) -> tuple[Context, Held]:
-        """The model that answers, and the counter of the call's unsent bytes. Raises
+    def _context(self, method: Method, call: Any) -> tuple[Context, Holder]:
+        """The model that answers, and the holder of the call's unsent bytes. Raises
         UnknownModel."""
         metadata = dict(call.invocation_metadata() or ())
         headers = (
@@ -291,17 +250,19 @@ class Servicer:
         )
         arrived(self._recorder, headers)
         context = self._models.choose(None, metadata.get("model"), method.capability)
-        return context, Held(self._unsent, call)
+        held = self._unsent.inside(0)
+        until_end(held)
+        return context, held
 
     async def _unary(self, method: Method, request: Any, call: Any) -> bytes:
         """Answer a unary call. HTTP's `x-…` headers go first, as metadata. The answer counts as
         unsent until it is sent."""
         context, held = self._context(method, call)
-        reserved = await held.reserve(method.estimate(context, request))
+        counted = await reserved(held, method.estimate(context, request))
         with span(method.span):
             reply = await method.answer(context, request)
         body = bytes(reply.answer)
-        held.add(len(body) - reserved)
+        held.add(len(body) - counted)
         if reply.usage is not None:
             await call.send_initial_metadata(
                 [(name.decode(), value.decode()) for name, value in headers_of(reply.usage)]
@@ -313,22 +274,22 @@ class Servicer:
         context, held = self._context(method, call)
         admission = context.service.admission if method.permits else context.service.beside
 
-        async def answer(message: Any, reserved: int) -> bytes:
+        async def answer(message: Any, counted: int) -> bytes:
             with admission.carrying(1), span(method.span):
                 reply = await method.answer(context, message)
             body = bytes(reply.answer)
-            held.add(len(body) - reserved)
+            held.add(len(body) - counted)
             return body
 
         async def begin(message: Any) -> asyncio.Task[bytes]:
-            reserved = await held.reserve(method.estimate(context, message))
+            counted = await reserved(held, method.estimate(context, message))
             key = KEY.get()
             with context.counting_failures():
                 # The task below computes in a copy of this context
                 if key is not None:
                     self._keys.count(key)
-                admission.take(1, turns=method.permits)
-            task = asyncio.ensure_future(answer(message, reserved))
+                admission.take(1, is_large=method.permits)
+            task = asyncio.ensure_future(answer(message, counted))
             # A callback also runs if the task is cancelled before it begins
             task.add_done_callback(lambda _: admission.give_back(1))
             return task
@@ -340,9 +301,9 @@ class Servicer:
         def is_full(count: int) -> bool:
             return (
                 count >= min(method.most, self._most)
-                or held.bytes >= MAX_UNSENT_BYTES
-                or self._unsent.is_full
-                or admission.free <= admission.left
+                or held.units >= MAX_UNSENT_BYTES
+                or not self._unsent.has_room(1)
+                or not admission.has_room(1, is_large=True)
             )
 
         await in_order(requests, begin, send, is_full)

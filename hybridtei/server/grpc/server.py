@@ -21,7 +21,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from hybridtei.batch import Head
 from hybridtei.config import ServerConfig
 from hybridtei.errors import Unhealthy
-from hybridtei.server.answers import Unsent
+from hybridtei.limits import Bound
+from hybridtei.server.answers import answers_unsent
 from hybridtei.server.api.ops import capabilities
 from hybridtei.server.context import Context
 from hybridtei.server.grpc.calls import MAX_CALLS, Gate, Servicer
@@ -69,7 +70,7 @@ class RpcServer:
         # Set by `bind`
         self.port = 0
         # Separate from HTTP's, so that unread gRPC answers do not block HTTP
-        self.unsent = Unsent(config.max_unsent_bytes)
+        self.unsent = Bound(config.max_unsent_bytes, answers_unsent)
         self._config = config
         self._certificate = certificate
         self._servicer = Servicer(models, self.unsent, recorder, keys)

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, inspect
 
-from hybridtei.limits import MAX_ESCAPES, MAX_VALUES, Arriving, AtBound, Bound
+from hybridtei.limits import MAX_ESCAPES, MAX_VALUES, Bound, Holder
 from hybridtei.system.shape import explain, type_of, types_at
 
 # In a scope's extensions: the rest of the body will not come, but the client listens; the body came
@@ -190,8 +190,8 @@ def check_values(body: bytes, limit: int = MAX_VALUES) -> None:
 
 async def read_body(request: Any, bound: Bound, limit: int, seconds: float, rate: float) -> bytes:
     """Read a request's body. `bound`: of the bytes of all bodies that arrive in several pieces.
-    `seconds`: for a small one, and one more for each `rate` bytes; 0: no bound of time. Raises
-    BodyError, ClientDisconnected."""
+    `seconds`: for a small one, and one more for each `rate` bytes. Raises BodyError,
+    ClientDisconnected."""
     scope, receive = request.scope, request.receive
     fields = first_fields(scope)
     if b"content-encoding" in fields:
@@ -209,21 +209,11 @@ async def read_body(request: Any, bound: Bound, limit: int, seconds: float, rate
         if len(chunk) > limit:
             check_size(len(chunk), limit)
         return chunk
-    allowed: float | None = None
-    if seconds:
-        allowed = seconds + size / rate
-    holder: Arriving | None = None
+    allowed = seconds + size / rate
     try:
-        async with asyncio.timeout(allowed) as wait:
-            with bound.arriving(wait) as holder:
-                return await _joined(scope, receive, holder, chunk, limit)
-    except (AtBound, TimeoutError) as error:
-        if isinstance(error, AtBound) or (holder is not None and holder.is_ended):
-            raise BodyError(
-                f"{BUFFER}more than {bound.limit} bytes of bodies arrive, and this one has held "
-                "most for longest: send it faster, or try again later",
-                503,
-            ) from None
+        with bound.inside(0) as holder:
+            return await holder.within(allowed, _joined(scope, receive, holder, chunk, limit))
+    except TimeoutError:
         raise BodyError(
             f"{SLOW} within {allowed:g} seconds",
             408,
@@ -231,7 +221,16 @@ async def read_body(request: Any, bound: Bound, limit: int, seconds: float, rate
         ) from None
 
 
-async def _joined(scope: Any, receive: Any, arriving: Arriving, chunk: bytes, limit: int) -> bytes:
+def too_much_arrives(bound: Bound) -> BodyError:
+    """The refusal of a bound of bodies that arrive."""
+    return BodyError(
+        f"{BUFFER}more than {bound.limit} bytes of bodies arrive, and this one has held most for "
+        "longest: send it faster, or try again later",
+        503,
+    )
+
+
+async def _joined(scope: Any, receive: Any, arriving: Holder, chunk: bytes, limit: int) -> bytes:
     """The body that begins with `chunk`. The rest of one that is too large is read, within bounds,
     and dropped: its client reads no answer before."""
     chunks: list[bytes] = []

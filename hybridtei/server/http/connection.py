@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from hybridtei.config import ServerConfig
+from hybridtei.limits import Bound
 from hybridtei.system.metrics import Registry
 
 BODY_BYTES_PER_SECOND = 1000
@@ -29,10 +30,10 @@ class ConnectionLimits:
 
     def __init__(self, server: ServerConfig, registry: Registry) -> None:
         # Imported here: it imports Litestar, which a start imports while the model loads
-        from hybridtei.server.answers import Unsent
+        from hybridtei.server.answers import answers_unsent
 
         self.server = server
-        self.unsent = Unsent(server.max_unsent_bytes)
+        self.unsent = Bound(server.max_unsent_bytes, answers_unsent)
         self._refusals = registry.counter("hybridtei_refusals_total")
 
     def refused(self, limit: str) -> None:

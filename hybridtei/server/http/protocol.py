@@ -341,7 +341,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Count the bytes that the client has not read; cut it off if their number does not
         fall."""
         size = self.transport.get_write_buffer_size()
-        self._limits.unsent.add(size - self._unsent)
+        self._limits.unsent.give_back(self._unsent - size)
         self._unsent = size
         if size and self._unsent_watch is None:
             self._unsent_watch = self.loop.call_later(UNREAD_SECONDS, self._check_unsent, size)
@@ -355,7 +355,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _forget_unsent(self) -> None:
-        self._limits.unsent.add(-self._unsent)
+        self._limits.unsent.give_back(self._unsent)
         self._unsent = 0
         if self._unsent_watch is not None:
             self._unsent_watch.cancel()

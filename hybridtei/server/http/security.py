@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hmac import compare_digest
 from ipaddress import ip_address
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -35,9 +36,10 @@ from hybridtei.errors import (
     NoKey,
     OtherHost,
     OtherOrigin,
+    Overloaded,
     RoleNeeded,
 )
-from hybridtei.limits import SPENDING, Meter, Spending
+from hybridtei.limits import SPENDING, Bound, Meter, Spending
 from hybridtei.server.http.body import first_fields
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.system.machine import read_bounded
@@ -283,20 +285,19 @@ def _new_context() -> ssl.SSLContext:
 
 HANDSHAKE_SECONDS = 10.0
 
-Begun = dict[asyncio.Task[None], None]
-
 
 @dataclass(eq=False)
 class Handshake(asyncio.Protocol):
     """The TLS handshake of one connection. If too many run at once, the oldest is closed."""
 
-    # Running handshakes of the server, the oldest first
-    begun: Begun
+    # Running handshakes of the server
+    begun: Bound
     context: ssl.SSLContext
     limits: ConnectionLimits
     plain_port: int | None
     # The protocol after the handshake, or at once on `plain_port`
     make: Callable[[], Any]
+    task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if transport.get_extra_info("sockname")[1] == self.plain_port:
@@ -308,25 +309,22 @@ class Handshake(asyncio.Protocol):
         with suppress(OSError):
             accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
             accepted.setblocking(False)
-            task = asyncio.ensure_future(self._run(accepted))
-            self.begun[task] = None
-            task.add_done_callback(lambda _: self.begun.pop(task, None))
+            self.task = asyncio.ensure_future(self._run(accepted))
         # The copied socket loses nothing, since the transport has read nothing yet
         cast(asyncio.Transport, transport).abort()
-        if len(self.begun) > self.limits.server.max_connections:
-            self.limits.refused("max_connections")
-            oldest = next(iter(self.begun))
-            del self.begun[oldest]
-            oldest.cancel()
 
     async def _run(self, accepted: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+        shaking = asyncio.get_running_loop().connect_accepted_socket(
+            self.make, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_SECONDS
+        )
         # A client that sends no valid handshake, or is too slow, is dropped without a log line:
         # asyncio raises an OSError, and ssl.SSLError is one
-        with suppress(OSError):
-            await loop.connect_accepted_socket(
-                self.make, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_SECONDS
-            )
+        try:
+            with suppress(OSError), self.begun.inside(0) as holder:
+                holder.take(1)
+                await holder.within(inf, shaking)
+        except Overloaded:
+            self.limits.refused("max_connections")
 
 
 # Characters of a name

@@ -12,7 +12,7 @@ from tests.inference.engine import small
 from tests.resident import resident
 from tests.server.grpc.live import method_of, rpc_serving, start
 from tests.server.http.test_unsent import unsent
-from tests.server.live import HANG, until
+from tests.server.live import HANG, Hold, until
 
 WIDE = small.model_spec(hidden_size=8192, max_input_length=512)
 TEXT = "one two three " * 160  # an answer of some 16 MB, of which a kernel takes a part
@@ -25,10 +25,10 @@ AS_MANY = 100  # messages of a stream, or calls of a connection
 
 
 @contextmanager
-def unread(rpc, name, clients, messages_of_each=AS_MANY):
+def unread(rpc, name, clients, messages_of_each=AS_MANY, text=TEXT):
     """Calls that ask for much, on a connection for each client. It takes nothing: answers are taken by iterating over them."""
     method = method_of(name)
-    body = messages.message(method.input_type.name)(inputs=TEXT).SerializeToString()
+    body = messages.message(method.input_type.name)(inputs=text).SerializeToString()
     path = f"/{method.containing_service.full_name}/{name}"
     over = threading.Event()
     in_a_call, calls = (messages_of_each, 1) if method.client_streaming else (1, messages_of_each)
@@ -91,6 +91,20 @@ def test_one_stream_whose_client_takes_nothing_leaves_room_to_others():
             assert len(rpc.ask("EmbedAll", {"inputs": "one two"}).token_embeddings) > 0
         assert unsent(rpc.running) < LIMIT // 2
         assert not ended(opened)
+
+
+def test_small_answers_of_a_stream_are_counted_before_they_are_there():
+    """Else it would begin as many as there are permits: 384 of 160 kB."""
+    hold = Hold()
+    with (
+        rpc_serving(WIDE, gate=hold) as rpc,
+        unread(rpc, "EmbedAllStream", 1, 400, "one two three"),
+    ):
+        until(lambda: unsent(rpc.running) >= 16_000_000)
+        assert rpc.admission.free > 400
+        hold.let_go()
+        until(lambda: rpc.admission.free == 512)
+        assert unsent(rpc.running) < 17_000_000
 
 
 def test_at_the_bound_no_call_is_begun():

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.limits import Bound
 from hybridtei.retrieval.store.collection import CollectionSchemas
-from hybridtei.server.answers import Unsent
+from hybridtei.server.answers import answers_unsent
 from tests.inference.engine import small
 from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
@@ -112,7 +113,7 @@ def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch
     monkeypatch.setattr(
         "hybridtei.server.http.protocol.UNREAD_SECONDS", 600.0
     )  # however slow this machine is just now
-    monkeypatch.setattr(Unsent.__init__, "__defaults__", (600.0,))
+    monkeypatch.setattr("hybridtei.limits.WAIT_SECONDS", 600.0)
     with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
         with unread(running, 3) as clients:
             until(lambda: 'te_request_success{method="batch"} 3' in running.get("/metrics").text)
@@ -173,16 +174,16 @@ def test_the_next_request_of_a_connection_waits_for_its_reader():
 class Turns:
     """Who was let in, in order."""
 
-    def __init__(self, limit, wait_seconds=60):
-        self.limit, self.unsent = limit, Unsent(limit, wait_seconds)
+    def __init__(self, limit):
+        self.limit, self.unsent = limit, Bound(limit, answers_unsent)
         self.came = []
 
     async def ask(self, name, size):
         reserved = await self.unsent.room(size)
         self.came.append(name)
-        assert self.unsent.bytes <= self.limit
+        assert self.unsent.units <= self.limit
         await asyncio.sleep(0)
-        self.unsent.add(-reserved)
+        self.unsent.give_back(reserved)
 
 
 # As many bytes may wait as the bound has.
@@ -190,21 +191,22 @@ class Turns:
 def test_turns_come_in_order_and_never_beyond_the_bound(sizes):
     async def all_of_them():
         turns = Turns(100)
-        turns.unsent.add(100)
+        turns.unsent.give_back(-100)
         asking = [asyncio.create_task(turns.ask(name, size)) for name, size in enumerate(sizes)]
         await asyncio.sleep(0)
-        turns.unsent.add(-100)
+        turns.unsent.give_back(100)
         await asyncio.gather(*asking)
         assert turns.came == list(range(len(sizes)))
-        assert turns.unsent.bytes == 0
+        assert turns.unsent.units == 0
 
     asyncio.run(all_of_them())
 
 
-async def test_who_waits_in_vain_or_leaves_gives_up_its_turn():
+async def test_who_waits_in_vain_or_leaves_gives_up_its_turn(monkeypatch):
     from hybridtei.errors import AnswersUnsent
 
-    turns = Turns(100, wait_seconds=0.01)
+    monkeypatch.setattr("hybridtei.limits.WAIT_SECONDS", 0.01)
+    turns = Turns(100)
     held = await turns.unsent.room(75)
     left = asyncio.ensure_future(turns.ask(0, 50))
     await asyncio.sleep(0)
@@ -213,6 +215,6 @@ async def test_who_waits_in_vain_or_leaves_gives_up_its_turn():
         await turns.ask(1, 50)
     with pytest.raises(asyncio.CancelledError):
         await left
-    turns.unsent.add(-held)
+    turns.unsent.give_back(held)
     await turns.ask(2, 75)
-    assert (turns.came, turns.unsent.bytes) == ([2], 0)
+    assert (turns.came, turns.unsent.units) == ([2], 0)

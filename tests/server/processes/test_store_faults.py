@@ -12,7 +12,7 @@ import pytest
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
-from hybridtei.inference.engine.admission import Deadlines
+from hybridtei.limits import Deadlines
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.embedded_process import take

@@ -6,7 +6,7 @@ from typing import TypeVar
 import pytest
 
 from hybridtei.errors import TimedOut
-from hybridtei.inference.engine.admission import Deadlines
+from hybridtei.limits import Deadlines
 from tests.inference.engine.clock import Clock
 
 T = TypeVar("T")
@@ -14,7 +14,7 @@ SOON, HANG = 0.01, 120  # a bound; seconds after which a test that should end at
 
 
 async def within(deadlines, work):
-    with deadlines.limit():
+    with deadlines.within():
         return await work
 
 
