@@ -178,7 +178,7 @@ def serve(kind: str, port: int) -> None:
     service = EngineService(
         text_model(spec, engine), Ready(spec), engine, budget_tokens=1024, registry=registry
     )
-    full = service.admission.inside(service.admission.permits) if kind == "full" else nullcontext()
+    full = service.admission.inside(service.admission.limit) if kind == "full" else nullcontext()
     with ports(server) as sockets, full:
         models = Models(
             {default_alias(model.model_id): context_for(service, server, model, registry)}

@@ -58,7 +58,7 @@ def test_permits_that_nobody_set_fill_the_passes_of_a_gpu(monkeypatch, ahead, fi
     )
     start.serve([ModelConfig()], EngineConfig(), ServerConfig(port=0), fixed_permits=fixed)
     (service,) = served
-    assert service.admission.permits == service.config.max_concurrent_requests == permits
+    assert service.admission.limit == service.config.max_concurrent_requests == permits
 
 
 def test_a_port_is_shared_by_servers_that_agree_to_it(hybrid):
