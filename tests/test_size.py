@@ -18,7 +18,7 @@ SIZE = {"tokens": 362_041, "modules": 219}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 798,
+    "conditionals": 795,
     "literal_splats": 20,
     "no_nouns": 24,
     "comments_behind": 35,
