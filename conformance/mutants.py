@@ -114,6 +114,10 @@ def places(tree: ast.AST) -> Iterator[ast.AST]:
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue
+        if isinstance(tree, ast.ClassDef) and name == "keywords":
+            continue
+        if isinstance(tree, ast.ClassDef) and name == "keywords":
+            continue
         for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, ast.AST):
                 continue

@@ -228,8 +228,9 @@ class AsyncClient(OfOneProcess):
         """Return labelled spans of each text, in code points, like `Encoder.tag`."""
         body = LabelOptions.given(
             "tag()",
-            {**options, "aggregation_strategy": aggregation_strategy},
+            options,
             truncate=True,
+            aggregation_strategy=aggregation_strategy,
         ).as_fields()
         rows = await self._in_portions("/predict_tokens", "inputs", _listed(texts), body)
         from hybridtei.inference.tasks.label import Span
@@ -254,9 +255,9 @@ class AsyncClient(OfOneProcess):
         """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as
         `mode="dense"`; `filter`: in Qdrant's format. `rerank`: True: by the server's reranker; or
         the alias of one."""
-        from hybridtei.retrieval.search.options import SearchFields, SearchResult
+        from hybridtei.retrieval.search.options import SearchKeywords, SearchResult
 
-        check_names("search()", options, SearchFields.__struct_fields__)
+        check_names("search()", options, SearchKeywords.__annotations__)
         body = {
             "collection": collection,
             "query": query,

@@ -506,6 +506,7 @@ RENAMED = {
     "k": "`limit` is the number of hits, `rrf_k` the constant of rrf",
     "top_k": "`limit` is the number of hits",
     "top_n": "`limit` is the number of hits",
+    "query_filter": "write `filter`",
     "batch_size": "leave it out, a pass has `max_batch_tokens` of `Encoder.load`",
     "convert_to_tensor": "write `torch.from_numpy(vectors.dense)`",
     "convert_to_numpy": "leave it out, `dense` of the result is an array",

@@ -366,7 +366,7 @@ class Encoder(OfOneProcess):
         _check_texts("texts", inputs)
         task = Tag(
             inputs,
-            LabelOptions.given("tag()", {**options, "aggregation_strategy": aggregation_strategy}),
+            LabelOptions.given("tag()", options, aggregation_strategy=aggregation_strategy),
         )
         task.check(self.spec)
         return [list(tagged.spans) for tagged in self._answer(task)] if inputs else []

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter_ns
-from typing import Annotated, Any, Literal, Self, TypedDict, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, get_type_hints
 
 from msgspec import Meta, Struct, structs, to_builtins
 
@@ -174,62 +174,6 @@ class RelevantSpans(Struct, frozen=True):
         return None if self.mode == "disabled" else self
 
 
-class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How texts are read."""
-
-    truncate: Truncate = None
-    truncation_direction: Annotated[
-        Direction | None, Meta(description="The side that is cut off [default: the model's].")
-    ] = None
-    # Of an input, special tokens included; below 0: the model's length
-    max_tokens: int | None = None
-
-    @classmethod
-    def given(cls, call: str, values: Mapping[str, Any], **defaults: Any) -> Self:
-        """Make options of the keywords of a Python caller's `call`; None: the default. Raises
-        TypeError for an unknown one, InvalidInput for a wrong value."""
-        hints = _hints(cls)
-        check_names(call, values, hints)
-        for name, value in values.items():
-            if value is not None:
-                defaults[name] = check_value(
-                    name,
-                    value,
-                    hints[name],
-                )
-        return cls(**defaults)
-
-    def as_fields(self) -> dict[str, Any]:
-        """The options that are not at their default, as JSON types."""
-        return dict(to_builtins(self))
-
-
-@cache
-def _hints(kind: type[Struct]) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
-class EmbedOptions(Options, frozen=True, kw_only=True):
-    """How texts are embedded."""
-
-    prompt_name: PromptName = None
-    normalize: Annotated[
-        bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")
-    ] = True
-    dimensions: Dimensions = None
-    input_type: Side = None
-    multivector: Budget = None
-    long_inputs: Long = None
-    query_encoder: Annotated[
-        QueryEncoder,
-        Meta(
-            description="table: look up the tokens' weights in queries, without running the model."
-        ),
-    ] = "model"
-    # False: texts without a type or prompt get none, not the checkpoint's default (TEI's routes)
-    uses_default_prompt: bool = True
-
-
 class EmbedKeywords(TypedDict, total=False):
     """The fields of `EmbedOptions` that a library's caller gives, for type checkers."""
 
@@ -241,26 +185,6 @@ class EmbedKeywords(TypedDict, total=False):
     input_type: InputType | None
     multivector: MultivectorBudget | Mapping[str, Any] | None
     long_inputs: LongInputs | None
-
-
-class RankOptions(Options, frozen=True, kw_only=True):
-    """How documents are ranked."""
-
-    raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
-    instruction: Instruction = None
-    weights: GivenWeights = None
-    max_tokens_per_doc: MaxTokens = None
-    max_chunks_per_doc: MaxChunks = None
-    relevant_spans: RelevantSpans | None = None
-    budget_ms: BudgetMs = None
-    # In `perf_counter_ns`: the end of `budget_ms`, once it has begun
-    deadline_ns: int | None = None
-
-    def begun(self) -> RankOptions:
-        """The options with the deadline of a budget that begins now."""
-        if self.budget_ms is None:
-            return self
-        return structs.replace(self, deadline_ns=perf_counter_ns() + self.budget_ms * NS_PER_MS)
 
 
 class RankKeywords(TypedDict, total=False):
@@ -283,8 +207,90 @@ class LabelKeywords(TypedDict, total=False):
     truncation_direction: Direction | None
 
 
+class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How texts are read."""
+
+    # The keywords of a library's caller
+    KEYWORDS: ClassVar[Mapping[str, Any]] = {}
+
+    truncate: Truncate = None
+    truncation_direction: Annotated[
+        Direction | None, Meta(description="The side that is cut off [default: the model's].")
+    ] = None
+    # Of an input, special tokens included; below 0: the model's length
+    max_tokens: int | None = None
+
+    @classmethod
+    def given(cls, call: str, values: Mapping[str, Any], **defaults: Any) -> Self:
+        """Make options of the keywords of a Python caller's `call`, and of what the call itself
+        names; None: the default. Raises TypeError for an unknown one, InvalidInput for a wrong
+        value."""
+        check_names(call, values, cls.KEYWORDS)
+        defaults |= {name: value for name, value in values.items() if value is not None}
+        hints = _hints(cls)
+        return cls(
+            **{name: check_value(name, value, hints[name]) for name, value in defaults.items()}
+        )
+
+    def as_fields(self) -> dict[str, Any]:
+        """The options that are not at their default, as JSON types."""
+        return dict(to_builtins(self))
+
+
+@cache
+def _hints(kind: type[Struct]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+class EmbedOptions(Options, frozen=True, kw_only=True):
+    """How texts are embedded."""
+
+    KEYWORDS = EmbedKeywords.__annotations__
+
+    prompt_name: PromptName = None
+    normalize: Annotated[
+        bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")
+    ] = True
+    dimensions: Dimensions = None
+    input_type: Side = None
+    multivector: Budget = None
+    long_inputs: Long = None
+    query_encoder: Annotated[
+        QueryEncoder,
+        Meta(
+            description="table: look up the tokens' weights in queries, without running the model."
+        ),
+    ] = "model"
+    # False: texts without a type or prompt get none, not the checkpoint's default (TEI's routes)
+    uses_default_prompt: bool = True
+
+
+class RankOptions(Options, frozen=True, kw_only=True):
+    """How documents are ranked."""
+
+    KEYWORDS = RankKeywords.__annotations__
+
+    raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
+    instruction: Instruction = None
+    weights: GivenWeights = None
+    max_tokens_per_doc: MaxTokens = None
+    max_chunks_per_doc: MaxChunks = None
+    relevant_spans: RelevantSpans | None = None
+    budget_ms: BudgetMs = None
+    # In `perf_counter_ns`: the end of `budget_ms`, once it has begun
+    deadline_ns: int | None = None
+
+    def begun(self) -> RankOptions:
+        """The options with the deadline of a budget that begins now."""
+        if self.budget_ms is None:
+            return self
+        return structs.replace(self, deadline_ns=perf_counter_ns() + self.budget_ms * NS_PER_MS)
+
+
 class LabelOptions(Options, frozen=True, kw_only=True):
     """How texts, or their tokens, are labelled."""
+
+    KEYWORDS = LabelKeywords.__annotations__
 
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
     aggregation_strategy: Annotated[

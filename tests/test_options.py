@@ -37,8 +37,12 @@ READ = [
 
 
 @pytest.mark.parametrize("kind", KEYWORDS)
-def test_a_keyword_is_a_field(kind):
-    assert KEYWORDS[kind].__annotations__.keys() <= set(kind.__struct_fields__)
+def test_a_keyword_is_a_field_and_other_fields_are_no_keywords(kind):
+    assert kind.KEYWORDS.keys() == KEYWORDS[kind].__annotations__.keys()
+    assert kind.KEYWORDS.keys() <= set(kind.__struct_fields__)
+    for name in set(kind.__struct_fields__) - kind.KEYWORDS.keys():
+        with pytest.raises(TypeError, match=f"call has no option `{name}`"):
+            kind.given("call", {name: None})
 
 
 @pytest.mark.parametrize(

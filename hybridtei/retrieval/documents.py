@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
+from hybridtei.config import check_value
 from hybridtei.errors import InvalidInput, StoreUnavailable, UnknownDocument
 from hybridtei.retrieval.ingest.chunking import (
     CHUNK,
@@ -50,6 +51,7 @@ class Selection(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         structs.force_setattr(self, "where", filter_from(self.where))
+        structs.force_setattr(self, "ids", check_value("ids", self.ids, list[int | str] | None))
         if (self.ids is None) is (self.where is None):
             raise InvalidInput("`ids` or `filter` should be given, and not both")
         if self.where is not None and _is_empty(self.where):
@@ -75,6 +77,7 @@ async def fetched(
 ) -> list[StoredPoint]:
     """The point of this id, or else the chunks of the document of this id, in their order. Raises
     UnknownDocument, InvalidInput."""
+    check_value("id", identity, int | str)
     points = await _named(store, name, [identity], source, {"exclude": [PACKED]})
     if not points:
         raise UnknownDocument(f"collection `{name}` has no document {identity!r:.200}")

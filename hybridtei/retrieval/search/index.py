@@ -15,7 +15,7 @@ import orjson
 from tqdm import tqdm
 
 from hybridtei.batch import Head
-from hybridtei.config import StoreConfig
+from hybridtei.config import StoreConfig, check_value
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, InvalidPoint, RequestError, StoreError
 from hybridtei.retrieval.documents import Selection, changed, deleted, fetched
@@ -208,6 +208,9 @@ class Index(OfOneProcess):
         `filter`: as in `/search`, on the records' keys. `options`: fields of `SearchOptions`, such
         as `mode="dense"` or `explain=True`. Raises InvalidInput.
         """
+        check_value("query", query, str)
+        if not query:
+            raise InvalidInput("`query` is empty")
         options = {**self._options, **options}
         chosen = SearchOptions.given(
             "search()", options, limit=limit, query_filter=filter_from(filter)

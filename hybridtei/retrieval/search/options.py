@@ -283,7 +283,7 @@ class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
     def given(cls, call: str, values: Mapping[str, Any], **others: Any) -> Self:
         """Make options of the keywords of a Python caller's `call`. Raises TypeError for an unknown
         one, InvalidInput for a wrong value."""
-        check_names(call, values, cls.__struct_fields__)
+        check_names(call, values, LocalKeywords.__annotations__)
         return cls(**values, **others)
 
     def __post_init__(self) -> None:

@@ -246,3 +246,22 @@ def test_a_wrong_record_is_named(encoder, records, kind, message):
         index.add(records)
     with Index(encoder=encoder) as index, pytest.raises(InvalidInput):
         index.search("one", limit=-1)
+
+
+WRONG = {
+    "query` is None": lambda index: index.search(None),
+    "query` is empty": lambda index: index.search(""),
+    "id` is": lambda index: index.get([0]),
+    "ids` is": lambda index: index.delete("abc"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_value_of_another_type_is_an_error_that_names_the_field(index, field):
+    with pytest.raises(InvalidInput, match=f"^`{field}"):
+        WRONG[field](index)
+
+
+def test_the_structs_own_field_of_the_filter_is_no_keyword(index):
+    with pytest.raises(TypeError, match="write `filter`"):
+        index.search("a", query_filter={"must": []})
