@@ -3,8 +3,6 @@ measured numbers.
 
     # tables for your own rates
     python deploy/scale.py --core-tokens-per-s 5423 --gpu-tokens-per-s 250000
-    # the tables in scale.md, from the defaults
-    python deploy/scale.py --write
 
 Pure functions of what they are given; knows no model and no store. Sizes follow from the shapes of
 vectors; rates are measured or they are not there (no default for a GPU); prices and machines are
@@ -363,9 +361,6 @@ def updated(page: str, facts: Facts) -> str:
 def main() -> int:
     """Exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--write", action="store_true", help="make the tables of scale.md anew, from the defaults"
-    )
     for field in fields(Facts):
         kind = type(field.default)
         parser.add_argument(
@@ -375,9 +370,6 @@ def main() -> int:
             help=f"[default: {field.default}]",
         )
     arguments = vars(parser.parse_args())
-    if arguments.pop("write"):
-        PAGE.write_text(updated(PAGE.read_text(), Facts()))
-        return 0
     facts = replace(
         Facts(), **{name: value for name, value in arguments.items() if value is not None}
     )

@@ -8,7 +8,7 @@ import pytest
 
 import hybridtei
 from hybridtei import errors
-from notebooks.execute import notebooks
+from notebooks.writing.execute import notebooks
 from tests.notebooks.test_snippets import PYTHON
 from tests.ran import ran
 

@@ -7,7 +7,7 @@ first server's figure divided by each server's. COMMAND has `{port}` in it.
 
 `http_load` starts the servers one after the other, in each round, and compares useful tokens/s,
 counted with the embedded model's tokenizer, special tokens included, no padding; no text is sent
-twice at once. `--chart FILE` writes what `notebooks/draw.py` draws; kinds of traffic that it has
+twice at once. `--chart FILE` writes what `notebooks/writing/draw.py` draws; kinds of traffic that it has
 already stay.
 
 `lone` is one client that waits for each answer. All servers run at the same time and get a few

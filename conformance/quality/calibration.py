@@ -19,9 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "notebooks"))
-from draw import COLOURS, svg, text
-
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from hybridtei.config import ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.retrieval.evaluate.calibrate import (
@@ -38,6 +36,7 @@ from hybridtei.retrieval.search.calibration import Curve, probabilities
 from hybridtei.retrieval.search.options import SearchOptions, SearchResult
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import open_store
+from notebooks.writing.draw import COLOURS, svg, text
 
 NAMES = ("cranfield", "xquad")
 PICTURE = Path(__file__).parents[2] / "notebooks" / "pictures" / "reliability.svg"

@@ -10,7 +10,7 @@ chunk stands; its gains are linear. Each other way's line has the default's lead
 documents, without English stop words. `--dense-and-sparse` ingests no multi-vectors.
 `--query-encoder table` is about searches whose sparse vector is looked up: they have to be above
 the same, and to reach 97 % of the default. `--json`: a file of the figures, of which
-`python notebooks/draw.py` draws the picture of quality.md. Exits 1 if the default is below one of them, has a
+`python -m notebooks.writing` draws the picture of quality.md. Exits 1 if the default is below one of them, has a
 document twice, or fewer documents than asked for.
 """
 

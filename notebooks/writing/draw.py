@@ -1,5 +1,4 @@
-"""Draws the pictures of the README: `python notebooks/draw.py`; `--check` fails where one is out of
-date.
+"""Draws the pictures of the pages.
 
 `one-pass.svg` shows a request's way. `speed.svg` is a chart of `pictures/speed.json`, of figures of
 `python -m conformance.load http_load`: `{"machine": …, "rows": [[name, {traffic: tokens per
@@ -10,11 +9,10 @@ second}], …]}`. The others are divided by the first row, the peer. `fusion.svg
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-FOLDER = Path(__file__).parent / "pictures"
+FOLDER = Path(__file__).parents[1] / "pictures"
 STYLE = (
     "<style>text{font-family:system-ui,sans-serif;font-size:14px;fill:#1f2933}"
     ".small{font-size:12px;fill:#52606d}.bold{font-weight:600}.box{fill:#fff;stroke:#9aa5b1}"
@@ -168,18 +166,3 @@ def drawings() -> dict[Path, str]:
     if (FOLDER / "fusion.json").exists():
         pictures[FOLDER / "fusion.svg"] = fusion()
     return pictures
-
-
-if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    old = [
-        path
-        for path, drawing in drawings().items()
-        if not path.exists() or path.read_text(encoding="utf-8") != drawing
-    ]
-    if "--check" in sys.argv and old:
-        raise SystemExit(
-            f"out of date: {', '.join(path.name for path in old)}: run python notebooks/draw.py"
-        )
-    for path in old:
-        path.write_text(drawings()[path], encoding="utf-8")

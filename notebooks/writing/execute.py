@@ -1,6 +1,6 @@
 """Runs notebooks from their first cell in a fresh kernel, and stores or compares what they show.
 
-    python notebooks/execute.py [--check] [NOTEBOOK …]        all of this folder by default
+    python -m notebooks.writing.execute [--check] [NOTEBOOK …]        all of this folder by default
 
 Knows nothing of hybridtei. Two runs of a right notebook differ, in the last digits of a number and
 in everything that is a time; so numbers are compared with a tolerance, and a cell tagged `varies`
@@ -22,7 +22,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 CELL_SECONDS = 300
 # Of a number that took another way through a batch, or through another processor
 TOLERANCE = 0.02

@@ -1,15 +1,10 @@
 """Writes the table of models.md: what of a repository's files is read, and what a key that is not
-understood does.
-
-python notebooks/write_files.py [--check]
-"""
+understood does."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +33,7 @@ from hybridtei.models.checkpoint.tokenizer.settings import (
     TEMPLATE_CLASSES,
 )
 
-PAGE = Path(__file__).parent / "models.md"
+PAGE = Path(__file__).parents[1] / "models.md"
 # The methods that read a key of a JSON object.
 READERS = frozenset(("count", "count_if_any", "flag", "get", "number", "object"))
 NOT_READ = ("generation_config.json", "preprocessor_config.json", "training_args.bin", "README.md")
@@ -233,21 +228,3 @@ def page() -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 1 if `--check` finds that the table is out of date."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true")
-    if not parser.parse_args(argv).check:
-        PAGE.write_text(page(), encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != page():
-        print("models.md is out of date: python notebooks/write_files.py", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

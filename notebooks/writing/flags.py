@@ -1,14 +1,10 @@
 """Writes flags.md: every flag of every command, read off the settings structs and the commands' own
-parsers.
-
-python notebooks/write_flags.py [--check]
-"""
+parsers."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, starmap
 from pathlib import Path
@@ -20,10 +16,10 @@ from hybridtei import cli
 from hybridtei.cli.flags import SETTINGS, group_of, values_of
 from hybridtei.config import fields_of
 
-PAGE = Path(__file__).parent / "flags.md"
+PAGE = Path(__file__).parents[1] / "flags.md"
 HEAD = """# Every flag
 
-Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag
+Use this page to look up a flag; `python -m notebooks.writing` writes it from the code. A flag
 overrides its variable, and the variable overrides the default. A boolean flag needs no value.
 In a flag's name `_` is `-`. `--hf-api-token` is the older name of `--hf-token`.
 A setting without a default is off.
@@ -127,21 +123,3 @@ def _table(head: Sequence[str], rows: Any) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 1 if `--check` finds that the file is out of date."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true")
-    if not parser.parse_args(argv).check:
-        PAGE.write_text(page(), encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != page():
-        print("flags.md is out of date: python notebooks/write_flags.py", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

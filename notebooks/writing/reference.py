@@ -1,8 +1,5 @@
 """Writes reference.md, of all that `hybridtei` exports, from its docstrings, and the server's page
-on errors from errors.md.
-
-python -m notebooks.write_reference [--check]
-"""
+on errors from errors.md."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import enum
 import html
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -24,14 +20,14 @@ import hybridtei
 from hybridtei import errors
 from hybridtei.cli.flags import SETTINGS
 from hybridtei.config import fields_of
-from notebooks.reference_examples import EXAMPLES
+from notebooks.writing.reference_examples import EXAMPLES
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 ERRORS = FOLDER / "errors.md"
 HEAD = """# The Python interface
 
-Use this page to look up a name that `hybridtei` exports; `python -m notebooks.write_reference`
-writes it from docstrings. Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d`
+Use this page to look up a name that `hybridtei` exports; `python -m notebooks.writing` writes
+it from docstrings. Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d`
 width of a vector, `h` hidden width. Next: [errors, causes and cures](errors.md), or
 [search from the command line and over HTTP](search.md).
 """
@@ -244,18 +240,3 @@ def pages() -> dict[Path, str]:
     """Each file that this script writes, and what it should hold."""
     served = Path(str(files("hybridtei.server").joinpath("page"))) / "errors.html"
     return {FOLDER / "reference.md": reference(), served: errors_page()}
-
-
-if __name__ == "__main__":
-    old = [
-        path
-        for path, text in pages().items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
-    if "--check" in sys.argv and old:
-        raise SystemExit(
-            f"out of date: {', '.join(path.name for path in old)}: run python "
-            "notebooks/write_reference.py"
-        )
-    for path in old:
-        path.write_text(pages()[path], encoding="utf-8")

@@ -46,4 +46,4 @@ def test_sizes_are_those_of_points(facts):
 def test_the_page_is_up_to_date():
     page = PAGE.read_text()
     assert set(re.findall(r"<!-- ([a-z-]+) -->", page)) == set(scale.TABLES)
-    assert scale.updated(page, Facts()) == page, "run python deploy/scale.py --write"
+    assert scale.updated(page, Facts()) == page, "run python -m notebooks.writing"

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from notebooks.execute import FOLDER
+from notebooks.writing.execute import FOLDER
 from tests.notebooks.test_snippets import Block, commands, parses
 
 PAGE = (FOLDER / "decide.md").read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-from notebooks.execute import VARIES, alike, differences, executed, notebooks
+from notebooks.writing.execute import VARIES, alike, differences, executed, notebooks
 
 NAMES = [path.stem for path in notebooks()]
 

@@ -13,8 +13,9 @@ from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError
-from notebooks import draw, write_files, write_flags, write_reference
-from notebooks.execute import FOLDER
+from notebooks.writing import files, reference
+from notebooks.writing import flags as flags_page
+from notebooks.writing.execute import FOLDER
 from tests import tiny
 from tests.ran import ran
 
@@ -39,15 +40,9 @@ def flags(*groups):
     }
 
 
-def test_flags_is_up_to_date():
-    assert write_flags.PAGE.read_text(encoding="utf-8") == write_flags.page(), (
-        "run: python notebooks/write_flags.py"
-    )
-
-
-def test_the_table_of_a_models_files_is_up_to_date():
+def test_what_is_written_from_the_code_is_up_to_date():
     """Read in a process of its own: `ast.parse` of Python 3.11 can fail beside another thread."""
-    ran([sys.executable, "notebooks/write_files.py", "--check"], cwd=ROOT, check=True)
+    ran([sys.executable, "-m", "notebooks.writing", "--check"], cwd=ROOT, check=True)
 
 
 READ = (
@@ -68,7 +63,7 @@ READ += (
 
 @pytest.mark.parametrize("name", READ)
 def test_a_file_that_the_table_has_as_read_is_refused_by_its_name(tmp_path, name):
-    table = write_files.PAGE.read_text(encoding="utf-8").partition(write_files.BEGIN)[2]
+    table = files.PAGE.read_text(encoding="utf-8").partition(files.BEGIN)[2]
     assert f"`{name}`".replace("1_Pooling", "*") in table
     (tiny.write_bert(tmp_path) / name).write_text("[0]")
     with pytest.raises(LoadError, match=re.escape(name)):
@@ -78,13 +73,13 @@ def test_a_file_that_the_table_has_as_read_is_refused_by_its_name(tmp_path, name
 def test_files_that_the_table_has_as_not_read_change_nothing(tmp_path):
     folder = tiny.write_bert(tmp_path)
     before = Encoder.load(str(folder), measures=False).encode(["baka"]).dense
-    for name in (*write_files.NOT_READ, "vocab.txt", "special_tokens_map.json", "merges.txt"):
+    for name in (*files.NOT_READ, "vocab.txt", "special_tokens_map.json", "merges.txt"):
         (folder / name).write_text("[0]")
     assert (Encoder.load(str(folder), measures=False).encode(["baka"]).dense == before).all()
 
 
 def test_flags_names_every_flag_and_variable():
-    page = write_flags.page()
+    page = flags_page.page()
     for flag in flags():
         assert f"| `{flag}` | `{flag[2:].replace('-', '_').upper()}` |" in page
 
@@ -98,7 +93,7 @@ def test_pages_name_no_flag_that_is_not_there():
     own = {
         word
         for name, command in cli.command_parsers().items()
-        for _, parser in write_flags._with_actions(name, command)
+        for _, parser in flags_page._with_actions(name, command)
         for action in parser._actions
         for word in action.option_strings
     }
@@ -147,22 +142,10 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), (page, target, anchor)
 
 
-def test_pictures_are_up_to_date():
-    for path, drawing in draw.drawings().items():
-        assert path.read_text(encoding="utf-8") == drawing, "run: python notebooks/draw.py"
-
-
 def test_code_that_holds_backticks_is_one_piece_of_code():
     assert (
-        write_reference._as_html("`` `a` is b ``: `c`")
+        reference._as_html("`` `a` is b ``: `c`")
         == "<p><code>`a` is b</code>: <code>c</code></p>\n"
-    )
-
-
-@pytest.mark.parametrize("path", write_reference.pages(), ids=lambda path: path.name)
-def test_the_reference_is_up_to_date(path):
-    assert path.read_text(encoding="utf-8") == write_reference.pages()[path], (
-        "run: python -m notebooks.write_reference"
     )
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hybridtei import cli, errors
-from notebooks.write_reference import ERRORS
+from notebooks.writing.reference import ERRORS
 from tests.server.live import serving
 
 SECTIONS = dict(
