@@ -123,7 +123,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
 def _status(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     arguments, unknown = parser.parse_known_args(explicit_booleans(argv))
     # The command's, for its usage
-    parser = vars(arguments).get("parser", parser)
+    parser = vars(arguments).pop("parser", parser)
     if unknown:
         names = without_values(unknown)
         parser.error(f"unrecognized arguments: {' '.join(names)}{_hint(names[0], parser)}")
