@@ -102,7 +102,15 @@ def add_search(commands: Commands) -> None:
     add_options(
         parser,
         SearchFields,
-        without=("weights", "legs", "rescore", "group_by", "with_payload", "highlights"),
+        without=(
+            "weights",
+            "legs",
+            "rescore",
+            "group_by",
+            "with_payload",
+            "highlights",
+            "neighbours",
+        ),
     )
     parser.add_argument(
         "--weights",

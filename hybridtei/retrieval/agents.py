@@ -96,6 +96,13 @@ Ranking = Annotated[
     Mode | None,
     Field(description="How hits are found and scored; by default all kinds of vectors together."),
 ]
+Beside = Annotated[
+    dict[str, int] | None,
+    Field(
+        description='Give each hit a `passage`: its chunk with those beside it, as {"before": 1, '
+        '"after": 1}, or {"tokens": 500}.'
+    ),
+]
 Passage = Annotated[
     str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS, description="The text to keep.")
 ]
@@ -146,6 +153,7 @@ class CollectionTools:
         cursor: Cursor = 0,
         *,
         every_chunk: EveryChunk = False,
+        neighbours: Beside = None,
         collection: Collection = None,
     ) -> dict[str, Any]:
         """Search a collection by meaning and by words. The best hits come first, each with the
@@ -153,9 +161,16 @@ class CollectionTools:
         of it. A document is one hit, and `more` counts its other chunks; where there are fewer
         documents than `limit`, each chunk is a hit."""
         name = self._name(collection)
-        options = {"limit": limit, "offset": cursor, "mode": mode, "highlights": True}
+        options: dict[str, Any] = {
+            "limit": limit,
+            "offset": cursor,
+            "mode": mode,
+            "highlights": True,
+        }
         if every_chunk:
             options["group_by"] = None
+        if neighbours is not None:
+            options["neighbours"] = neighbours
         return await self._finished(self._find(name, query, filter, options))
 
     async def read(
@@ -339,6 +354,8 @@ def _entry(hit: SearchHit) -> dict[str, Any]:
         entry["id"] = hit.id
     if hit.more:
         entry["more"] = hit.more
+    if hit.passage is not None:
+        entry["passage"] = hit.passage
     return entry
 
 

@@ -213,7 +213,7 @@ def of_document(
 ) -> Filter:
     """The chunks of a document that meet further conditions."""
     conditions = [Filter(key=DOCUMENT_ID, match=Match(value=document_id)), *more]
-    if source is not None:
+    if source:
         conditions.append(Filter(key=SOURCE, match=Match(value=source)))
     return Filter(must=conditions)
 

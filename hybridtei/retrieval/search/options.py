@@ -31,6 +31,28 @@ Name = Annotated[str, Meta(max_length=MAX_KEY_CHARACTERS)]
 Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
 
 
+MAX_NEIGHBOURS = 10
+Beside = Annotated[int, Meta(ge=0, le=MAX_NEIGHBOURS)]
+
+
+class Neighbours(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The chunks of a hit's passage: those before and after its own, or as many as `tokens` has
+    room for."""
+
+    before: Beside = 0
+    after: Beside = 0
+    tokens: Annotated[int, Meta(ge=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens and self.before + self.after:
+            raise ValueError("`tokens` takes the place of `before` and `after`")
+
+    def around(self, number: int) -> range:
+        """The numbers of the chunks that a passage around a chunk may have."""
+        most = MAX_NEIGHBOURS * bool(self.tokens)
+        return range(number - (self.before or most), number + (self.after or most) + 1)
+
+
 # A ranking without options of its own
 CUT = RankOptions(truncate=True)
 # Fields that mean nothing without a reranker
@@ -117,6 +139,10 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     highlights: Annotated[
         bool, Meta(description="Return the places of the query's terms in the text.")
     ] = False
+    neighbours: Annotated[
+        Neighbours | None,
+        Meta(description="Return each hit's passage: its chunk with those beside it."),
+    ] = None
     explain: Annotated[bool, Meta(description="Return the score and the time of each stage.")] = (
         False
     )
@@ -231,6 +257,7 @@ class SearchKeywords(TypedDict, total=False):
     exact: bool
     with_payload: bool | list[str]
     highlights: bool
+    neighbours: dict[str, int] | None
     explain: bool
     text_field: str
     unlabelled: bool
@@ -292,7 +319,7 @@ class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
         super().__post_init__()
         structs.force_setattr(self, "query_filter", filter_from(self.query_filter, "query_filter"))
         for name, hint in TYPED.items():
-            check_value(name, getattr(self, name), hint)
+            structs.force_setattr(self, name, check_value(name, getattr(self, name), hint))
         self.check_page()
 
 
@@ -334,7 +361,8 @@ def identity_of(text: str) -> int | str:
 class SearchHit(Struct, frozen=True, omit_defaults=True):
     """A matching point. `score`: of the last stage. `scores`: of each stage, if `explain` is set.
     `more`: with groups, the number of the group's other points among the candidates.
-    `probability`: of relevance, if the collection has a curve of this way of searching."""
+    `probability`: of relevance, if the collection has a curve of this way of searching. `passage`:
+    with `neighbours`, the text around the hit; "" if it is in a better hit's."""
 
     id: int | str
     score: float
@@ -343,6 +371,7 @@ class SearchHit(Struct, frozen=True, omit_defaults=True):
     scores: dict[str, StageScore] | None = None
     more: int | None = None
     probability: float | None = None
+    passage: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The hit as JSON types, without optional fields that are None."""

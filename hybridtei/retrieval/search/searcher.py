@@ -23,12 +23,14 @@ from hybridtei.inference.tasks.rerank import Scored, declared_weights
 from hybridtei.models.text.tokenizer import Token
 from hybridtei.options import EmbedOptions, RankOptions
 from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.documents import matching
 from hybridtei.retrieval.ingest.text import normalised
 from hybridtei.retrieval.search.absent import absent_key
 from hybridtei.retrieval.search.calibration import Curve, curve_of, probabilities, way_of
 from hybridtei.retrieval.search.candidates import Candidate, Candidates, in_order
 from hybridtei.retrieval.search.explain import highlights, shared_terms
 from hybridtei.retrieval.search.fusion import Legs, legs_of, weights_of
+from hybridtei.retrieval.search.neighbours import KEYS, filter_beside, keys_of, passages
 from hybridtei.retrieval.search.options import (
     CUT,
     Budget,
@@ -308,6 +310,7 @@ class Searcher:
         if is_bounded:
             answerable = bool(best)
         hits = await self._hits(page, embedded, row, options)
+        hits = await self._with_passages(fit.name, page, hits, options)
         return SearchResult(
             options.mode,
             hits,
@@ -379,6 +382,31 @@ class Searcher:
         for begin in range(0, len(page), HIGHLIGHTED_AT_ONCE):
             hits += await self._aside(partial(hits_of, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
         return hits
+
+    async def _with_passages(
+        self,
+        collection: str,
+        page: Sequence[Candidate],
+        hits: list[SearchHit],
+        options: CheckedOptions,
+    ) -> list[SearchHit]:
+        """The hits, and what they have of `neighbours`. Raises PayloadsTooLarge."""
+        wanted, keys = options.neighbours, keys_of([candidate.payload for candidate in page])
+        if wanted is None or not keys:
+            return hits
+        points = await matching(
+            self.store,
+            collection,
+            filter_beside(keys.values(), wanted),
+            [*KEYS, options.text_field],
+        )
+        if self._budget is not None:
+            self._budget.spend(points)
+        found = await self._aside(
+            partial(passages, keys, points, wanted, options.text_field, self.model.tokens_of)
+        )
+        change = msgspec.structs.replace
+        return [change(hit, passage=found.get(place)) for place, hit in enumerate(hits)]
 
     def _hit(
         self, candidate: Candidate, embedded: Embeddings, row: int, options: CheckedOptions
@@ -478,6 +506,8 @@ def _selectors(
         keys = list(options.with_payload or ())
         if ranked or options.highlights:
             keys += text_keys(options.text_field)
+        if options.neighbours is not None:
+            keys += KEYS
         payload = keys or False
     vectors: Selector = False
     if options.highlights and embedded.sparse is not None:

@@ -153,7 +153,7 @@ class SearchesResponse(Struct, frozen=True):
 
 # Hits of a request to explain: each has a sparse vector, and a text to tokenise
 MAX_HIGHLIGHTED = 200
-# Hits of a request to embed for `relevant_spans`
+# Hits of a request to embed for `relevant_spans`, or to give `neighbours`
 MAX_SPANNED = 100
 # An answer with more bytes of payloads is written outside the event loop
 LARGE_BYTES = 65_536
@@ -369,6 +369,8 @@ def _check_candidates(request: SearchRequest, queries: int, most: int) -> None:
     bounds = {}
     if request.highlights:
         bounds["highlights"] = MAX_HIGHLIGHTED
+    if request.neighbours is not None:
+        bounds["neighbours"] = MAX_SPANNED
     if request.spans is not None:
         bounds["relevant_spans"] = MAX_SPANNED
     for field, hits in bounds.items():
