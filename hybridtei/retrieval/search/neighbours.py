@@ -43,11 +43,11 @@ def keys_of(payloads: Iterable[Payload]) -> dict[int, Key]:
     }
 
 
-def filter_beside(keys: Iterable[Key], wanted: Neighbours) -> Filter:
+def filter_beside(keys: Iterable[Key], neighbours: Neighbours) -> Filter:
     """The chunks that the passages of these hits may have."""
     documents = []
     for (source, name, *_), number in keys:
-        places = wanted.around(number)
+        places = neighbours.around(number)
         near = Filter(key=CHUNK, range=Range(gte=places[0], lte=places[-1]))
         documents.append(of_document(source, name, near))
     return Filter(should=documents)
@@ -56,7 +56,7 @@ def filter_beside(keys: Iterable[Key], wanted: Neighbours) -> Filter:
 def passages(
     keys: Mapping[int, Key],
     points: Iterable[Stored],
-    wanted: Neighbours,
+    neighbours: Neighbours,
     field: str,
     tokens_of: TokensOf,
 ) -> dict[int, str]:
@@ -65,25 +65,27 @@ def passages(
 
     @cache
     def size(key: Key) -> int:
-        if wanted.tokens is None:
+        if neighbours.tokens is None:
             return 0
         return len(list(tokens_of(str(chunks[key].get(field) or ""))))
 
     # The keys of each passage, and the places of its hits
     merged: list[tuple[list[Key], list[int]]] = []
     ranges = [
-        (_range(key, chunks, wanted, size), place) for place, key in keys.items() if key in chunks
+        (_range(key, chunks, neighbours, size), place)
+        for place, key in keys.items()
+        if key in chunks
     ]
     for numbers, place in sorted(ranges):
         if not merged or numbers[0] > merged[-1][0][-1]:
             merged.append(([], []))
         merged[-1][0].extend(key for key in numbers if key not in merged[-1][0])
         merged[-1][1].append(place)
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for numbers, places in merged:
-        found |= dict.fromkeys(places, "")
-        found[min(places)] = _joined([chunks[key] for key in numbers], field)
-    return found
+        texts |= dict.fromkeys(places, "")
+        texts[min(places)] = _joined([chunks[key] for key in numbers], field)
+    return texts
 
 
 def _key(payload: Payload) -> Key:
@@ -91,12 +93,12 @@ def _key(payload: Payload) -> Key:
 
 
 def _range(
-    key: Key, chunks: Container[Key], wanted: Neighbours, size: Callable[[Key], int]
+    key: Key, chunks: Container[Key], neighbours: Neighbours, size: Callable[[Key], int]
 ) -> list[Key]:
     """The chunks of a hit's passage: from the nearest on, without a gap, as many as fit."""
     version, number = key
-    keys, left = [key], (wanted.tokens or math.inf) - size(key)
-    for place in sorted(wanted.around(number), key=lambda place: abs(place - number)):
+    keys, left = [key], (neighbours.tokens or math.inf) - size(key)
+    for place in sorted(neighbours.around(number), key=lambda place: abs(place - number)):
         new = version, place
         is_next = place in (keys[0][1] - 1, keys[-1][1] + 1)
         if is_next and new in chunks and size(new) <= left:

@@ -49,8 +49,8 @@ class Neighbours(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def around(self, number: int) -> range:
         """The numbers of the chunks that a passage around a chunk may have."""
-        most = MAX_NEIGHBOURS * bool(self.tokens)
-        return range(number - (self.before or most), number + (self.after or most) + 1)
+        reach = MAX_NEIGHBOURS * bool(self.tokens)
+        return range(number - (self.before or reach), number + (self.after or reach) + 1)
 
 
 # A ranking without options of its own

@@ -391,22 +391,22 @@ class Searcher:
         options: CheckedOptions,
     ) -> list[SearchHit]:
         """The hits, and what they have of `neighbours`. Raises PayloadsTooLarge."""
-        wanted, keys = options.neighbours, keys_of([candidate.payload for candidate in page])
-        if wanted is None or not keys:
+        neighbours, keys = options.neighbours, keys_of([candidate.payload for candidate in page])
+        if neighbours is None or not keys:
             return hits
         points = await matching(
             self.store,
             collection,
-            filter_beside(keys.values(), wanted),
+            filter_beside(keys.values(), neighbours),
             [*KEYS, options.text_field],
         )
         if self._budget is not None:
             self._budget.spend(points)
-        found = await self._aside(
-            partial(passages, keys, points, wanted, options.text_field, self.model.tokens_of)
+        texts = await self._aside(
+            partial(passages, keys, points, neighbours, options.text_field, self.model.tokens_of)
         )
         change = msgspec.structs.replace
-        return [change(hit, passage=found.get(place)) for place, hit in enumerate(hits)]
+        return [change(hit, passage=texts.get(place)) for place, hit in enumerate(hits)]
 
     def _hit(
         self, candidate: Candidate, embedded: Embeddings, row: int, options: CheckedOptions
