@@ -23,6 +23,7 @@ from hybridtei.retrieval.ingest.chunking import (
 from hybridtei.retrieval.search.explain import TokensOf
 from hybridtei.retrieval.search.options import Neighbours
 from hybridtei.retrieval.store.base import Stored
+from hybridtei.retrieval.store.own import text_of
 from hybridtei.retrieval.store.query import Filter, Range
 
 # Keys of a version of a document, and all that a passage needs besides the text
@@ -67,7 +68,7 @@ def passages(
     def size(key: Key) -> int:
         if neighbours.tokens is None:
             return 0
-        return len(list(tokens_of(str(chunks[key].get(field) or ""))))
+        return len(list(tokens_of(text_of(chunks[key], field))))
 
     # The keys of each passage, and the places of its hits
     merged: list[tuple[list[Key], list[int]]] = []
@@ -111,7 +112,7 @@ def _joined(chunks: Sequence[Payload], field: str) -> str:
     """The text of chunks that follow each other, without what they repeat."""
     text, end = "", -1
     for chunk in chunks:
-        part, start = str(chunk.get(field) or ""), chunk.get(START)
+        part, start = text_of(chunk, field), chunk.get(START)
         if type(start) is not int:
             start = end + 1
         # The blanks between two chunks are not stored

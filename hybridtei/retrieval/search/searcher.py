@@ -398,7 +398,7 @@ class Searcher:
             self.store,
             collection,
             filter_beside(keys.values(), neighbours),
-            [*KEYS, options.text_field],
+            [*KEYS, *text_keys(options.text_field)],
         )
         if self._budget is not None:
             self._budget.spend(points)
