@@ -31,7 +31,8 @@ ELEMENT = re.compile(r"</?[a-zA-Z][^>]{0,2000}>")
 
 
 def read_markdown(data: bytes, options: ReadOptions) -> Content:
-    """The text as it is written, without front matter, comments and the title."""
+    """The text as it is written, without front matter, comments and the heading that is its
+    title."""
     text, notes = decoded(data)
     front = FRONT_MATTER.match(text)
     metadata: dict[str, Any] = {}
@@ -42,8 +43,14 @@ def read_markdown(data: bytes, options: ReadOptions) -> Content:
         except (ValueError, RecursionError) as error:
             notes = [*notes, f"front matter stays text, since it is not readable: {error}"[:200]]
     named = metadata.pop("title", None)
-    heading, text = _titled(_without_comments(text))
-    title = str(named) if named and not isinstance(named, dict | list) else heading
+    text = _without_comments(text)
+    title, below = _titled(text)
+    if named and not isinstance(named, dict | list):
+        # A heading of other words is text below the title that the front matter names
+        if title != str(named):
+            below = text
+        title = str(named)
+    text = below
     return Content(title, [_with_marks(text)], notes, metadata=metadata, is_wrapped=True)
 
 

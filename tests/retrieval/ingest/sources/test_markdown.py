@@ -49,12 +49,13 @@ def test_title_and_text(tmp_path, written, title, text):
         ),
         ('+++\ntitle = "A plan"\nweight = 5\n+++\n', "A plan", {"weight": 5}),
         ("---\r\ntitle: A plan\r\n---\r\n", "A plan", {}),
-        ("---\nauthor: Ada\n---\n", "Heading", {"author": "Ada"}),
+        ("---\nauthor: Ada\n---\n", None, {"author": "Ada"}),
     ],
 )
 def test_front_matter_is_metadata(tmp_path, front, title, metadata):
-    (document,) = all_of(tmp_path / "a.md", f"{front}\n# Heading\n\nbody")
-    assert (document.title, document.text, document.metadata) == (title, "body", metadata)
+    (document,) = all_of(tmp_path / "a.md", f"{front}\nbody\n# Heading")
+    assert (document.title, document.metadata) == (title, metadata)
+    assert document.text == "body\n# Heading"
 
 
 @pytest.mark.parametrize(
@@ -103,3 +104,11 @@ def test_code_comes_before_comments(tmp_path, text):
 def test_comments_between_code(tmp_path):
     text = "a `b` <!-- c `d` --> e <!-- f\ng --> h `<!--`"
     assert text_of(tmp_path / "a.md", text) == "a `b`  e \n h `<!--`"
+
+
+@pytest.mark.parametrize(
+    ("heading", "text"), [("Setting up", "# Setting up\n\nbody"), ("Manual", "body")]
+)
+def test_a_heading_that_is_not_the_title_of_the_front_matter_stays_text(tmp_path, heading, text):
+    (document,) = all_of(tmp_path / "a.md", f"---\ntitle: Manual\n---\n# {heading}\n\nbody")
+    assert (document.title, document.text) == ("Manual", text)
