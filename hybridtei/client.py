@@ -334,9 +334,9 @@ class AsyncClient(OfOneProcess):
     ) -> list[StoredPoint]:
         """Return the point of an id, or the chunks of the document of an id, in their order. Raises
         UnknownDocument."""
-        from hybridtei.retrieval.search.options import StoredPoint
+        from hybridtei.retrieval.search.options import StoredPoint, written
 
-        path = _points_of(collection, f"/{quote(str(id))}")
+        path = _points_of(collection, f"/{quote(written(id))}")
         if source is not None:
             path += f"?source={quote(source)}"
         return msgspec.convert((await self.ask(path))["points"], list[StoredPoint])
@@ -462,6 +462,8 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _points_of(collection: str, rest: str = "") -> str:
+    if not collection or "/" in collection:
+        raise InvalidInput(f"collection {collection!r}: a name should have no / and not be empty")
     return f"/collections/{quote(collection, safe='')}/points{rest}"
 
 

@@ -6,6 +6,7 @@ flags are made of these.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypedDict, get_args, get_type_hints
 
@@ -353,9 +354,22 @@ class StoredPoint(Struct, frozen=True):
     payload: dict[str, Any]
 
 
+# A text of digits, or one in quotes, stands in quotes
+QUOTED = re.compile(r'"(\d+|".*")"', re.DOTALL | re.ASCII)
+
+
 def identity_of(text: str) -> int | str:
-    """The id that a path or a command names."""
-    return int(text) if text.isascii() and text.isdigit() else text
+    """The id that a path or a command names: 1 is a number, and "1", in quotes, a text."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return text[1:-1] if QUOTED.fullmatch(text) else text
+
+
+def written(identity: int | str) -> str:
+    """The id as `identity_of` reads it."""
+    if isinstance(identity, str) and identity_of(identity) != identity:
+        return f'"{identity}"'
+    return str(identity)
 
 
 class SearchHit(Struct, frozen=True, omit_defaults=True):

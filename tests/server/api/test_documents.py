@@ -1,9 +1,12 @@
 """Documents over HTTP, by `Client`, `Index`, the command and MCP's tool."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from hybridtei import Client, Index
 from hybridtei.errors import InvalidInput, UnknownDocument
+from hybridtei.retrieval.search.options import identity_of, written
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.memory import MemoryStore
 from tests.retrieval.search.small_search import MODEL, encoder_of, spec_in
@@ -45,6 +48,26 @@ def test_the_first_three_lines_of_a_user(notes):
     assert asked(notes, "DELETE", "1").json() == {"points": 1}
     assert asked(notes, "DELETE", "a/b.md").json() == {"points": 1}
     assert texts(notes) == {"hybrid search"}
+
+
+@given(st.integers(0, 2**64 - 1) | st.text(min_size=1))
+@example("1")
+@example('"1"')
+@example('""1""')
+def test_an_id_in_a_path_is_the_number_or_the_text(identity):
+    read = identity_of(written(identity))
+    assert (read, type(read)) == (identity, type(identity))
+
+
+def test_1_in_quotes_is_the_text(notes):
+    with Client(notes.url) as client:
+        client.upsert("notes", [{"id": "1", "text": "a text's id"}])
+        assert [client.get("notes", one)[0].payload["text"] for one in (1, "1")] == [
+            "one two",
+            "a text's id",
+        ]
+        with pytest.raises(InvalidInput, match="collection 'a/b'"):
+            client.upsert("a/b", ["a text"])
 
 
 def test_many_by_ids_or_by_a_filter(notes):
