@@ -1,9 +1,7 @@
 """Files of many documents: Parquet (a row each) and JSON Lines (a line each).
 
-A line is read up to its allowed length. A small Parquet file can unfold to gigabytes, so its sizes
-are checked first. The footer has the sizes of a column's pages and the bounds of its lists; a row
-group that would grow too much is not opened. Strings stay references into their column's dictionary
-until their row's size is known.
+A line is read up to its allowed length. A small Parquet file can unfold to gigabytes: the reader's
+process bounds these.
 """
 
 from __future__ import annotations
@@ -340,18 +338,6 @@ def _record(value: Any, options: ReadOptions) -> Mapping[str, Any]:
 
 # Rows read at a time
 ROWS = 64
-# Bound of a row group's column in memory, if it exceeds this multiple of its size in the file:
-MAX_COLUMN_BYTES = 64_000_000
-MAX_EXPANSION = 100
-WIDTHS = {
-    "BOOLEAN": 1,
-    "INT32": 4,
-    "INT64": 8,
-    "INT96": 12,
-    "FLOAT": 4,
-    "DOUBLE": 8,
-    "BYTE_ARRAY": 16,
-}
 
 
 def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
@@ -362,62 +348,26 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
 
     size, number = path.stat().st_size, 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            strings = [
-                column.path for column in file.schema if column.physical_type == "BYTE_ARRAY"
-            ]
-        with pyarrow.parquet.ParquetFile(path, read_dictionary=strings, pre_buffer=False) as file:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
             total = max(1, file.metadata.num_rows)
             check_text_column(file.schema_arrow.names, options)
-            for group in range(file.num_row_groups):
-                _check_group(file, group, options)
-                for batch in file.iter_batches(batch_size=ROWS, row_groups=[group]):
-                    for row in range(batch.num_rows):
-                        number += 1
-                        record: dict[str, Any] = {}
-                        read = partial(_fill, record, batch, row, options)
-                        yield (
-                            document_of(read, record, source, f"row {number}", options),
-                            size * number // total,
-                        )
+            for batch in file.iter_batches(batch_size=ROWS):
+                for row in range(batch.num_rows):
+                    number += 1
+                    record: dict[str, Any] = {}
+                    read = partial(_fill, record, batch, row, options)
+                    location = f"row {number}"
+                    document = document_of(read, record, source, location, options)
+                    yield document, size * number // total
     except (pyarrow.ArrowException, OSError, Unfit) as error:
         yield Rejection(source, f"after row {number}", f"not readable as parquet: {error}"), size
 
 
-def _check_group(file: Any, group: int, options: ReadOptions) -> None:
-    """Raises Unfit for a row group that would unfold to far more bytes than in the file."""
-    metadata = file.metadata.row_group(group)
-    for place in range(metadata.num_columns):
-        column, declared = metadata.column(place), file.schema.column(place)
-        width = WIDTHS.get(column.physical_type, declared.length)
-        if width > options.max_record_bytes:
-            raise Unfit(
-                f"`{column.path_in_schema}`: a cell has {width} bytes, allowed are "
-                f"{options.max_record_bytes}"
-            )
-        unfolded = column.total_uncompressed_size
-        if declared.max_repetition_level:
-            unfolded += column.num_values * width
-        if unfolded > max(MAX_COLUMN_BYTES, MAX_EXPANSION * column.total_compressed_size):
-            raise Unfit(
-                f"row group {group}, `{column.path_in_schema}`: {column.total_compressed_size} "
-                f"bytes would become {unfolded}, allowed are {MAX_COLUMN_BYTES}, or "
-                f"{MAX_EXPANSION} times as many"
-            )
-
-
 def _fill(record: dict[str, Any], batch: Any, row: int, options: ReadOptions) -> Mapping[str, Any]:
     """Read a row's cells into `record`, and return the non-empty ones. Raises Unfit."""
-    size = 0
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        cell = column.slice(row, 1)
-        size += _size(cell)
-        if size > options.max_record_bytes:
-            raise Unfit(
-                f"the row has {size} bytes up to `{name}`, allowed are {options.max_record_bytes}"
-            )
         try:
-            record[name] = cell[0].as_py()
+            record[name] = column[row].as_py()
         except UnicodeDecodeError as error:
             raise Unfit(f"`{name}` is not UTF-8: byte {error.start} of the cell") from None
     return {
@@ -425,42 +375,3 @@ def _fill(record: dict[str, Any], batch: Any, row: int, options: ReadOptions) ->
         for name, value in record.items()
         if value is not None or name == (options.text_field or "text")
     }
-
-
-def _size(cells: Any) -> int:
-    """The bytes of cells without shared memory."""
-    from pyarrow import compute, types
-
-    kind = cells.type
-    if types.is_dictionary(kind):
-        return _dictionary_size(
-            cells.indices.drop_null().to_numpy(zero_copy_only=False), cells.dictionary
-        )
-    if types.is_map(kind):
-        first, last = cells.offsets[0].as_py(), cells.offsets[-1].as_py()
-        parts = (cells.keys, cells.items) if not cells.null_count else ()
-        return sum(_size(part.slice(first, last - first)) for part in parts)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _size(cells.flatten())
-    if types.is_struct(kind):
-        return sum(_size(field) for field in cells.flatten())
-    if (
-        types.is_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_string(kind)
-        or types.is_large_binary(kind)
-    ):
-        return int(compute.sum(compute.cast(compute.binary_length(cells), "int64")).as_py() or 0)
-    return int(cells.nbytes)
-
-
-def _dictionary_size(places: Any, texts: Any) -> int:
-    """The bytes of dictionary texts, from their offsets alone, since reading the texts would copy
-    them."""
-    import numpy
-
-    if not len(places):
-        return 0
-    kind = numpy.dtype("int64" if "large" in str(texts.type) else "int32")
-    offsets: Any = numpy.frombuffer(texts.buffers()[1], kind)[texts.offset :]
-    return int(numpy.sum(offsets[places + 1] - offsets[places], dtype=numpy.int64))
