@@ -120,7 +120,7 @@ def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
     return SourceFile(path, label, status.st_size, (status.st_mtime_ns, status.st_ctime_ns))
 
 
-# The process of whoever has none of his own
+# For callers without a reader of their own
 _shared = Reader()
 atexit.register(_shared.end)
 

@@ -36,7 +36,7 @@ HIDDEN_ROLES = ("navigation", "contentinfo")
 # Of parts that a click opens, and their ids in the attributes of what opens them
 PANELS = re.compile(r"accordion|collaps|tab-?pane|tab-?content|tab-?panel|spoiler", re.IGNORECASE)
 OPENERS = ("aria-controls", "data-target", "data-bs-target", "href")
-# Marks of programs, which nobody misses
+# Links and line numbers that programs add: left out, and not counted
 MARKS_OF_PAGES = re.compile(r"\b(headerlink|lineno|linenos|linenodiv)\b")
 # What stands between the parts of a formula
 FORMULAS = {"mfrac": "/", "msup": "^", "msub": "_"}

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Lock
 from typing import Self
@@ -26,7 +27,6 @@ from hybridtei.retrieval.ingest.document import Document, Rejection
 from hybridtei.retrieval.ingest.options import MEGABYTE, ReadOptions
 
 MODULE = "hybridtei.retrieval.ingest.reader_child"
-HEADER = struct.Struct("<I")
 # Processor time from one document of a file to the next: for any file, and for each megabyte of it
 SECONDS, SECONDS_PER_MEGABYTE = 20, 2
 # A process that waits, for a disk say, may take this many times as long
@@ -35,7 +35,6 @@ WAIT_FACTOR = 10
 MEMORY_BYTES = 1_000_000_000
 # For an ended process to be gone
 END_SECONDS = 5
-READ_BYTES = 1 << 20
 EXCERPT_CHARACTERS = 200
 
 
@@ -75,6 +74,8 @@ class Reader:
     def __init__(self, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
         self._seconds, self._memory_bytes = seconds, memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
+        # To the process that runs
+        self._pipe: Connection
         self._lock = Lock()
         self._decoder = msgspec.msgpack.Decoder(Found)
         self.is_stopped = False
@@ -90,15 +91,18 @@ class Reader:
         """Start the process, unless it runs. It takes a third of a second to be ready."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", MODULE],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    bufsize=0,
-                    # Arrow's own allocators reserve address space, which is limited here
-                    env=os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"},
-                )
+                self._pipe, its_end = Pipe()
+                with its_end:
+                    number = its_end.fileno()
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-P", "-m", MODULE, str(number)],
+                        pass_fds=[number],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        # Arrow's own allocators reserve address space, which is limited here
+                        env=os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"},
+                    )
                 if self.is_stopped:
                     self._process.kill()
             return self._process
@@ -114,9 +118,6 @@ class Reader:
             process, self._process = self._process, None
         if process is not None:
             process.kill()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None and not self.is_stopped:
-                    pipe.close()
             process.wait()
 
     def read(
@@ -127,18 +128,16 @@ class Reader:
         location, read_bytes = "file", 0
         if self.is_stopped:
             return
-        process = self.start()
+        process, pipe = self.start(), self._pipe
         # Without the fields of an ingest
         plain = ReadOptions(**options.as_dict())
         seconds = self._seconds + SECONDS_PER_MEGABYTE * size / MEGABYTE
         request = Request(os.fsencode(path), label, size, plain, seconds, self._memory_bytes)
-        body = msgspec.msgpack.encode(request)
         is_whole = False
         try:
-            with suppress(BrokenPipeError):
-                assert process.stdin is not None
-                process.stdin.write(HEADER.pack(len(body)) + body)
-            for message in self._answers(process, WAIT_FACTOR * seconds):
+            with suppress(OSError):
+                pipe.send_bytes(msgspec.msgpack.encode(request))
+            for message in self._answers(process, pipe, WAIT_FACTOR * seconds):
                 part = message.document or message.rejection
                 if part is None:
                     is_whole = True
@@ -155,33 +154,21 @@ class Reader:
         if not self.is_stopped:
             yield Rejection(label, location, _reason(process.returncode, request)), size
 
-    def _answers(self, process: subprocess.Popen[bytes], wait_s: float) -> Iterator[Found]:
+    def _answers(
+        self, process: subprocess.Popen[bytes], pipe: Connection, wait_s: float
+    ) -> Iterator[Found]:
         """Yield what the process finds, until it ends or is silent for too long."""
-        assert process.stdout is not None
-        descriptor = process.stdout.fileno()
-        waiting = bytearray()
-        while True:
-            readable, _, _ = select.select([descriptor], [], [], wait_s)
-            if not readable:
-                process.kill()
-            data = os.read(descriptor, READ_BYTES)
-            if not data:
-                return
-            waiting += data
-            place = 0
-            while len(waiting) >= place + HEADER.size:
-                start = place + HEADER.size
-                end = start + HEADER.unpack_from(waiting, place)[0]
-                if len(waiting) < end:
-                    break
-                yield self._decoder.decode(memoryview(waiting)[start:end])
-                place = end
-            del waiting[:place]
+        with suppress(EOFError, OSError):
+            while True:
+                readable, _, _ = select.select([pipe], [], [], wait_s)
+                if not readable:
+                    process.kill()
+                yield self._decoder.decode(pipe.recv_bytes())
 
 
 def _reason(status: int, request: Request) -> str:
     """Why the process ended without an answer. `status`: its exit status."""
-    if status == -signal.SIGXCPU:
+    if status == -signal.SIGPROF:
         return f"reading it takes more than {request.seconds:.0f} s of processor time"
     if status == -signal.SIGKILL:
         wait_s = WAIT_FACTOR * request.seconds

@@ -1,10 +1,10 @@
 """The reader's process: it reads files for the process that started it, and ends with it.
 
-    python -m hybridtei.retrieval.ingest.reader_child
+    python -m hybridtei.retrieval.ingest.reader_child PIPE
 
-It takes frames of `Request` from standard input, and writes frames of `Found` to standard output:
-one for each document or rejection, and an empty one at the end of a file. The system ends it when a
-file takes more processor time or memory than `reader` allows.
+It takes a `Request` from the pipe, and answers by a `Found` for each document or rejection, and an
+empty one at the end of the file. The system ends it when a file takes more processor time or memory
+than `reader` allows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -33,7 +34,6 @@ from hybridtei.retrieval.ingest.formats import (
 from hybridtei.retrieval.ingest.mail import BOX, letters, read_mail
 from hybridtei.retrieval.ingest.options import MEGABYTE, ReadOptions
 from hybridtei.retrieval.ingest.reader import (
-    HEADER,
     Found,
     Request,
     excerpt,
@@ -111,82 +111,48 @@ def _read_box(path: Path, label: str, options: ReadOptions) -> Iterator[Progress
         yield part, read_bytes
 
 
-class _Limits:
-    """The limits of the file that is read: processor time since the last document, and memory
-    beyond what the process had before."""
-
-    def __init__(self, request: Request) -> None:
-        self._seconds = request.seconds
-        self._next = 0.0
-        with suppress(OSError, ValueError):
-            _, hard = resource.getrlimit(resource.RLIMIT_AS)
-            resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + request.memory_bytes, hard))
-        self.renew()
-
-    def renew(self) -> None:
-        """Allow the processor time anew, at most once a second."""
-        used = time.process_time()
-        if used < self._next:
-            return
-        self._next = used + 1
-        with suppress(OSError, ValueError):
-            _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(used + self._seconds) + 1, hard))
+def _limit_memory(more_bytes: int) -> None:
+    """Let this process have so much address space beyond what it has, if the system tells that."""
+    with suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def _mapped_bytes() -> int:
-    """The address space that this process has. Raises OSError where the system does not tell."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
-    return int(pages) * resource.getpagesize()
+def _message(part: Document | Rejection, read_bytes: int) -> bytes:
+    try:
+        if isinstance(part, Document):
+            return msgspec.msgpack.encode(Found(document=part, read_bytes=read_bytes))
+        rejection = replace(part, written=excerpt(part.written))
+        return msgspec.msgpack.encode(Found(rejection=rejection, read_bytes=read_bytes))
+    except UnicodeEncodeError as error:
+        reason = f"holds no text: {error}"[:300]
+        return _message(Rejection(part.source, part.location, reason), read_bytes)
 
 
-def _plain(part: Document | Rejection) -> Found:
-    if isinstance(part, Document):
-        return Found(document=part)
-    written = excerpt(part.written)
-    return Found(
-        rejection=Rejection(part.source, part.location, part.reason, written, part.document_id)
-    )
-
-
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until their end."""
-    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Request)
-
-    def answer(message: Found) -> None:
-        body = encoder.encode(message)
-        answers.write(HEADER.pack(len(body)) + body)
-
-    while header := requests.read(HEADER.size):
-        request = decoder.decode(requests.read(*HEADER.unpack(header)))
-        path = Path(os.fsdecode(request.path))
-        limits = _Limits(request)
-        for part, read_bytes in read_file(path, request):
-            message = _plain(part)
-            message.read_bytes = read_bytes
-            try:
-                answer(message)
-            except UnicodeEncodeError as error:
-                place = Rejection(request.label, part.location, f"holds no text: {error}"[:300])
-                answer(Found(rejection=place, read_bytes=read_bytes))
-            limits.renew()
-        answer(Found())
-        answers.flush()
+def serve(pipe: Connection) -> None:
+    """Answer requests until their end, which is an EOFError."""
+    decoder = msgspec.msgpack.Decoder(Request)
+    while True:
+        request = decoder.decode(pipe.recv_bytes())
+        _limit_memory(request.memory_bytes)
+        signal.setitimer(signal.ITIMER_PROF, request.seconds)
+        for part, read_bytes in read_file(Path(os.fsdecode(request.path)), request):
+            pipe.send_bytes(_message(part, read_bytes))
+            signal.setitimer(signal.ITIMER_PROF, request.seconds)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        pipe.send_bytes(msgspec.msgpack.encode(Found()))
 
 
 def main() -> None:
-    """Serve the standard streams. What a library prints goes to standard error."""
+    """Serve the pipe whose number is the first argument."""
     # A terminal signals this process too, but its parent ends it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     memory.limit_heaps()
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    with suppress(BrokenPipeError):
-        serve(requests, answers)
-    # The parent has ended: nobody reads what is left to flush
-    os._exit(0)
+    with suppress(EOFError, OSError):
+        serve(Connection(int(sys.argv[1])))
 
 
 if __name__ == "__main__":
