@@ -1,5 +1,5 @@
-"""CSV and TSV: a row is a document. Separator and header are found in the first lines, and a bad
-row spoils no other."""
+"""CSV and TSV: a row is a document, or the table, if no column is the text. Separator and header are
+found in the first lines, and a bad row spoils no other."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hybridtei.retrieval.ingest.document import Rejection
+from hybridtei.retrieval.ingest.document import Document, Outline, Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.tables import (
+    Found,
     Line,
     Progress,
     bounded_lines,
@@ -22,12 +23,13 @@ from hybridtei.retrieval.ingest.tables import (
     document_of,
     value_of,
 )
-from hybridtei.retrieval.ingest.text import Unfit, as_utf8
+from hybridtei.retrieval.ingest.text import Unfit, as_utf8, normalised
 
 SEPARATORS = ",;\t|"
 SAMPLE_LINES, MOST_LINES = 20, 1000
 TABBED = (".tsv", ".tab")
 YEAR = re.compile("(1[5-9]|20)[0-9]{2}")
+WORD = re.compile(r"[^\W\d]{2}")
 FIELDS = ("text", "title", "id", "_id")
 
 
@@ -41,6 +43,9 @@ def read_csv(path: Path, source: str, options: ReadOptions, name: str = "") -> I
         numbers = _number_columns(_rows(opened, suffix, options)[0])
     with path.open("rb") as opened:
         rows, notes = _rows(opened, suffix, options)
+        if options.text_field is None and "text" not in rows.header:
+            yield _table(rows, source, options, notes), path.stat().st_size
+            return
         check_text_column(rows.header, options)
         for line, cells, reason in rows:
             location = f"line {line.number}"
@@ -52,6 +57,31 @@ def read_csv(path: Path, source: str, options: ReadOptions, name: str = "") -> I
                     read, line.data, source, location, options, notes=notes, numbers=numbers
                 )
                 yield document, rows.offset
+
+
+def _table(rows: _Rows, source: str, options: ReadOptions, notes: Sequence[str]) -> Found:
+    """The rows as one document, a line each below the names of the columns."""
+    lines: list[str] = []
+    room = options.max_document_characters
+    words = 0
+    for line, row, reason in rows:
+        cells = [line.decoded()]
+        if reason is None:
+            cells = row
+        words += any(map(WORD.search, cells))
+        lines.append(" | ".join(" ".join(cell.split()) for cell in cells))
+        room -= len(lines[-1])
+        if room < 0:
+            raise Unfit("the table is longer than allowed: name its text with --text-field")
+    if 2 * words <= len(lines):
+        return Rejection(
+            source, "file", "tables without words", document_id=source, is_left_out=True
+        )
+    text = normalised("\n".join(lines), is_wrapped=False).strip()
+    outline = Outline([(0, "", " | ".join(rows.header))])
+    note = "a table without a column `text` is one document: --text-field makes one of each row"
+    columns = {"columns": rows.header}
+    return Document(source, source, text, None, columns, "file", [*notes, note], outline=outline)
 
 
 def _rows(opened: BinaryIO, suffix: str, options: ReadOptions) -> tuple[_Rows, list[str]]:
@@ -179,8 +209,8 @@ class _Rows:
         return max(SEPARATORS, key=quality)
 
     def _unnamed(self, count: int, options: ReadOptions) -> list[str]:
-        """Names of columns without a header; the one with the longest cells is the text. Raises
-        Unfit if those are numbers."""
+        """Names of columns without a header; the one with the longest cells is the text, unless
+        those are numbers."""
         columns: list[list[str]] = [[] for _ in range(count)]
         for line in self._waiting:
             cells = line.decoded().split(self._separator)
@@ -188,11 +218,9 @@ class _Rows:
                 column.append(cell)
         lengths = [sum(map(len, column)) for column in columns]
         place = lengths.index(max(lengths))
-        texts = [cell for cell in columns[place] if re.search(r"[^\W\d]{2}", cell)]
-        if 2 * len(texts) < len(columns[place]):
-            raise Unfit("has no header, and no column of text")
         names = [f"column {number}" for number in range(1, count + 1)]
-        names[place] = options.text_field or "text"
+        if 2 * sum(WORD.search(cell) is not None for cell in columns[place]) >= len(columns[place]):
+            names[place] = options.text_field or "text"
         return names
 
 

@@ -99,10 +99,11 @@ def _digest(title: str | None, text: str, metadata: Mapping[str, Any]) -> str:
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """A part of a source that is not a document, and the reason. `written`: the part's content.
-    `document_id`: the record's id, if it has one."""
+    `document_id`: the record's id, if it has one. `is_left_out`: nobody would miss it."""
 
     source: str
     location: str
     reason: str
     written: object = ""
     document_id: str | None = None
+    is_left_out: bool = False

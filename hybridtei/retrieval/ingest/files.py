@@ -227,6 +227,9 @@ class Quarantine:
 
     def add(self, rejected: Rejection) -> None:
         """Count a rejection. Only the first 10,000 of a file are written."""
+        if rejected.is_left_out:
+            self.report.add("left out", rejected.reason, rejected.source)
+            return
         what = "files" if rejected.location == "file" else "rows"
         self.report.add(what, rejected.reason, f"{rejected.source}, {rejected.location}")
         self._counts[rejected.source] += 1

@@ -96,8 +96,9 @@ def test_inch_marks_lose_no_row_between_them(tmp_path):
 
 @pytest.mark.parametrize("header", ["port,2024,2025", ",text words,2025", "port,kind,"])
 def test_a_header_may_have_years_and_an_empty_cell(tmp_path, header):
-    (refusal,) = all_of(tmp_path / "a.csv", f"{header}\nAlfa harbour,10,20\nBravo,5,6\n")
-    assert "has no column `text`; it has" in refusal.reason
+    (table,) = all_of(tmp_path / "a.csv", f"{header}\nAlfa harbour,10,20\nBravo,5,6\n")
+    assert table.text == "Alfa harbour | 10 | 20\nBravo | 5 | 6"
+    assert table.context_at(0) == header.replace(",", " | ")
     name = next(filter(None, header.split(",")))
     assert len(texts(tmp_path / "a.csv", f"{header}\nAlfa,x,2\nB,y,3\n", text_field=name)) == 2
 
@@ -105,7 +106,9 @@ def test_a_header_may_have_years_and_an_empty_cell(tmp_path, header):
 def test_numbers_without_a_header_are_no_text(tmp_path):
     data = "150,4,setosa,versicolor\n" + "".join(f"5.{n},3.{n},1.4,0.{n}\n" for n in range(9))
     (refusal,) = all_of(tmp_path / "a.csv", data)
-    assert refusal.reason == "has no header, and no column of text"
+    assert (refusal.reason, refusal.is_left_out) == ("tables without words", True)
+    (refusal,) = all_of(tmp_path / "a.csv", data, text_field="name")
+    assert "has no column `name`" in refusal.reason
 
 
 def test_a_column_has_one_type(tmp_path):
@@ -124,14 +127,20 @@ def test_equal_names_of_columns_are_counted(tmp_path):
     assert (row.metadata["a 2"], row.metadata["a 4001"]) == (0, 1)
 
 
-def test_a_table_without_text_is_one_refusal(tmp_path):
-    data = "id;name;price\n" + "1;bolt;2\n" * 1000
-    (refusal,) = all_of(tmp_path / "a.csv", data)
-    assert refusal.location == "file"
-    assert "no column `text`; it has `id`, `name`, `price`" in refusal.reason
-    assert len(all_of(tmp_path / "a.csv", data, text_field="name")) == 1000
+def test_a_table_without_a_column_of_text_is_one_document(tmp_path):
+    data = "id;name;price\n" + "1;bolt\n" + "1;bolt;2\n" * 1000
+    (table,) = all_of(tmp_path / "a.csv", data)
+    assert table.text == "1 | bolt\n" + "\n".join(["1 | bolt | 2"] * 1000)
+    assert table.context_at(5000) == "id | name | price"
+    assert table.metadata == {"columns": ["id", "name", "price"]}
+    assert "--text-field" in table.notes[0]
+    assert len(all_of(tmp_path / "a.csv", data, text_field="name")) == 1001
+    (refusal,) = all_of(tmp_path / "a.csv", data, max_document_characters=1000)
+    assert "longer than allowed: name its text with --text-field" in refusal.reason
+    (refusal,) = all_of(tmp_path / "a.csv", data, text_field="body")
+    assert "no column `body`; it has `id`, `name`, `price`" in refusal.reason
 
 
 def test_an_empty_table(tmp_path):
     (refusal,) = all_of(tmp_path / "a.csv", "")
-    assert "has no column `text`" in refusal.reason
+    assert refusal.reason == "tables without words"
