@@ -1,5 +1,5 @@
-"""CSV and TSV: a row is a document, or the table, if no column is the text. Separator and header are
-found in the first lines, and a bad row spoils no other."""
+"""CSV and TSV: a row is a document, or the table, if no column is the text. Separator and header
+are found in the first lines, and a bad row spoils no other."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def _limit_memory(more_bytes: int) -> None:
     """Let this process have so much address space beyond what it has, if the system tells that."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        most = pages * resource.getpagesize() + more_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        size = pages * resource.getpagesize() + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _message(part: Document | Rejection, read_bytes: int) -> bytes:
