@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -15,13 +16,15 @@ from msgspec import json
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_settings
 from hybridtei.config import StoreConfig
-from hybridtei.errors import UnknownCollection, UsageError
+from hybridtei.errors import StoreError, StoreUnavailable, UnknownCollection, UsageError
 from hybridtei.retrieval.store import opened, place_of
 from hybridtei.system.machine import require_extra
 
 if TYPE_CHECKING:
+    from hybridtei.retrieval.store.base import Store
     from hybridtei.retrieval.store.collection import CollectionSchemas
 
+log = logging.getLogger(__name__)
 Act = Callable[["CollectionSchemas", argparse.Namespace], Awaitable[None]]
 # Bytes per read of a file
 CHUNK_BYTES = 1_000_000
@@ -91,10 +94,9 @@ async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> No
     names, aliases = await schemas.store.collections(), await schemas.store.aliases()
     width = max(map(len, (*names, *aliases)), default=0)
     for name in names:
-        schema, count = await schemas.of(name), await schemas.store.count(name)
+        schema, points = await schemas.of(name), await _points(schemas.store, name)
         print(
-            f"{name:{width}}  {count:>12,} points  "
-            f"{schema.metadata.get(MODEL_ID, 'of an unnamed model')}",
+            f"{name:{width}}  {points:>19}  {schema.metadata.get(MODEL_ID, 'of an unnamed model')}",
             flush=True,
         )
     for alias, collection in sorted(aliases.items()):
@@ -120,6 +122,17 @@ async def _describe(schemas: CollectionSchemas, arguments: argparse.Namespace) -
     print(json.format(json.encode({**facts, **schema_to_dict(schema)})).decode(), flush=True)
 
 
+async def _points(store: Store, name: str) -> str:
+    """The number of points; a damaged collection has points that nobody can count."""
+    try:
+        return f"{await store.count(name):,} points"
+    except StoreUnavailable:
+        raise
+    except StoreError as error:
+        log.warning("%s", error)
+        return "damaged points"
+
+
 async def _aliases(schemas: CollectionSchemas, name: str) -> list[str]:
     return sorted(
         alias for alias, collection in (await schemas.store.aliases()).items() if collection == name
@@ -138,9 +151,14 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
         await store.drop(arguments.name)
         print(f"deleted the alias {arguments.name}", file=sys.stderr)
         return
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        # Its layout is damaged
+        name = arguments.name
     aliases = await _aliases(schemas, name)
     alias_note = f", also known as {', '.join(aliases)}," if aliases else ""
-    what = f"{name}{alias_note} with {await store.count(name):,} points"
+    what = f"{name}{alias_note} with {await _points(store, name)}"
     if not _is_confirmed(arguments, what):
         return
     await store.drop(name)

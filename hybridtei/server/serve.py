@@ -90,11 +90,8 @@ async def serve(request: HttpRequest) -> ASGIApp:
     held = 0
     work: asyncio.Future[Reply] | None = None
     try:
-        if len(body) > PART_BYTES:
-            # Other requests get the event loop before a large body is decoded
-            await asyncio.sleep(0)
         # The two arguments of the route's function
-        payload, held = counted(request, route, body)
+        payload, held = await counted(request, route, body)
         source = choose(request, route, body, payload)
 
         with span(route.span):
@@ -274,14 +271,18 @@ def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
     return payload
 
 
-def counted(request: HttpRequest, route: Route, body: bytes) -> tuple[Any, int]:
+async def counted(request: HttpRequest, route: Route, body: bytes) -> tuple[Any, int]:
     """The body as the route's function takes it, and the bytes that count for it until its answer:
     of its texts, and of the memory of its values. Raises BodyError, also if all requests together
     hold too many."""
     if len(body) <= HELD_BYTES:
         return decoded(request, route, body), 0
     bound, before = request.shared.inside, sys.getallocatedblocks()
-    payload = decoded(request, route, body)
+    if len(body) > PART_BYTES:
+        # Other requests get the event loop between the steps of a large one
+        payload = await asyncio.to_thread(decoded, request, route, body)
+    else:
+        payload = decoded(request, route, body)
     held = 2 * len(body) + max(sys.getallocatedblocks() - before, 0) * BLOCK_BYTES
     held = bound.fitting(held)
     bound.take(held, is_large=held > SMALL_BYTES)

@@ -3,13 +3,16 @@
 import asyncio
 import json
 
+import psutil
 import pytest
 
 from hybridtei import cli
+from hybridtei.retrieval.store.base import LAYOUT
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.points import to_points
 from tests.retrieval.store.speaking import speaking
 from tests.retrieval.store.stores import embeddings, plan
+from tests.server.live import HANG
 
 COUNT = 5
 
@@ -34,6 +37,18 @@ def folder(tmp_path, monkeypatch):
 
     asyncio.run(fill())
     return tmp_path
+
+
+def pid(folder):
+    """Of the engine, which goes on for a while after its last client."""
+
+    async def ask():
+        store = EmbeddedStore(str(folder / "qdrant"))
+        await store.collections()
+        await store.close()
+        return store.pid
+
+    return asyncio.run(ask())
 
 
 def ran(capsys, *words):
@@ -78,6 +93,27 @@ def test_delete_asks(folder, capsys, monkeypatch):
         assert (status, len(listed.splitlines()), error) == (0, left, "")
     assert ran(capsys, "delete", "notes", "--yes") == (0, "", "deleted notes with 5 points\n")
     assert ran(capsys) == (0, "", f"no collections: embedded Qdrant in {folder / 'qdrant'}\n")
+
+
+@pytest.mark.parametrize("part", ["layout.json", "shard"])
+def test_a_damaged_collection_is_listed_and_deleted_beside_whole_ones(folder, capsys, part):
+    """Its points are gone already; the others are not in its way."""
+    home = folder / "qdrant" / "notes"
+    process = psutil.Process(pid(folder))
+    process.terminate()
+    process.wait(HANG)
+    if part == "shard":
+        for file in (home / "shard").rglob("*.json"):
+            file.write_text("{")
+    else:
+        (home / LAYOUT).write_text("{")
+    status, listed, _ = ran(capsys)
+    assert (status, "docs.1             5 points  tiny\n" in listed) == (0, True)
+    assert ("damaged points" in listed) == (part == "shard")
+    status, _, told = ran(capsys, "delete", "notes", "--yes")
+    assert (status, "deleted notes with damaged points\n" in told) == (0, True), told
+    assert not home.exists()
+    assert ran(capsys, "describe", "docs")[0] == 0
 
 
 def test_points_are_deleted_by_ids_and_by_a_filter(folder, capsys):

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from conformance.fuzz.judge import same
+from hybridtei.server import serve
 from hybridtei.server.http.body import DISCONNECT, ClientDisconnected, Disconnect, while_connected
 from tests.inference.engine import small
 from tests.server.live import HANG, Hold, serving, until
@@ -64,6 +65,23 @@ def test_mixed_requests_at_once_are_answered_as_each_alone(count):
         assert {response.status_code for response in together} == {200, 400, 422}
         assert running.backend.forwards - passes_alone < passes_alone
         running.is_well()
+
+
+def test_a_large_body_is_decoded_beside_the_event_loop(monkeypatch):
+    """Also one that is repaired; a small one costs no thread."""
+    threads = []
+
+    def decoded(*arguments):
+        threads.append(threading.get_ident())
+        return real(*arguments)
+
+    real = serve.decoded
+    monkeypatch.setattr(serve, "decoded", decoded)
+    with serving() as running:
+        for size in (10, 20_000, 1_100_000):
+            asked = {"input": "one " * (size // 4), "user": None}
+            assert running.post("/v1/embeddings", asked).status_code == 200
+    assert threads[-3] == threads[-2] != threads[-1]
 
 
 def test_overload_is_told_at_once_and_permits_come_back():

@@ -3,6 +3,7 @@ Weaviate send `documents`."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -213,6 +214,11 @@ def as_relevance(task: RerankByVectors, scored: Scored) -> Floats:
     return np.float32(0.5) + 2 * distances / (1 + 4 * abs(distances))
 
 
+def texts_of(documents: Sequence[str | dict[str, Any]], fields: Sequence[str]) -> list[str]:
+    """The texts to rank. Raises InvalidInput."""
+    return [text_of(document, place, fields) for place, document in enumerate(documents)]
+
+
 def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -> str:
     """The text to rank: a document's `text`, or the named fields, one a line, each once. Raises
     InvalidInput."""
@@ -310,7 +316,11 @@ async def rerank_documents(
                 "(max-rerank-documents)"
             )
         fields = list(dict.fromkeys(request.rank_fields or ()))
-        documents = [text_of(document, place, fields) for place, document in enumerate(raw)]
+        if fields:
+            # A field may be any JSON, whose text takes long
+            documents = await asyncio.to_thread(texts_of, raw, fields)
+        else:
+            documents = texts_of(raw, fields)
         returned_bytes = 0
         if request.return_documents or request.by_property is not UNSET:
             returned_bytes = 2 * _returnable_bytes(raw)

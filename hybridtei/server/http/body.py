@@ -320,6 +320,8 @@ def _as_utf8(body: bytes) -> bytes:
     encoding = detect_encoding(body)
     if encoding != "utf-8":
         body = body.decode(encoding, "replace").encode()
+    if b"\\ud" not in body and b"\\uD" not in body:
+        return body
     return HALF.sub(rb"\\ufffd", body, MAX_HALVES)
 
 

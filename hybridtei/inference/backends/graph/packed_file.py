@@ -251,13 +251,18 @@ def _file_in_cache(
     """The file in the cache folder, written if missing. Waits while another process writes to the
     folder."""
     path = packed_folder() / f"{weights.folder.name[:80]}-{_digest(graph, weights)}"
-    is_small = _is_whole(path) and _size(path) <= CHECKED_AT_ONCE_BYTES
-    if _is_whole(path) and not (is_small and discard_damaged(path)):
-        os.utime(path)
-        log.info("packed weights: %s, %.0f MB", path, _size(path) / 1e6)
-        if not is_small:
-            _check_later(path)
-        return path / GRAPH
+    if _is_whole(path):
+        is_small = _size(path) <= CHECKED_AT_ONCE_BYTES
+        if not (is_small and discard_damaged(path)):
+            # The cache may be read-only
+            with suppress(OSError):
+                os.utime(path)
+            log.info("packed weights: %s, %.0f MB", path, _size(path) / 1e6)
+            if not is_small:
+                _check_later(path)
+            return path / GRAPH
+        if _is_whole(path):
+            raise OSError(f"{path} is damaged, and cannot be removed")
     with _writing(path.parent):
         if not _is_whole(path):
             _make_room(path, needed, cache_gb)

@@ -1,6 +1,7 @@
 """Packed weights: the same numbers wherever they are kept, and whatever becomes of the file: cut short, stale, half written, on
 a full disk, in a strangers' folder, removed while it is served."""
 
+import errno
 import os
 import resource
 import shutil
@@ -298,6 +299,26 @@ def spoiled(path):
     with (path / TENSORS).open("r+b") as file:
         file.seek((path / TENSORS).stat().st_size // 2)
         file.write(b"\x7e" * 4)
+
+
+def test_a_read_only_cache_is_used_unless_its_file_is_damaged(
+    widened, expected, caplog, monkeypatch
+):
+    """Root may write everywhere, so the system's refusal is pretended."""
+    states(widened)
+    path = kept()
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(module.os, "utime", refuse)
+    caplog.clear()
+    same(states(widened), expected)
+    assert "packs them in memory" not in caplog.text
+    spoiled(path)
+    monkeypatch.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+    same(states(widened), expected)
+    assert "is damaged, and cannot be removed" in caplog.text
 
 
 def test_a_damaged_file_is_made_again_at_the_start(widened, expected, caplog):
