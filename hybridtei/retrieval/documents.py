@@ -24,7 +24,7 @@ from hybridtei.retrieval.ingest.chunking import (
     TEXT,
 )
 from hybridtei.retrieval.search.options import StoredPoint
-from hybridtei.retrieval.store.base import PointId, Selector, Store, Stored
+from hybridtei.retrieval.store.base import PointId, Selector, Store, Stored, pages_of
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.plan import PACKED
 from hybridtei.retrieval.store.points import point_id, uuid_of
@@ -225,16 +225,11 @@ async def matching(
     with_payload: Selector = KEYS,
 ) -> list[Stored]:
     """All points that meet a filter, in the order of their ids."""
-    points: list[Stored] = []
-    offset: PointId | None = None
-    while True:
-        page, offset = await store.scroll(
-            name,
-            limit=PAGE,
-            offset=offset,
-            scroll_filter=where,
-            with_payload=with_payload,
-        )
-        points += page
-        if offset is None:
-            return points
+    pages = pages_of(
+        store,
+        name,
+        PAGE,
+        scroll_filter=where,
+        with_payload=with_payload,
+    )
+    return [point async for page in pages for point in page]

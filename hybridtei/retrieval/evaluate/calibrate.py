@@ -21,8 +21,8 @@ from hybridtei.retrieval.evaluate.measures import (
     Calibration,
     Floats64,
     Judgements,
+    documents_of,
 )
-from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
 from hybridtei.retrieval.search.calibration import Curve, probabilities
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.collection import CollectionSchemas
@@ -53,8 +53,9 @@ async def judged_pairs(
         # A query that lacks one of the way's vectors has no way, and its hits no probability
         if result.way is not None:
             way = result.way
-            for rank, hit in enumerate(result.hits):
-                document = str(hit.payload.get(DOCUMENT_ID, hit.id))
+            for rank, (hit, document) in enumerate(
+                zip(result.hits, documents_of(result), strict=True)
+            ):
                 rows.append((hit.score, grades.get(document, 0) > 0, place, rank))
     return way, np.array(rows, np.float64).reshape(-1, 4)
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from hybridtei.client import AsyncClient
 from hybridtei.errors import InvalidInput
-from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
+from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, SOURCE
 from hybridtei.retrieval.search.calibration import Curve
 from hybridtei.retrieval.search.options import SearchResult
 from hybridtei.system.machine import require_extra
@@ -193,7 +193,7 @@ COMMON = {
     "limit": DEPTH,
     "prefetch_limit": DEPTH,
     "group_by": "document",
-    "with_payload": [DOCUMENT_ID],
+    "with_payload": [DOCUMENT_ID, SOURCE],
 }
 
 
@@ -337,10 +337,22 @@ async def _run(
         embedding, *stages = result.stages
         embed_ms.append(embedding.milliseconds)
         times.append(sum(stage.milliseconds for stage in stages))
-        documents = [str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in result.hits]
-        run[identity] = scores_by_rank(documents)
+        run[identity] = scores_by_rank(documents_of(result))
         advance(name, done)
     return run, times
+
+
+def documents_of(result: SearchResult) -> list[str]:
+    """The ids of the hits' documents. A document that has the id of a better one of another file
+    is another document, which no judgement names."""
+    sources: dict[str, Any] = {}
+    documents = []
+    for hit in result.hits:
+        document, source = str(hit.payload.get(DOCUMENT_ID, hit.id)), hit.payload.get(SOURCE)
+        if sources.setdefault(document, source) != source:
+            document = f"{source} {document}"
+        documents.append(document)
+    return documents
 
 
 def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:

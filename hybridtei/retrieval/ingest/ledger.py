@@ -28,7 +28,7 @@ from hybridtei.retrieval.ingest.chunking import (
     SOURCE,
 )
 from hybridtei.retrieval.ingest.files import printable
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store, pages_of
 from hybridtei.retrieval.store.query import Filter, Match
 
 IDS_AT_ONCE = 1000
@@ -72,11 +72,8 @@ async def stored_documents(store: Store, name: str, source: Source) -> StoredDoc
     labels, of_file = source.labels, None
     if source.place.is_file():
         of_file = Filter(must=[Filter(key=SOURCE, match=Match(value=source.label))])
-    offset: PointId | None = None
-    while True:
-        records, offset = await store.scroll(
-            name, limit=IDS_AT_ONCE, offset=offset, scroll_filter=of_file, with_payload=FIELDS
-        )
+    pages = pages_of(store, name, IDS_AT_ONCE, scroll_filter=of_file, with_payload=FIELDS)
+    async for records in pages:
         for record in records:
             label = str(record.payload.get(SOURCE))
             if DIGEST in record.payload and is_below(label, labels):
@@ -90,8 +87,7 @@ async def stored_documents(store: Store, name: str, source: Source) -> StoredDoc
                     str(record.payload.get(DOCUMENT_ID)), []
                 )
                 _note(record.id, record.payload, versions)
-        if offset is None:
-            return documents
+    return documents
 
 
 def _note(identity: PointId, payload: Mapping[str, Any], versions: list[StoredVersion]) -> None:

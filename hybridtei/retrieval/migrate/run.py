@@ -36,12 +36,13 @@ from hybridtei.retrieval.ingest.chunking import CONTEXT
 from hybridtei.retrieval.ingest.pipeline import embed_in_context
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.store import opened
-from hybridtei.retrieval.store.base import NAMES, CollectionSchema, PointId, Store, Stored
+from hybridtei.retrieval.store.base import NAMES, CollectionSchema, PointId, Store, Stored, pages_of
 from hybridtei.retrieval.store.collection import (
     KEPT_S,
     MIGRATION_OF,
     STAND_IN,
     SWITCHING,
+    CollectionSchemas,
     check_fits,
     check_name,
     heads_of,
@@ -296,7 +297,13 @@ class MigrationRun:
                 f"collection {self._name!r}: the previous one was deleted; migrate --to the old "
                 "model"
             )
-        convert = self._embedding(replace(old, stored_as=previous))
+        old = replace(old, stored_as=previous)
+        if FINGERPRINT not in old.metadata:
+            # Only its texts tell whether the model still is the one that made it
+            model_id = str(old.metadata.get(MODEL_ID))
+            model = self._encoder(model_id, old).named(model_id)
+            await CollectionSchemas(self._store).fit(previous, old, model)
+        convert = self._embedding(old)
         await self._catch_up(source, previous, convert)
         async with self._held(source):
             await fill(self._store, source, previous, convert)
@@ -429,9 +436,8 @@ async def fill(
     differing points. Points are equal if their payloads are equal. Raises StoreError and the errors
     of `convert`; the next pass continues.
     """
-    changed, offset = 0, None
-    while True:
-        records, offset = await store.scroll(source, limit=PAGE_POINTS, offset=offset)
+    changed = 0
+    async for records in pages_of(store, source, PAGE_POINTS):
         payloads: dict[PointId, Any] = {}
         if records:
             stored = await store.retrieve(copy, [record.id for record in records])
@@ -448,17 +454,13 @@ async def fill(
             await store.upsert(copy, await convert(stale))
         changed += len(stale)
         advance(len(records))
-        if offset is None:
-            return changed + await _delete_gone(store, source, copy)
+    return changed + await _delete_gone(store, source, copy)
 
 
 async def _delete_gone(store: Store, source: str, copy: str) -> int:
     """Delete points of the copy that the source no longer has. Return their number."""
-    deleted, offset = 0, None
-    while True:
-        records, offset = await store.scroll(
-            copy, limit=PAGE_POINTS, offset=offset, with_payload=False
-        )
+    deleted = 0
+    async for records in pages_of(store, copy, PAGE_POINTS, with_payload=False):
         gone = {record.id for record in records}
         if gone:
             for record in await store.retrieve(source, [*gone], with_payload=False):
@@ -466,8 +468,7 @@ async def _delete_gone(store: Store, source: str, copy: str) -> int:
         if gone:
             await store.delete(copy, [*gone])
             deleted += len(gone)
-        if offset is None:
-            return deleted
+    return deleted
 
 
 def text_of(record: Stored) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,13 +13,8 @@ from hybridtei.retrieval.store.query import Filter
 SAMPLE = 10
 
 
-async def absent_key(
-    store: Store, collection: str, condition: Filter | None, hits: Sequence[Any]
-) -> str | None:
-    """If there are no hits: a sentence about the first key of the filter that no point has, with
-    the nearest one."""
-    if hits or condition is None:
-        return None
+async def absent_key(store: Store, collection: str, condition: Filter) -> str | None:
+    """A sentence about the first key of the filter that no point has, with the nearest one."""
     for key in _keys(condition):
         filled = Filter(must_not=Filter(key=key, is_empty=True))
         points, _ = await store.scroll(

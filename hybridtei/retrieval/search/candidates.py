@@ -56,6 +56,7 @@ from hybridtei.retrieval.store.base import (
     Store,
     Stored,
     best_points,
+    sort_points,
 )
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat
 from hybridtei.retrieval.store.query import (
@@ -218,8 +219,7 @@ class Candidates:
             candidate.score = total
             if candidate.id in unfiltered:
                 candidate.score = unfiltered[candidate.id].score
-        candidates.sort(key=_order)
-        return candidates, is_last
+        return sort_points(candidates), is_last
 
     async def _lists(
         self, depth: int, query_filter: Filter | None, keys: tuple[str, ...]
@@ -334,7 +334,7 @@ class Candidates:
         vector = self.legs.vectors[leg]
         began = perf_counter_ns()
         if leg == MULTIVECTOR and self.packed is not None:
-            scores = await self._packed_scores(candidates, ids, vector, self.packed)
+            scores = await self._packed_scores(candidates, vector, self.packed)
             self._note(leg, began, len(scores))
         else:
             query = Query(
@@ -355,30 +355,32 @@ class Candidates:
                 candidate.legs[leg] = StageScore(scores[candidate.id], rank)
 
     async def _packed_scores(
-        self,
-        candidates: Sequence[Candidate],
-        ids: Sequence[PointId],
-        rows: Floats,
-        packed: PackedFormat,
+        self, candidates: Sequence[Candidate], rows: Floats, packed: PackedFormat
     ) -> dict[PointId, float]:
         """MaxSim of each candidate that has a multi-vector. Few candidates keep the payload that
         the same call reads."""
-        payload = self.payload
-        if isinstance(payload, bool) or PACKED in payload or len(ids) > READ_WHOLE:
-            return await packed_scores(self.store, self.collection, ids, rows, packed)
-        # A mapping excludes only the packed multi-vector
-        selector = True if isinstance(payload, Mapping) else [PACKED, *payload]
-        records = await self.store.retrieve(self.collection, ids, with_payload=selector)
-        characters = sum([len(record.payload.get(PACKED, "")) for record in records])
-        if characters <= INLINE_CHARACTERS:
-            scores = _maxsims(records, rows, packed)
-        else:
-            scores = await _in_thread(records, rows, packed)
-        by_id = {record.id: record for record in records}
-        for candidate in candidates:
-            if candidate.id in by_id:
-                candidate.take(by_id[candidate.id])
-                candidate.payload.pop(PACKED, None)
+        by_id, payload = {candidate.id: candidate for candidate in candidates}, self.payload
+        selector: Selector = [PACKED]
+        is_whole = len(by_id) <= READ_WHOLE
+        if isinstance(payload, bool) or PACKED in payload:
+            is_whole = False
+        elif is_whole:
+            # A mapping excludes only the packed multi-vector
+            selector = True if isinstance(payload, Mapping) else [PACKED, *payload]
+        ids, scores = list(by_id), dict[PointId, float]()
+        for begin in range(0, len(ids), READ_AT_ONCE):
+            records = await self.store.retrieve(
+                self.collection, ids[begin : begin + READ_AT_ONCE], with_payload=selector
+            )
+            work = partial(_maxsims, records, rows, packed)
+            characters = sum([len(record.payload.get(PACKED, "")) for record in records])
+            if characters <= INLINE_CHARACTERS:
+                scores |= work()
+            else:
+                scores |= await _THREADS.run(work)
+            for record in records if is_whole else ():
+                by_id[record.id].take(record)
+                record.payload.pop(PACKED, None)
         return scores
 
     def _note(self, leg: str, began_ns: int, points: int) -> None:
@@ -386,15 +388,6 @@ class Candidates:
         before = self._stages.get(leg, Stage(leg, 0.0, 0))
         spent_ms = before.milliseconds + (perf_counter_ns() - began_ns) / 1e6
         self._stages[leg] = Stage(leg, round(spent_ms, 3), before.candidates + points)
-
-
-def in_order(candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates of a page, by score. Equal scores have the lowest id first."""
-    return sorted(candidates, key=_order)
-
-
-def _order(candidate: Candidate) -> tuple[float, bool, PointId]:
-    return -candidate.score, isinstance(candidate.id, str), candidate.id
 
 
 def _gathered(
@@ -505,25 +498,6 @@ def _equal(key: str, value: int | str | None) -> Filter:
 # Few threads, so that many searches neither use much more than MAX_FLOAT_BYTES nor fill asyncio's
 # own pool.
 _THREADS = OwnThreads("maxsim", 2)
-
-
-async def packed_scores(
-    store: Store, collection: str, ids: Sequence[PointId], rows: Floats, packed: PackedFormat
-) -> dict[PointId, float]:
-    """MaxSim of each point that has a multi-vector."""
-    scores: dict[PointId, float] = {}
-    for begin in range(0, len(ids), READ_AT_ONCE):
-        records = await store.retrieve(
-            collection, ids[begin : begin + READ_AT_ONCE], with_payload=[PACKED]
-        )
-        scores |= await _in_thread(records, rows, packed)
-    return scores
-
-
-async def _in_thread(
-    records: Sequence[Stored], rows: Floats, packed: PackedFormat
-) -> dict[PointId, float]:
-    return await _THREADS.run(partial(_maxsims, records, rows, packed))
 
 
 def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:

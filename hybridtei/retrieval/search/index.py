@@ -27,7 +27,7 @@ from hybridtei.retrieval.search.options import (
 )
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import open_store
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store, Stored
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store, Stored, pages_of
 from hybridtei.retrieval.store.collection import heads_of
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import (
@@ -465,14 +465,8 @@ async def _copied(
         if overwrite:
             await target.drop(new_name)
         await target.create(new_name, schema)
-        offset = None
-        while True:
-            points, offset = await source.scroll(
-                name, limit=CHUNK, offset=offset, with_vectors=True
-            )
+        async for points in pages_of(source, name, CHUNK, with_vectors=True):
             await target.upsert(new_name, points, schema)
-            if offset is None:
-                break
         await target.optimize(new_name)
     finally:
         await target.close()

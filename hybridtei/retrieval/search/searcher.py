@@ -27,7 +27,7 @@ from hybridtei.retrieval.documents import matching
 from hybridtei.retrieval.ingest.text import normalised
 from hybridtei.retrieval.search.absent import absent_key
 from hybridtei.retrieval.search.calibration import Curve, curve_of, probabilities, way_of
-from hybridtei.retrieval.search.candidates import Candidate, Candidates, in_order
+from hybridtei.retrieval.search.candidates import Candidate, Candidates
 from hybridtei.retrieval.search.explain import highlights, shared_terms
 from hybridtei.retrieval.search.fusion import Legs, legs_of, weights_of
 from hybridtei.retrieval.search.neighbours import KEYS, filter_beside, keys_of, passages
@@ -51,6 +51,7 @@ from hybridtei.retrieval.store.base import (
     PayloadBudget,
     Selector,
     Store,
+    sort_points,
 )
 from hybridtei.retrieval.store.collection import CollectionSchemas, Searchable, VectorModel
 from hybridtei.retrieval.store.own import Own, text_keys, text_of
@@ -247,8 +248,11 @@ class Searcher:
         way: str | None = None
         curve: Curve | None = None
         # A search of other collections makes no name and reads no curve
-        has_curves = CALIBRATION in fit.schema.metadata
-        if has_curves or options.explain or options.min_probability is not None:
+        if (
+            CALIBRATION in fit.schema.metadata
+            or options.explain
+            or options.min_probability is not None
+        ):
             way, curve = _calibrated(
                 fit,
                 options,
@@ -280,10 +284,9 @@ class Searcher:
         is_bounded = options.min_probability is not None or options.rerank_threshold is not None
         best = await candidates.best(depth)
         if candidates.has_tiers:
-            best[skipped:] = in_order(best[skipped:])
+            best[skipped:] = sort_points(best[skipped:])
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
-        is_rated = is_bounded or curve is not None
-        if ranker is None and is_rated:
+        if ranker is None and (is_bounded or curve is not None):
             best = _rated(best, curve, options)
         page = await self._filled(fit.name, best[skipped:], payload, vectors)
         stages = list(candidates.stages) if options.explain else []
@@ -291,16 +294,15 @@ class Searcher:
         budget: Budget | None = None
         if ranker is not None:
             began = perf_counter_ns()
-            ask = partial(ranker.rank, query, options=ranking)
             best, unranked, budget = await _reranked(
                 page,
-                ask,
+                partial(ranker.rank, query, options=ranking),
                 options.text_field,
             )
             if ranking.deadline_ns is None:
                 budget = None
             stages.append(Stage("rerank", since(began), len(page)))
-            if is_rated:
+            if is_bounded or curve is not None:
                 best = _rated(best, curve, options)
             if not is_bounded:
                 best += unranked
@@ -309,8 +311,11 @@ class Searcher:
         answerable: bool | None = None
         if is_bounded:
             answerable = bool(best)
-        hits = await self._hits(page, embedded, row, options)
-        hits = await self._with_passages(fit.name, page, hits, options)
+        hits, note = await self._hits(page, embedded, row, options), None
+        if options.neighbours is not None:
+            hits = await self._with_passages(fit.name, page, hits, options)
+        if not hits and options.query_filter is not None:
+            note = await absent_key(self.store, fit.name, options.query_filter)
         return SearchResult(
             options.mode,
             hits,
@@ -318,7 +323,7 @@ class Searcher:
             budget=budget,
             answerable=answerable,
             way=way,
-            note=await absent_key(self.store, fit.name, options.query_filter, hits),
+            note=note,
         )
 
     async def _filled(

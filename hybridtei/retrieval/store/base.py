@@ -11,7 +11,7 @@ scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -226,8 +226,20 @@ class PayloadBudget:
             )
 
 
-def sort_points(points: Iterable[Stored]) -> list[Stored]:
-    """Sort points by descending score. Equal scores have the lowest id first, numbers before
+async def pages_of(
+    store: Store, name: str, limit: int, *, offset: PointId | None = None, **parts: Any
+) -> AsyncIterator[list[Stored]]:
+    """Yield all points from `offset` on, in the order of ids, one page at least. `parts`: keywords
+    of `Store.scroll`."""
+    while True:
+        page, offset = await store.scroll(name, limit=limit, offset=offset, **parts)
+        yield page
+        if offset is None:
+            return
+
+
+def sort_points(points: Iterable[Any]) -> list[Any]:
+    """Sort points, or candidates, by descending score. Equal scores have the lowest id first, numbers before
     UUIDs."""
     return sorted(points, key=lambda point: (-point.score, isinstance(point.id, str), point.id))
 

@@ -25,13 +25,14 @@ import orjson
 from msgspec import Struct
 
 from hybridtei import __version__
-from hybridtei.errors import InvalidInput, InvalidPoint, StoreUnavailable
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
+from hybridtei.errors import CollectionMismatch, InvalidInput, InvalidPoint, StoreUnavailable
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored, pages_of
 from hybridtei.retrieval.store.collection import (
     OF_ONE_STORE,
     CollectionSchemas,
     schema_to_dict,
 )
+from hybridtei.retrieval.store.plan import FINGERPRINT
 from hybridtei.retrieval.store.points import check_points
 from hybridtei.retrieval.store.query import Imported
 from hybridtei.system.shape import explain
@@ -143,16 +144,12 @@ async def _pages(
 ) -> AsyncIterator[list[bytes]]:
     """Yield the lines of the points after the id `after`. The store's pages begin with that
     point."""
-    name, offset = str(schema.stored_as), after
-    while True:
-        records, offset = await schemas.store.scroll(
-            name, limit=PAGE_POINTS, offset=offset, with_vectors=True
-        )
+    name = str(schema.stored_as)
+    pages = pages_of(schemas.store, name, PAGE_POINTS, offset=after, with_vectors=True)
+    async for records in pages:
         yield await asyncio.to_thread(
             lambda page: [_written(record) for record in page if record.id != after], records
         )
-        if offset is None:
-            return
 
 
 def _written(record: Stored) -> bytes:
@@ -190,7 +187,15 @@ async def import_from(
         if schema is None:
             header = _read(lines.pop(0), Header, "line 1")
             name = name or header.collection
-            schema, created = await schemas.collection(name, _portable(header.schema))
+            wanted = _portable(header.schema)
+            schema, created = await schemas.collection(name, wanted)
+            files = (schema.metadata.get(FINGERPRINT), wanted.metadata.get(FINGERPRINT))
+            # The check of a collection lets one without a fingerprint pass, for a proof by texts
+            if not created and files[0] != files[1]:
+                raise CollectionMismatch(
+                    f"collection {name!r} and the export do not have the same fingerprint of a "
+                    f"model ({files[0]}, {files[1]}): import it under another name"
+                )
         if lines and lines[-1].startswith(END):
             end = lines.pop()
         written += await _store(schemas, str(name), schema, lines, number + 1)

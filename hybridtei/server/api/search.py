@@ -332,7 +332,10 @@ def options_of(request: SearchRequest, stores: StoreContext) -> CheckedOptions:
     request.check_page()
     _check_candidates(request, queries, stores.server.max_search_points)
     request.check_texts()
-    options = CheckedOptions.of(request, query_filter=filter_from(request.filter))
+    query_filter = None
+    if request.filter:
+        query_filter = filter_from(request.filter)
+    options = CheckedOptions.of(request, query_filter=query_filter)
     if request.k is not None:
         if request.rrf_k is not None:
             raise InvalidInput("`k` is the former name of `rrf_k`: give one of them")

@@ -14,12 +14,14 @@ from hybridtei.retrieval.evaluate.measures import (
     Evaluation,
     Judgements,
     Result,
+    documents_of,
     evaluate,
     measures_of,
     paired_bootstrap,
     scores_by_rank,
 )
 from hybridtei.retrieval.evaluate.run import as_dict, as_json, as_table, check_chart, write_chart
+from hybridtei.retrieval.search.options import SearchHit, SearchResult
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.retrieval.search.small_search import FLOATS, MODEL, TEXTS, run, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
@@ -191,6 +193,19 @@ def test_an_evaluation_is_what_searching_gives(tmp_path):
     for name, begins in (("chart.png", b"\x89PNG"), ("chart.svg", b"<?xml")):
         write_chart(evaluation, tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_rows_of_two_files_with_one_id_are_two_documents():
+    """The one that is found first is the judged one; the other keeps its place, and is not relevant."""
+    rows = [("a", "d1"), ("b", "d1"), ("a", "d2"), (None, "d2"), ("a", "d1")]
+    hits = [
+        SearchHit(place, 1.0, {"document_id": name, "source": source})
+        for place, (source, name) in enumerate(rows)
+    ]
+    documents = documents_of(SearchResult("dense", [*hits, SearchHit(9, 0.5, {})], []))
+    assert documents == ["d1", "b d1", "d2", "None d2", "d1", "9"]
+    ranks = scores_by_rank(documents)
+    assert ranks == {"d1": -1.0, "b d1": -2.0, "d2": -3.0, "None d2": -4.0, "9": -5.0}
 
 
 def test_a_chart_of_an_unknown_kind_or_place_is_refused_before_the_work(tmp_path):

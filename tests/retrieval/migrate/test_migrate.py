@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,7 @@ from hybridtei.retrieval.search.calibration import curve_of
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.plan import CALIBRATION, schema_for
+from hybridtei.retrieval.store.plan import CALIBRATION, FINGERPRINT, schema_for
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.search.small_search import FLOATS
@@ -189,6 +190,31 @@ def test_searches_follow_the_switch_and_the_way_back(kind, folders, tmp_path):
 
     opened = nullcontext(EmbeddedStore(str(tmp_path))) if kind == "embedded" else fresh(kind)
     with opened as store:
+        asyncio.run(story(store))
+
+
+def test_without_a_fingerprint_the_way_back_proves_the_weights_first(folders, tmp_path):
+    """As 0.3 left it: the files of the old model have changed, and nothing says so but its texts."""
+    old = tmp_path / "old"
+    shutil.copytree(folders[0], old)
+
+    async def story(store):
+        await filled(store, old, texts(20))
+        await step(store, to=str(folders[1]), yes=True)
+        before = await payloads(store, NAME)
+        await store.annotate(f"{NAME}.0", {FINGERPRINT: None})
+        await step(store, step="rollback")
+        await step(store, to=str(folders[1]))
+        await store.annotate(f"{NAME}.0", {FINGERPRINT: None})
+        write_bert(tmp_path / "other", seed=7)
+        shutil.copy(tmp_path / "other" / "model.safetensors", old / "model.safetensors")
+        with pytest.raises(CollectionMismatch, match="embedded 5 of its texts again"):
+            await step(store, step="rollback")
+        assert (await store.aliases())[NAME] == f"{NAME}.1"
+        assert await payloads(store, NAME) == before
+        await store.close()
+
+    with fresh("memory") as store:
         asyncio.run(story(store))
 
 

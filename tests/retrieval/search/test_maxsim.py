@@ -12,10 +12,10 @@ from hybridtei.errors import InvalidPoint
 from hybridtei.inference.tasks.pooling import MultivectorBudget, budgeted, unpacked
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search import candidates as module
-from hybridtei.retrieval.search.candidates import Candidates, packed_scores
+from hybridtei.retrieval.search.candidates import Candidates
 from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import SearchOptions
-from hybridtei.retrieval.store.base import CollectionSchema, Stored
+from hybridtei.retrieval.store.base import CollectionSchema, Stored, sort_points
 from hybridtei.retrieval.store.collection import heads_of
 from hybridtei.retrieval.store.plan import (
     DTYPE,
@@ -124,12 +124,14 @@ def filled(request, shared):
 
 
 def best(filled, count, **fields):
+    return filled[0].run(searching(filled, count, **fields))
+
+
+def searching(filled, count, **fields):
     given, _, packed_as = filled
     options = SearchOptions(group_by=None, **fields)
     legs = legs_of(QUERY, 0, options, is_packed=True)
-    return given.run(
-        Candidates(given.store, given.name, legs, options, packed=packed_as).best(count)
-    )
+    return Candidates(given.store, given.name, legs, options, packed=packed_as).best(count)
 
 
 @pytest.mark.parametrize("mode", ["dense", "rrf", "zscore"])
@@ -149,7 +151,7 @@ def test_of_a_few_candidates_the_best_above_a_threshold(filled):
     assert [one.id for one in best(filled, 10, **rescored)] == first
     threshold = truth[first[3]] - 1e-4
     found = best(filled, 10, **rescored, score_threshold=threshold)
-    above = [one.id for one in module.in_order(found)]
+    above = [one.id for one in sort_points(found)]
     # Fewer than ten of the first candidates are above it, so further ones are looked at
     assert above == sorted(above, key=lambda one: -truth[one])
     assert {*first[:4]} <= {*above}
@@ -164,7 +166,7 @@ def test_weighted_takes_the_mean_over_the_querys_rows(filled):
 
 
 def test_bytes_are_read_a_few_points_at_a_time(filled, monkeypatch):
-    given, truth, packed_as = filled
+    given, truth, _ = filled
     read = []
     retrieve = type(given.store).retrieve
 
@@ -176,9 +178,8 @@ def test_bytes_are_read_a_few_points_at_a_time(filled, monkeypatch):
     monkeypatch.setattr(module, "READ_AT_ONCE", 7)
     monkeypatch.setattr(module, "MAX_FLOAT_BYTES", 100)
     monkeypatch.setattr(type(given.store), "retrieve", counted)
-    assert given.run(packed_scores(given.store, given.name, IDS, ROWS, packed_as)) == pytest.approx(
-        truth, abs=1e-5
-    )
+    found = best(filled, COUNT, mode="dense", rescore=True)
+    assert {one.id: one.score for one in found} == pytest.approx(truth, abs=1e-5)
     assert (sum(read), max(read)) == (COUNT, 7)
 
 
@@ -193,7 +194,8 @@ def test_a_payload_is_given_without_them(filled):
 
 
 def test_many_searches_at_once_take_few_threads(filled, monkeypatch):
-    given, _, packed_as = filled
+    given = filled[0]
+    monkeypatch.setattr(module, "INLINE_CHARACTERS", 0)
     names = set()
     scores = module._maxsims
     monkeypatch.setattr(
@@ -204,7 +206,7 @@ def test_many_searches_at_once_take_few_threads(filled, monkeypatch):
 
     async def all_at_once():
         await asyncio.gather(
-            *(packed_scores(given.store, given.name, IDS, ROWS, packed_as) for _ in range(10))
+            *(searching(filled, COUNT, mode="dense", rescore=True) for _ in range(10))
         )
 
     given.run(all_at_once())

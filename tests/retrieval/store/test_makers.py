@@ -10,14 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from langchain_qdrant import QdrantVectorStore, RetrievalMode
+from qdrant_client import QdrantClient
 
 from hybridtei import Index, StoreConfig, ingest, schema_for, to_points
+from hybridtei.client import Client
+from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import CollectionMismatch
 from hybridtei.models.fingerprint import fingerprint
+from hybridtei.retrieval.langchain import HybridSparseEmbeddings
+from hybridtei.retrieval.migrate import MigrateOptions
+from hybridtei.retrieval.migrate.run import MigrationRun
 from hybridtei.retrieval.store import opened
-from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.collection import MIGRATION_OF, CollectionSchemas
 from hybridtei.retrieval.store.plan import FINGERPRINT, PACKED
+from hybridtei.retrieval.store.server import create_arguments, schema_of
 from hybridtei.retrieval.store.transfer import exported, import_from
 from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, run, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
@@ -68,9 +76,12 @@ def test_whatever_makes_a_collection_makes_the_same(encoder, tmp_path):
     store = MemoryStore()
     with serving(encoder.spec, schemas=CollectionSchemas(store), model_id=MODEL) as server:
         server.post("/collections/points/points", {"points": [{"text": "one"}], "create": True})
-        points = run(store.describe("points"))
+        with Client(server.url) as client:
+            client.upsert("upsert", ["one"])
+        points, upsert = run(store.describe("points")), run(store.describe("upsert"))
     made = {name: described(folder, name) for name in ("ingest", "index", "schema", "import")}
-    made["points"] = points
+    made |= {"points": points, "upsert": upsert}
+    made |= made_by_langchain_and_migrate(encoder, schema)
     with standing_in("rest") as served:
 
         async def create():
@@ -88,6 +99,37 @@ def test_whatever_makes_a_collection_makes_the_same(encoder, tmp_path):
         if name == "rest":
             plain = replace(plain, shard_number=None, replication_factor=None, on_disk_payload=None)
         assert plain == schema, name
+
+
+def made_by_langchain_and_migrate(encoder, schema):
+    """Name -> what `describe` says. A copy is made of what answers, so both are the same."""
+
+    async def migrated():
+        store = MemoryStore()
+        await store.create("old", schema)
+        run_of = MigrationRun(
+            store, MigrateOptions(collection="old"), ModelConfig(), EngineConfig(), print
+        )
+        old = replace(await store.describe("old"), stored_as="old")
+        return await run_of._copy_of(old, old, 1)
+
+    client = QdrantClient(":memory:")
+    client.create_collection("langchain", **create_arguments(schema))
+    store = QdrantVectorStore(
+        client,
+        "langchain",
+        sparse_embedding=HybridSparseEmbeddings(encoder),
+        retrieval_mode=RetrievalMode.SPARSE,
+        sparse_vector_name="sparse",
+        content_payload_key="text",
+    )
+    store.add_texts(TEXTS)
+    copy = run(migrated())
+    metadata = {key: one for key, one in copy.metadata.items() if key != MIGRATION_OF}
+    return {
+        "langchain": schema_of(client.get_collection("langchain")),
+        "migrate": replace(copy, metadata=metadata),
+    }
 
 
 def test_multivectors_of_floats_are_stored_as_the_collection_keeps_them(encoder):

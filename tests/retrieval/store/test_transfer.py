@@ -315,6 +315,27 @@ def test_a_collection_of_another_model_is_refused(filled, empty):
         taken(empty, stream(filled))
 
 
+@pytest.mark.parametrize("stored", [{}, {"model_fingerprint": "a"}])
+@pytest.mark.parametrize("told", [{}, {"model_fingerprint": "b"}])
+def test_points_of_weights_that_nobody_knows_do_not_join_others(filled, empty, stored, told):
+    first, rest = stream(filled).split(b"\n", 1)
+    header = json.loads(first)
+    header["schema"]["metadata"] |= told
+    content = json.dumps(header).encode() + b"\n" + rest
+    empty.run(empty.store.create(empty.name, plan(**header["schema"]["metadata"] | stored)))
+    if stored == told:
+        assert taken(empty, content).written
+        return
+    empty.run(empty.store.drop(empty.name))
+    metadata = {
+        key: value for key, value in header["schema"]["metadata"].items() if key not in told
+    }
+    empty.run(empty.store.create(empty.name, plan(**metadata | stored)))
+    with pytest.raises(CollectionMismatch, match="fingerprint"):
+        taken(empty, content)
+    assert not empty.run(empty.store.count(empty.name))
+
+
 @given(
     st.lists(st.binary(max_size=9).filter(lambda line: b"\n" not in line)),
     st.integers(1, 12),
