@@ -7,7 +7,8 @@ server.
 Lexical weights need `modifier: idf` on the collection's sparse field (nDCG@10 of the embedded model
 on cranfield: 0.518, without it 0.495); weights of SPLADE and BGE-M3 include the importance of a
 term and get worse by it. `hybridtei.schema_for` tells a checkpoint's: `schema_for(encoder.spec,
-"minilm-hybrid").sparse["sparse"].modifier`. LangChain's store does not check the object's class, so
+"minilm-hybrid").sparse["sparse"].modifier`. `create_arguments` of the whole schema makes a
+collection that LangChain, `ingest` and `/points` share. LangChain's store does not check the object's class, so
 nothing of LangChain is imported before the first vector.
 """
 
