@@ -8,8 +8,8 @@ Lexical weights need `modifier: idf` on the collection's sparse field (nDCG@10 o
 on cranfield: 0.518, without it 0.495); weights of SPLADE and BGE-M3 include the importance of a
 term and get worse by it. `hybridtei.schema_for` tells a checkpoint's: `schema_for(encoder.spec,
 "minilm-hybrid").sparse["sparse"].modifier`. `create_arguments` of the whole schema makes a
-collection that LangChain, `ingest` and `/points` share. LangChain's store does not check the object's class, so
-nothing of LangChain is imported before the first vector.
+collection that LangChain, `ingest` and `/points` share. LangChain's store does not check the
+object's class, so nothing of LangChain is imported before the first vector.
 """
 
 from __future__ import annotations

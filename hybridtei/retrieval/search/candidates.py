@@ -378,7 +378,9 @@ class Candidates:
                 scores |= work()
             else:
                 scores |= await _THREADS.run(work)
-            for record in records if is_whole else ():
+            if not is_whole:
+                continue
+            for record in records:
                 by_id[record.id].take(record)
                 record.payload.pop(PACKED, None)
         return scores

@@ -239,8 +239,8 @@ async def pages_of(
 
 
 def sort_points(points: Iterable[Any]) -> list[Any]:
-    """Sort points, or candidates, by descending score. Equal scores have the lowest id first, numbers before
-    UUIDs."""
+    """Sort points, or candidates, by descending score. Equal scores have the lowest id first,
+    numbers before UUIDs."""
     return sorted(points, key=lambda point: (-point.score, isinstance(point.id, str), point.id))
 
 

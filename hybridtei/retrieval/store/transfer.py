@@ -187,9 +187,9 @@ async def import_from(
         if schema is None:
             header = _read(lines.pop(0), Header, "line 1")
             name = name or header.collection
-            wanted = _portable(header.schema)
-            schema, created = await schemas.collection(name, wanted)
-            files = (schema.metadata.get(FINGERPRINT), wanted.metadata.get(FINGERPRINT))
+            portable = _portable(header.schema)
+            schema, created = await schemas.collection(name, portable)
+            files = (schema.metadata.get(FINGERPRINT), portable.metadata.get(FINGERPRINT))
             # The check of a collection lets one without a fingerprint pass, for a proof by texts
             if not created and files[0] != files[1]:
                 raise CollectionMismatch(
