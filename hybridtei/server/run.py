@@ -2,14 +2,14 @@
 with status 0.
 
 When the drain ends, unfinished requests, such as stalled ones, are cut off. On the port of
-`--prometheus-port`, for scrapers that must not reach the API, every path is /metrics, as in TEI's
-gRPC build.
+`--prometheus-port`, for scrapers that must not reach the API, metrics are the only paths.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import os
 import signal
 import socket
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 # From one look for a dead engine to the next
 LOOK_SECONDS = 1.0
+METRICS = re.compile(r"(?:/m/[^/]+)?/metrics")
 log = logging.getLogger(__name__)
 
 
@@ -188,11 +189,12 @@ def settings_of(
 
 
 def only_metrics(app: Any, port: int) -> Any:
-    """The application, with every path on `port` replaced by /metrics."""
+    """The application, with /metrics and /m/ALIAS/metrics as its only paths on `port`."""
 
     async def handle(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["server"][1] == port:
-            scope = {**scope, "path": "/metrics", "raw_path": b"/metrics"}
+        is_foreign = not METRICS.fullmatch(scope.get("path", ""))
+        if scope["type"] == "http" and scope["server"][1] == port and is_foreign:
+            scope = {**scope, "path": "/not-metrics", "raw_path": b"/not-metrics"}
         await app(scope, receive, send)
 
     return handle

@@ -20,7 +20,6 @@ from tests import tiny
 from tests.ran import ran
 
 FLAG = re.compile(r"`(--[a-z-]+)")
-TEST = re.compile(r"`((?:[a-z_0-9]+/)*test_\w+\.py)(?:::(\w+))?")  # below tests/
 FILE = re.compile(r"(?<![\w./])((?:hybridtei|tests|conformance|deploy|notebooks)/[\w./-]*\w)")
 ROOT = FOLDER.parent
 PAGES = (
@@ -101,11 +100,6 @@ def test_pages_name_no_flag_that_is_not_there():
         {path.name for path in FOLDER.glob("*.md")} - {"upgrade.md"}
     ):  # which names flags that are gone
         assert not set(FLAG.findall((FOLDER / page).read_text(encoding="utf-8"))) - own, page
-
-
-def test_wishes_name_tests_that_are_there():
-    for file, name in TEST.findall((FOLDER / "asked.md").read_text(encoding="utf-8")):
-        assert f"def {name}" in (ROOT / "tests" / file).read_text(encoding="utf-8"), (file, name)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -80,7 +80,7 @@ def commands(block):
     lexer.whitespace_split, lexer.commenters = True, ""
     found = [[]]
     for word in lexer:
-        if set(word) <= set(";&|"):
+        if word and set(word) <= set(";&|"):
             found.append([])
         else:
             found[-1].append(word)

@@ -1,10 +1,12 @@
 """`Index`: a list of texts is searched as a collection of Qdrant with the same texts."""
 
+import random
+
 import pandas
 import polars
 import pytest
 
-from hybridtei import Index, StoreError, UnknownCollection
+from hybridtei import Encoder, Index, StoreError, UnknownCollection
 from hybridtei.errors import EmptyInput, InvalidInput, InvalidPoint
 from tests.retrieval.search.small_search import TEXTS, encoder_of, spec_in
 
@@ -265,3 +267,29 @@ def test_a_value_of_another_type_is_an_error_that_names_the_field(index, field):
 def test_the_structs_own_field_of_the_filter_is_no_keyword(index):
     with pytest.raises(TypeError, match="write `filter`"):
         index.search("a", query_filter={"must": []})
+
+
+def test_the_embedded_model_finds_identifiers():
+    """README has both numbers."""
+    draw = random.Random(0)
+    things = "pump valve filter bearing sensor gasket motor hose relay switch".split()
+    ends = ("", "-A", "-B", "/2")
+    names = [
+        f"{draw.choice('ABCDEFGHKLMNP')}{draw.choice('XYZQRS')}-{draw.randrange(1000, 9999)}"
+        f"{draw.choice(ends)}"
+        for _ in range(99)
+    ]
+    texts = [
+        f"Part {name} is a {draw.choice(things)} for the {draw.choice(things)} of line "
+        f"{draw.randrange(9)}."
+        for name in names
+    ]
+    assert len({*names}) == 99
+    with Encoder.load() as encoder, Index(texts, encoder) as index:
+
+        def first(mode):
+            hits = [index.search(name, limit=1, mode=mode)[0] for name in names]
+            return sum(hit.payload["text"] == text for hit, text in zip(hits, texts, strict=True))
+
+        assert first(None) == 99
+        assert first("dense") < 99

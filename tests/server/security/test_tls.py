@@ -53,7 +53,7 @@ def test_http_over_tls_and_nothing_else(files):
     settings = {"METRICS_PORT": "0", **{k.upper(): v for k, v in files.items()}}
     with process(["-m", "tests.server.processes.fake_server", "0"], settings) as running:
         url = running.wait_ready().replace("http:", "https:")
-        assert httpx.get(metrics_url(running)).status_code == 200
+        assert httpx.get(f"{metrics_url(running)}/metrics").status_code == 200
         with httpx.Client(base_url=url, verify=trusting(files), trust_env=False) as client:
             for _ in range(3):
                 assert client.post("/embed", json=BODY).status_code == 200
