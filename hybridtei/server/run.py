@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import os
+import re
 import signal
 import socket
 import threading

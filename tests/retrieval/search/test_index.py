@@ -272,24 +272,33 @@ def test_the_structs_own_field_of_the_filter_is_no_keyword(index):
 def test_the_embedded_model_finds_identifiers():
     """README has both numbers."""
     draw = random.Random(0)
-    things = "pump valve filter bearing sensor gasket motor hose relay switch".split()
+    things = [
+        "pump",
+        "valve",
+        "filter",
+        "bearing",
+        "sensor",
+        "gasket",
+        "motor",
+        "hose",
+        "relay",
+        "switch",
+    ]
     ends = ("", "-A", "-B", "/2")
     names = [
-        f"{draw.choice('ABCDEFGHKLMNP')}{draw.choice('XYZQRS')}-{draw.randrange(1000, 9999)}"
-        f"{draw.choice(ends)}"
-        for _ in range(99)
+        f"{draw.choice('ABCDEFGHKLMNP')}{draw.choice('XYZQRS')}-{number}{draw.choice(ends)}"
+        for number in draw.sample(range(1000, 10_000), 100)
     ]
     texts = [
         f"Part {name} is a {draw.choice(things)} for the {draw.choice(things)} of line "
         f"{draw.randrange(9)}."
         for name in names
     ]
-    assert len({*names}) == 99
     with Encoder.load() as encoder, Index(texts, encoder) as index:
 
         def first(mode):
             hits = [index.search(name, limit=1, mode=mode)[0] for name in names]
             return sum(hit.payload["text"] == text for hit, text in zip(hits, texts, strict=True))
 
-        assert first(None) == 99
-        assert first("dense") < 99
+        assert first(None) == 100
+        assert first("dense") == pytest.approx(90, abs=3)
