@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import json
 import sys
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,10 @@ from hybridtei.cli.flags import (
 )
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, UsageError
-from hybridtei.retrieval.ingest.options import IngestOptions
+from hybridtei.retrieval.ingest.options import IngestOptions, Summary
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.search.options import SearchFields, SearchOptions, SearchResult
-from hybridtei.retrieval.store import open_store, place_of
+from hybridtei.retrieval.store import DEFAULT_PATH, open_store, place_of
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.system.machine import require_extra
 from hybridtei.system.own_loop import OwnLoop
@@ -65,6 +65,19 @@ def add_ingest(commands: Commands) -> None:
         "--outputs", help="comma-separated: dense,sparse,multivector [default: all of the model]"
     )
     parser.add_argument("--json", action="store_true", help="print the summary as a line of JSON")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="ingest again after each change of SOURCE, until Ctrl-C; with `watchfiles` (extra "
+        "watch) at once",
+    )
+    parser.add_argument(
+        "--watch-seconds",
+        type=float,
+        default=10.0,
+        metavar="N",
+        help="without it, look every N seconds [default: 10]",
+    )
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
 
 
@@ -78,7 +91,10 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     ):
         raise UsageError("--ray-workers and --ray-address need --engine ray")
     require_extra("qdrant", "qdrant_client", "semantic_text_splitter")
+    from hybridtei.encoder import Encoder
+    from hybridtei.retrieval.ingest.files import QUARANTINE
     from hybridtei.retrieval.ingest.run import ingest
+    from hybridtei.retrieval.ingest.watch import watch
 
     outputs = None
     if arguments.outputs:
@@ -88,10 +104,34 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     )
     options = options_from(IngestOptions, arguments, outputs=outputs, plan=plan)
     tell = partial(print, file=sys.stderr, flush=True)
-    summary = ingest(
-        embedder=model, store=store, engine_config=engine, tell=tell, **asdict(options)
-    )
-    print(summary.as_json() if arguments.json else summary.in_words(), flush=True)
+    once = partial(ingest, store=store, engine_config=engine, **asdict(options))
+
+    def show(summary: Summary) -> None:
+        print(summary.as_json() if arguments.json else summary.in_words(), flush=True)
+
+    def complain(error: str) -> None:
+        line = error
+        if arguments.json:
+            line = json.dumps({"error": error})
+        print(line, flush=True)
+
+    if arguments.watch:
+        own = [f"{options.collection}{QUARANTINE}", store.qdrant_path or DEFAULT_PATH]
+        with ExitStack() as stack:
+            embedder: Any = model
+            # Loaded once
+            if arguments.url is None and arguments.engine == "local":
+                embedder = stack.enter_context(Encoder.load(config=model, engine=engine))
+            return watch(
+                partial(once, embedder=embedder),
+                Path(options.source).resolve(),
+                [Path(path).resolve() for path in (*own, options.quarantine) if path],
+                seconds=arguments.watch_seconds,
+                show=show,
+                complain=complain,
+            )
+    summary = once(embedder=model, tell=tell)
+    show(summary)
     return summary.status
 
 
