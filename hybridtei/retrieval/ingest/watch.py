@@ -1,7 +1,8 @@
 """`ingest --watch`: ingests again when the source has changed.
 
-The package watchfiles (extra `watch`) tells of changes at once. Without it, or where the system does
-not tell, as at its limit of inotify or for a folder that is gone, an ingest looks every few seconds.
+The package watchfiles (extra `watch`) tells of changes at once. Without it, or where the system
+does not tell, as at its limit of inotify or for a folder that is gone, an ingest looks every few
+seconds.
 """
 
 from __future__ import annotations
