@@ -1,5 +1,5 @@
 """Writes all that is made from the code: the pages of flags and of Python, tables of models.md and
-scale.md, the server's page of errors, and the pictures.
+scale.md, the numbers of limits.md, the server's page of errors, and the pictures.
 
 python -m notebooks.writing [--check]
 """
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from deploy import scale
-from notebooks.writing import draw, files, flags, reference
+from notebooks.writing import draw, files, flags, limits, reference
 
 
 def texts() -> dict[Path, str]:
@@ -19,6 +19,7 @@ def texts() -> dict[Path, str]:
     return {
         flags.PAGE: flags.page(),
         files.PAGE: files.page(),
+        limits.PAGE: limits.page(),
         scale.PAGE: tables,
         **reference.pages(),
         **draw.drawings(),

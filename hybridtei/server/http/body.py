@@ -16,7 +16,6 @@ import asyncio
 import gc
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from functools import cache
 from json import detect_encoding
 from typing import Any, TypeVar
@@ -437,37 +436,11 @@ def _fields(kind: Any) -> dict[str, list[type]]:
 
 
 def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
-    """Raises SchemaError for a duplicate field of `kind`, or of a struct in its fields; and for a
-    list of too many items in a long body."""
+    """Raises SchemaError for a duplicate field of `kind`, or of a struct in its fields."""
     fields = _fields(kind)
     for name, value in _members(body, fields, path).items():
-        if len(value) > LONG_BYTES and name in (longest := _longest_lists(kind)):
-            _check_length(value, longest[name], f"{path}{name}")
         for inner in fields.get(name, ()):
             _refuse_twice(value, inner, f"{path}{name}.")
-
-
-@cache
-def _longest_lists(kind: Any) -> dict[str, int]:
-    """Field -> the most items that its list may have."""
-    return {
-        field.encode_name: inner.max_length
-        for struct in types_at(type_of(kind), ())
-        if isinstance(struct, inspect.StructType)
-        for field in struct.fields
-        for inner in types_at(field.type, ())
-        if isinstance(inner, inspect.ListType) and inner.max_length is not None
-    }
-
-
-def _check_length(value: Raw, longest: int, field: str) -> None:
-    """Raises SchemaError for a longer list. msgspec compares its length once all items are made,
-    which takes three times as long as passing over them."""
-    # No list, or `decode` will report the error
-    with suppress(*UNREADABLE):
-        length = len(_decoder(list[Raw]).decode(value))
-        if length > longest:
-            raise SchemaError(f"{field}: expected `array` of length <= {longest}, got {length}")
 
 
 def _members(body: bytes | Raw, fields: Mapping[str, Any], path: str = "") -> Mapping[_Key, Raw]:
