@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +119,12 @@ def embeddings_of(
     from hybridtei.batch import Ragged, offsets_of
     from hybridtei.outputs import Embeddings, SparseVectors
 
+    def numbers(texts: Iterable[str], dtype: str) -> Any:
+        return np.frombuffer(bytearray().join(map(base64.b64decode, texts)), dtype)
+
     def dense(rows: Sequence[Any], width: int) -> Any:
+        if rows and isinstance(rows[0], str):
+            return numbers(rows, "<f4").reshape(len(rows), -1)
         return np.array(rows, dtype=np.float32).reshape(len(rows), -1 if rows else width)
 
     def sparse(rows: Sequence[Any], width: int) -> Any:
@@ -137,15 +142,17 @@ def embeddings_of(
     def multivector(rows: Sequence[Any], width: int) -> Any:
         if not rows:
             return Ragged(dense([], width), offsets_of([]))
-        return Ragged.from_rows([vectors(row, width) for row in rows])
+        if not isinstance(rows[0], dict):
+            return Ragged.from_rows([vectors(row, width) for row in rows])
+        counts = [row["shape"][0] for row in rows]
+        width = rows[0]["shape"][1]
+        packed = numbers([row["data"] for row in rows], "u1")
+        packed = packed.reshape(sum(counts), -1 if any(counts) else width)
+        # Of floats, of int8, else one bit per number
+        dtype = {4 * width: "<f4", width: "i1"}.get(packed.shape[1], "u1")
+        return Ragged(packed.view(dtype), offsets_of(counts))
 
     def vectors(row: Any, width: int) -> Any:
-        # One bit per number
-        if isinstance(row, dict):
-            count, bits = row["shape"]
-            return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(
-                count, (bits + 7) // 8
-            )
         if not row:
             return dense([], width)
         return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32)

@@ -147,8 +147,11 @@ class AsyncClient(OfOneProcess):
         names = _listed(outputs)
         fields = EmbedOptions.given("encode()", options, truncate=True).as_fields()
         body = {"outputs": names, "sparse_format": "qdrant", **fields}
+        facts = (await self.info())["hybridtei"]
+        if "base64" in facts.get("encoding_formats", ()):
+            body["encoding_format"] = "base64"
         rows = await self._in_portions("/embed_hybrid", "inputs", inputs, body)
-        widths = (await self.info())["hybridtei"].get("dimensions") or {}
+        widths = facts.get("dimensions") or {}
         return embeddings_of(rows, names, counts, widths, self.url)
 
     async def rerank(

@@ -144,6 +144,7 @@ def facts(context: Context) -> dict[str, Any]:
             },
             "prompts": dict(spec.prompts or {}),
             "adapters": [] if spec.adapters is None else list(spec.adapters.names),
+            "encoding_formats": ["float", "base64"],
             "sparse_idf": spec.sparse_idf,
             "activation": spec.kind.activation if isinstance(spec.kind, Labels) else None,
             "template": template_source(spec.folder, spec.kind.template),
