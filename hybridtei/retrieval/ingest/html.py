@@ -28,7 +28,7 @@ BLOCKS = _names(
     "search section select summary table tbody td textarea tfoot th thead tr ul xmp"
 )
 # Besides these, what an attribute or a class hides.
-UNSEEN = _names("annotation annotation-xml footer head iframe nav rp rt script style svg template")
+UNSEEN = _names("annotation annotation-xml head iframe rp rt script style svg template")
 KEEPS_LINES = _names("listing plaintext pre textarea xmp")
 HEADINGS = _names("h1 h2 h3 h4 h5 h6")
 HIDDEN_STYLE = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
@@ -89,7 +89,10 @@ def read_html(data: bytes, options: ReadOptions) -> Content:
     if title is not None:
         name = title.text()
     if reader.hidden:
-        notes = [*notes, f"{reader.hidden} hidden parts, or drawings with words, were left out"]
+        notes = [
+            *notes,
+            f"{reader.hidden} menus, footers, hidden parts or drawings with words were left out",
+        ]
     return Content(name, ["\n".join(reader.lines)], notes)
 
 
@@ -314,14 +317,15 @@ class _Reader:
         """True for what the page never shows. What a click opens is text; the rest is counted, if
         it has words."""
         attributes = node.attributes
-        if not attributes:
+        is_margin = node.tag in ("nav", "footer")
+        if not attributes and not is_margin:
             return False
         name = attributes.get("id") or ""
-        if attributes.get("role") in HIDDEN_ROLES:
-            return True
         style = attributes.get("style") or ""
         is_closed = "hidden" in attributes and attributes["hidden"] != "until-found"
-        if is_closed or HIDDEN_STYLE.search(style) or attributes.get("aria-hidden") == "true":
+        if is_margin or attributes.get("role") in HIDDEN_ROLES:
+            is_hidden = True
+        elif is_closed or HIDDEN_STYLE.search(style) or attributes.get("aria-hidden") == "true":
             is_hidden = not self._is_opened(node, name)
         else:
             is_banner = HIDDEN_CLASS.search(attributes.get("class") or "") is not None

@@ -27,7 +27,7 @@ LETTER = re.compile(
     re.IGNORECASE,
 )
 BOX = re.compile(rb"From \S[^\n]*\d{4}[^\n]*\n[\w-]{1,60}:")
-FIELDS = ("From", "To", "Date")
+FIELDS = ("From", "To", "Date", "Subject")
 MAX_PARTS, MAX_DEPTH, MAX_FIELD = 1000, 10, 50_000
 # A plain version that has less than this share of the HTML's text is a stub
 LEAST_SHARE = 0.3
@@ -94,12 +94,11 @@ class _Letter:
 
     def fields(self, message: Message[Any, Any]) -> dict[str, str]:
         """The fields that are shown, without empty ones."""
-        fields: dict[str, str] = {}
+        first: dict[str, str] = {}
         for name, value in message.raw_items():
-            for known in (*FIELDS, "Subject"):
-                if name.lower() == known.lower() and known not in fields:
-                    fields[known] = _words(str(value))
-        return {name: fields[name] for name in (*FIELDS, "Subject") if fields.get(name)}
+            first.setdefault(name.title(), str(value))
+        fields = {name: _words(first.get(name, "")) for name in FIELDS}
+        return {name: words for name, words in fields.items() if words}
 
     def text(self, message: Message[Any, Any], depth: int = 0) -> str:
         """The text of a part and of the parts in it, a paragraph each."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
+import tempfile
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,32 +177,6 @@ def _guess(data: bytes) -> str:
     return min(scores, key=lambda name: (-scores[name], GUESSES.index(name)), default="cp1252")
 
 
-class _AsUtf8(io.RawIOBase):
-    """A file's text as UTF-8, block by block, with lines that end in LF."""
-
-    def __init__(self, file: BinaryIO, encoding: str, line_end: str) -> None:
-        self._file, self._line_end = file, line_end
-        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        is_end = False
-        # A read may hold only the beginning of a character
-        while not self._rest and not is_end:
-            data = self._file.read(SAMPLE_BYTES)
-            is_end = not data
-            text = self._decoder.decode(data, final=is_end)
-            self._rest = text.replace(self._line_end, "\n").encode()
-        size = min(len(view), len(self._rest))
-        view[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
-
-
 def as_utf8(file: BinaryIO) -> tuple[BinaryIO, list[str]]:
     """(the file from behind its mark, in UTF-8; notes of its encoding). Raises Unfit for data that
     are no text."""
@@ -214,7 +189,12 @@ def as_utf8(file: BinaryIO) -> tuple[BinaryIO, list[str]]:
         line_end = "\r"
     elif encoding == "utf-8":
         return file, notes
-    return io.BufferedReader(_AsUtf8(file, encoding, line_end)), notes
+    whole = tempfile.TemporaryFile()  # noqa: SIM115
+    text = io.TextIOWrapper(file, encoding, errors="replace", newline="")
+    while block := text.read(SAMPLE_BYTES):
+        whole.write(block.replace(line_end, "\n").encode())
+    whole.seek(0)
+    return whole, notes
 
 
 LINE_ENDS = re.compile("\r\n?|[\f\v\x1c-\x1e\x85\u2028\u2029]")

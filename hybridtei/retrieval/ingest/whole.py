@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -23,12 +22,6 @@ from hybridtei.retrieval.ingest.text import (
     normalised,
     words_of,
 )
-
-# A dotted line of a table of contents, such as "2.1 Install . . . . 7".
-ENTRY = re.compile(r"\.[ \t]?\.[ \t]?\.[ \t]?\.[ \t]*(\d{1,5})[ \t]*$")
-# Before a part's name, and behind it
-NUMBERING, DOTS = re.compile(r"^[\d.]+\s+"), re.compile(r"(?:[ \t]?\.){3}")
-MAX_ENTRY, LEAST_ENTRIES = 40, 3
 
 
 def read_whole(
@@ -60,9 +53,7 @@ def document_from(
         pages = [
             normalised(page, words, is_wrapped=content.is_wrapped).strip() for page in content.pages
         ]
-        flat = " ".join(" ".join(pages).split()).lower()
-        entries = [_without_entries(page, flat) for page in pages]
-        text, outline = outline_of("\n\n".join(filter(None, entries)))
+        text, outline = outline_of("\n\n".join(filter(None, pages)))
         _check_length(len(text), options)
         if not text and not content.title:
             raise Unfit("holds no text")
@@ -77,10 +68,8 @@ def document_from(
     title = " ".join(normalised(content.title or "").split()) or None
     starts: list[tuple[int, int]] = []
     if content.is_paged:
-        starts = _starts([MARKS_OF_LINES.sub("", page) for page in entries])
+        starts = _starts([MARKS_OF_LINES.sub("", page) for page in pages])
     metadata, notes = {}, list(content.notes)
-    if entries != pages:
-        notes.append("dotted lines of a table of contents were left out")
     try:
         metadata = metadata_of(content.metadata, options)
     except Unfit as error:
@@ -88,38 +77,6 @@ def document_from(
     return Document(
         source, document_id, text, title, metadata, location, notes, pages=starts, outline=outline
     )
-
-
-def _without_entries(text: str, flat: str) -> str:
-    """The text without the dotted lines of a table of contents: three or more with page numbers
-    that do not fall, and blank lines between them. Half of their words stand elsewhere too. `flat`:
-    the document's text in small letters and one line."""
-    lines: list[str] = []
-    numbers: list[int] = []
-    # Where the run of dotted lines begins.
-    first = 0
-    # The last line, "-", ends a run at the end of the text
-    for line in [*text.split("\n"), "-"]:
-        entry = ENTRY.search(line[-MAX_ENTRY:])
-        if entry is not None:
-            numbers.append(int(entry[1]))
-        elif line.strip():
-            run = lines[first:]
-            if len(numbers) >= LEAST_ENTRIES and numbers == sorted(numbers) and _names(run, flat):
-                lines[first:] = [""]
-            numbers.clear()
-            first = len(lines) + 1
-        lines.append(line)
-    return "\n".join(lines[:-1]).strip()
-
-
-def _names(lines: Sequence[str], flat: str) -> bool:
-    """True if half of the dotted lines name a part of the document, and not a dish with its
-    price."""
-    titles = [DOTS.split(MARKS_OF_LINES.sub("", line), 1)[0].strip().lower() for line in lines]
-    titles = [" ".join(NUMBERING.sub("", title).split()) for title in titles if title]
-    twice = [title for title in titles if flat.find(title, flat.find(title) + 1) >= 0]
-    return 2 * len(twice) >= len(titles)
 
 
 def outline_of(text: str) -> tuple[str, Outline]:

@@ -113,12 +113,15 @@ def test_a_page_of_usual_depth_is_parsed_as_it_is():
     [
         ("<p hidden>a</p><p style='display:none'> </p>b", 1),
         ("<div class=cookie-banner>a</div><svg><text>words</text></svg><svg><path/></svg>b", 2),
-        ("<nav>a</nav><a class=headerlink href=#x>x</a>b", 0),
+        ("<nav>a</nav><div role=contentinfo>c</div><footer> </footer>b", 2),
+        ("<a class=headerlink href=#x>x</a>b", 0),
     ],
 )
 def test_what_is_left_out_is_counted(tmp_path, page, count):
     (document,) = all_of(tmp_path / "a.html", page)
-    notes = [f"{count} hidden parts, or drawings with words, were left out"] * bool(count)
+    notes = [f"{count} menus, footers, hidden parts or drawings with words were left out"] * bool(
+        count
+    )
     assert document.notes == notes
 
 

@@ -100,12 +100,10 @@ def test_a_fence_that_fits_is_not_cut(tmp_path):
         assert document.outline.places == []
 
 
-def test_contents_pages_are_no_chunks(tmp_path):
+def test_dotted_lines_of_contents_and_of_prices_stay(tmp_path):
     entries = "\n".join(f"{n}. Chapter {'. ' * 12}{n * 7}" for n in range(1, 8))
-    text = text_of(tmp_path / "a.txt", f"Contents\n\n{entries}\n\n{SENTENCES}")
-    assert text == f"Contents\n\n{SENTENCES}"
-    menu = "Soup ....... 5\nSteak ....... 30\nBread ....... 2\n"
-    assert text_of(tmp_path / "b.txt", menu) == menu.strip()
+    text = f"Contents\n\n{entries}\n\n{SENTENCES}"
+    assert text_of(tmp_path / "a.txt", text) == text.strip()
 
 
 async def test_only_dense_vectors_read_the_context(tmp_path):
