@@ -28,7 +28,7 @@ from hybridtei.retrieval.ingest.office import read_office
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.pdf import read_pdf
 from hybridtei.retrieval.ingest.plain_xml import read_xml
-from hybridtei.retrieval.ingest.text import BINARY, Content, Unfit
+from hybridtei.retrieval.ingest.text import Content, Unfit
 
 Parse = Callable[[bytes, ReadOptions], Content]
 # What one needs to see of a file
@@ -96,19 +96,6 @@ def _markup(head: bytes) -> Parse | None:
     if XML.match(head):
         return read_xml
     return read_mail if LETTER.match(head) else None
-
-
-def parsed(name: str, data: bytes, options: ReadOptions) -> Content:
-    """The content of a file of this name. Raises Unfit, which for unknown endings names the
-    ending."""
-    ending = Path(name).suffix.lower()
-    try:
-        return parser_of(name, data)(data, options)
-    except Unfit as error:
-        if ending in BY_ENDING or not str(error).startswith(BINARY):
-            raise
-        kind = f"files ending in {ending!r}" if ending else "files without an ending"
-        raise Unfit(f"no reader for {kind} of binary data") from None
 
 
 def is_packed(path: Path) -> bool:

@@ -59,7 +59,10 @@ def read_text(data: bytes, options: ReadOptions, suffix: str = "") -> Content:
     """The text as it is written. Raises Unfit for data that are no text."""
     if data.startswith(NO_TEXT):
         raise Unfit("no reader for this format, whose characters are no text")
-    text, notes = decoded(data)
+    try:
+        text, notes = decoded(data)
+    except Unfit:
+        raise Unfit(f"no reader for binary files ending in {suffix!r}") from None
     if suffix in JSON:
         text = ESCAPES.sub(_unescaped, text)
     pattern = TITLES.get(suffix)

@@ -13,9 +13,15 @@ from hybridtei.retrieval.ingest.text import HEADING_MARK, Content, decoded, fenc
 FRONT_MATTER = re.compile(
     r"\A\s{0,100}(---|\+\+\+)[ \t]*\r?\n(.{0,20000}?)\r?\n\1[ \t]*(?:\r?\n|\Z)", re.DOTALL
 )
-# A span of code, whatever it holds, or the opening of a comment
-CODE_OR_COMMENT = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|<!--")
-LINK_COMMENT = re.compile(r"\[(?://|comment|_)\]: *(?:#|<>)")
+# Code, whatever it holds (in a fence, indented, within a line), or a comment
+CODE_OR_COMMENT = re.compile(
+    r"^ {0,3}(`{3,}|~{3,})(?s:.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)|"
+    r"(?:\A|(?<=\n\n))(?:(?: {4}|\t).*\n?)+|"
+    r"(?<!`)(`+)(?!`).*?(?<!`)\2(?!`)|"
+    r"(?P<comment>^[ \t]*<!--(?:(?!-->)(?s:.))*-->[ \t]*\n|<!--(?s:.*?)-->)",
+    re.MULTILINE,
+)
+LINK_COMMENT = re.compile(r"^\[(?://|comment|_)\]: *(?:#|<>).*\n?", re.MULTILINE)
 # The title may stand below lines of badges, of tags and of nothing.
 TITLE_LINES = 40
 ATX = re.compile(r" {0,3}#[ \t]+(.{1,1000}?)[ \t]*#*\s*")
@@ -71,42 +77,13 @@ def _yaml(text: str) -> dict[str, Any]:
 
 def _without_comments(text: str) -> str:
     """The text without comments, which stay within code. One that never ends is text."""
-    lines: list[str] = []
-    fence = ""
-    is_comment = False
-    written = text.splitlines()
-    last_end = max((place for place, line in enumerate(written) if "-->" in line), default=-1)
-    for place, line in enumerate(written):
-        before = fence
-        if not is_comment:
-            fence = fence_after(line, fence)
-        is_indented = line.startswith(("    ", "\t")) and not "".join(lines[-1:]).strip()
-        if fence or before or (is_indented and not is_comment):
-            lines.append(line)
-            continue
-        if LINK_COMMENT.match(line):
-            continue
-        # The parts of the line outside comments
-        parts: list[str] = []
-        rest = line
-        while rest:
-            if is_comment:
-                _, mark, rest = rest.partition("-->")
-                is_comment = not mark
-                continue
-            opening = CODE_OR_COMMENT.search(rest)
-            end = len(rest)
-            if opening is not None:
-                end = opening.end()
-            words, rest = rest[:end], rest[end:]
-            if words.endswith("<!--") and (place < last_end or "-->" in rest):
-                is_comment = True
-                words = words.removesuffix("<!--")
-            parts.append(words)
-        outside = "".join(parts)
-        if outside.strip() or not line.strip():
-            lines.append(outside)
-    return "\n".join(lines).strip("\n")
+    text = LINK_COMMENT.sub("", text)
+    end = text.rfind("-->") + len("-->\n")
+
+    def code(part: re.Match[str]) -> str:
+        return part[0].removeprefix(part["comment"] or "")
+
+    return (CODE_OR_COMMENT.sub(code, text[:end]) + text[end:]).strip("\n")
 
 
 def _titled(text: str) -> tuple[str | None, str]:

@@ -47,9 +47,6 @@ SIGNS_ONLY = re.compile(
 CONTROL_BYTES = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
-BINARY = "holds no text: its bytes are binary data"
-
-
 class Unfit(ValueError):
     """A record is not a document. The message: the reason in the quarantine. `document_id`: the
     record's id, if it has one."""
@@ -118,7 +115,7 @@ def encoding_of(
         if sample[high::2].count(0) > len(sample) // 5 and not sample[1 - high :: 2].count(0):
             return encoding, 0, [f"read as {encoding}, by a guess"]
     if len(CONTROL_BYTES.findall(sample)) > max(MOST_CONTROLS, CONTROLS_SHARE * len(sample)):
-        raise Unfit(BINARY)
+        raise Unfit("holds no text: its bytes are binary data")
     return _declared(label, data) or _seen(data, is_cut)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from hybridtei.errors import LoadError
 from hybridtei.retrieval.ingest.document import Document, Outline, Rejection
-from hybridtei.retrieval.ingest.formats import Parse, parsed
+from hybridtei.retrieval.ingest.formats import Parse, parser_of
 from hybridtei.retrieval.ingest.markdown import plain
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.tables import metadata_of
@@ -17,6 +16,7 @@ from hybridtei.retrieval.ingest.text import (
     MARKS_OF_LINES,
     TABLE_END,
     TABLE_MARK,
+    Content,
     Unfit,
     fence_after,
     normalised,
@@ -33,7 +33,10 @@ def read_whole(
     if size > options.max_file_bytes:
         reason = f"the file has {size} bytes, allowed are {options.max_file_bytes}"
         return Rejection(source, "file", reason, document_id=source)
-    parse = partial(parsed, name or path.name)
+
+    def parse(data: bytes, options: ReadOptions) -> Content:
+        return parser_of(name or path.name, data)(data, options)
+
     return document_from(path.read_bytes(), parse, (source, source, "file"), options)
 
 

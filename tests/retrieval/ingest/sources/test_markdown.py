@@ -23,7 +23,7 @@ BADGE = "[![build](https://ci/badge.svg)](https://ci)"
         (
             "a <!-- hidden\n# gone\n--> b\n\n```\n<!-- code -->\n```",
             None,
-            "a\n b\n\n```\n<!-- code -->\n```",
+            "a  b\n\n```\n<!-- code -->\n```",
         ),
         ("[//]: # (a comment)\nbody", None, "body"),
         (f"![plate]({URI}) body\n\n[image1]: <{URI}>", None, "![plate]() body\n\n[image1]: <>"),
@@ -103,7 +103,7 @@ def test_code_comes_before_comments(tmp_path, text):
 
 def test_comments_between_code(tmp_path):
     text = "a `b` <!-- c `d` --> e <!-- f\ng --> h `<!--`"
-    assert text_of(tmp_path / "a.md", text) == "a `b`  e \n h `<!--`"
+    assert text_of(tmp_path / "a.md", text) == "a `b`  e  h `<!--`"
 
 
 @pytest.mark.parametrize(
