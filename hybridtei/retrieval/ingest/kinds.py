@@ -62,7 +62,7 @@ def read_text(data: bytes, options: ReadOptions, suffix: str = "") -> Content:
     try:
         text, notes = decoded(data)
     except Unfit:
-        raise Unfit(f"no reader for binary files ending in {suffix!r}") from None
+        raise Unfit(f"no reader for files ending in {suffix!r} of binary data") from None
     if suffix in JSON:
         text = ESCAPES.sub(_unescaped, text)
     pattern = TITLES.get(suffix)
