@@ -20,7 +20,7 @@ LAWS = {
     "nested_conditionals": 0,
     "conditionals": 795,
     "literal_splats": 20,
-    "no_nouns": 24,
+    "no_nouns": 23,
     "comments_behind": 35,
     "tokens_per_1000_code_lines": 8_310,
 }
