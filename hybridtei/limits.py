@@ -141,9 +141,7 @@ class Bound:
         self.patience_s = seconds
         soon = asyncio.get_running_loop().time() + seconds
         for holder in self.waiting:
-            wait = holder.wait
-            if wait is not None and not wait.expired():
-                wait.reschedule(min(wait.when() or inf, soon))
+            holder.expire(soon)
 
     def end_longest(self) -> Holder | None:
         """End the waiting holder of most units times seconds. None: there is none."""
@@ -153,8 +151,7 @@ class Bound:
         )
         if longest is not None:
             longest.is_ended = True
-            if longest.wait is not None:
-                longest.wait.reschedule(0)
+            longest.expire(0)
             longest.leave()
         return longest
 
@@ -192,6 +189,11 @@ class Holder:
         """Give all back."""
         self.bound.waiting.pop(self, None)
         self.__exit__()
+
+    def expire(self, when: float) -> None:
+        """Wait until then at most. A wait that has just expired stays so."""
+        if self.wait is not None and not self.wait.expired():
+            self.wait.reschedule(min(when, self.wait.when() or inf))
 
     def add(self, units: int) -> None:
         """Hold so many more, or less, room or not."""
@@ -254,9 +256,8 @@ class _Limited:
         deadlines = self.deadlines
         deadlines.running.pop(self, None)
         if self.late and kind is asyncio.CancelledError and self.task.uncancel() <= self.cancelling:
-            seconds = f"{deadlines.seconds:g}"
             raise TimedOut(
-                f"no answer within {seconds} seconds (request-timeout): try again later"
+                f"no answer within {deadlines.seconds:g} seconds (request-timeout): try again later"
             ) from None
 
 

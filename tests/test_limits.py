@@ -108,6 +108,24 @@ async def test_a_wait_within_a_wait_ends_for_another_and_who_computes_does_not()
     assert bound.units == 0
 
 
+async def test_a_wait_that_has_just_expired_gives_its_place_to_another():
+    """Its task has not run since."""
+    bound = Bound(1)
+    first, second = bound.inside(0), bound.inside(0)
+    first.take(1)
+    waiting = asyncio.ensure_future(first.within(600, asyncio.sleep(600)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.expire(0)
+    # The timer comes before this task, and what it cancels after it
+    await asyncio.sleep(0)
+    assert first.wait.expired()
+    second.take(1)
+    with pytest.raises(Overloaded):
+        await waiting
+    assert bound.units == 1
+
+
 async def test_a_hurried_bound_waits_for_no_client_longer_than_it_is_told():
     bound = Bound(2)
     first, second = bound.inside(0), bound.inside(0)

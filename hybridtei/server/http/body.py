@@ -13,7 +13,6 @@ error.
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 from collections.abc import AsyncIterator, Mapping
 from functools import cache
@@ -282,8 +281,6 @@ async def _next_chunk(scope: Any, receive: Any) -> tuple[bytes, bool]:
     return event.get("body", b""), event.get("more_body", False)
 
 
-# Larger bodies are decoded without garbage collection
-LONG_BYTES = 100_000
 # An object's first keys, which are checked for duplicates
 MAX_NAMES = 10_000
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
@@ -386,16 +383,8 @@ def _decoder(kind: Any, *, strict: bool = True) -> msgspec.json.Decoder[Any]:
 
 
 def _read(body: bytes, kind: type[T], *, strict: bool = True) -> T:
-    """Decode a long body without garbage collection: its many lists would start it repeatedly, and
-    it frees nothing."""
     decoder: msgspec.json.Decoder[T] = _decoder(kind, strict=strict)  # type: ignore[arg-type]
-    if len(body) < LONG_BYTES:
-        return decoder.decode(body)
-    gc.disable()
-    try:
-        return decoder.decode(body)
-    finally:
-        gc.enable()
+    return decoder.decode(body)
 
 
 def _end_before_trailing(error: Exception) -> int | None:
