@@ -270,6 +270,10 @@ def test_strict_mode_refuses_no_filter_of_ours(qdrant, protocol, tmp_path):
             of_row.append({"key": "chunk", "range": {"gte": 0, "lt": 50}})
             asked = SearchOptions(group_by=None, query_filter=filter_from({"must": of_row}))
             row = await searcher.search("c", "one", asked)
+            beside = SearchOptions(neighbours={"before": 1, "after": 1})
+            passages = [hit.passage for hit in (await searcher.search("c", "one", beside)).hits]
+            assert passages
+            assert None not in passages
             unknown = filter_from({"must": [{"key": "metadata.x", "match": {"value": 1}}]})
             with pytest.raises(StoreError, match="Index required but not found"):
                 await searcher.search("c", "one", SearchOptions(query_filter=unknown))
