@@ -134,9 +134,8 @@ def check_size(size: int, limit: int) -> None:
         raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
 
 
-# Bytes that are counted before the sum is compared, and quotes between which texts are sought
-# without a copy of the body
-WINDOW_BYTES, FEW_QUOTES = 1_000_000, 1_000
+# Bytes that are counted before the sum is compared, without a copy of the whole body
+WINDOW_BYTES = 1_000_000
 MARKS = (b",", b"[", b"{")
 
 
@@ -153,19 +152,15 @@ def _marks(body: bytes, limit: int, begin: int, end: int) -> int:
 def _outside(plain: bytes, limit: int) -> int:
     """The marks outside of texts. `plain` has no escaped quotes, so of all pieces between quotes
     every second one is a text."""
-    if plain.count(b'"') > FEW_QUOTES:
-        outside = b"".join(plain.split(b'"')[::2])
-        return _marks(outside, limit, 0, len(outside))
-    total = begin = 0
-    while begin < len(plain) and total <= limit:
-        opening = plain.find(b'"', begin)
-        if opening < 0:
-            opening = len(plain)
-        total += _marks(plain, limit, begin, opening)
-        closing = plain.find(b'"', opening + 1)
-        if closing < 0:
+    total, is_text = 0, False
+    for begin in range(0, len(plain), WINDOW_BYTES):
+        pieces = plain[begin : begin + WINDOW_BYTES].split(b'"')
+        outside = b"".join(pieces[is_text::2])
+        total += _marks(outside, limit, 0, len(outside))
+        if total > limit:
             break
-        begin = closing + 1
+        # A text may go on in the next window
+        is_text ^= len(pieces) % 2 == 0
     return total
 
 

@@ -5,8 +5,11 @@ import socket
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hybridtei.server.api.tei import EmbedRequest, PredictRequest
+from hybridtei.server.http import body as module
 from hybridtei.server.http.body import BodyError, check_values, decode
 from tests.inference.engine import small
 from tests.server.live import HANG, JSON
@@ -325,6 +328,18 @@ def test_a_list_of_too_many_items_is_told_its_limit(asked, value):
     answered = asked.post("/predict", b'{"inputs":[%b%b]}' % (one * 89_999, value))
     assert answered.status_code == 422
     assert answered.text.startswith(f"{SHAPE}inputs: expected `array` of length <= 20000, got [")
+
+
+@given(st.lists(st.sampled_from(['"', ",", "[", "a", "{", "]"])), st.integers(1, 9))
+def test_marks_outside_of_texts_are_counted_in_windows(characters, window):
+    """A text may begin in one window and end in another."""
+    plain = "".join(characters).encode()
+    expected = sum(
+        piece.count(mark) for piece in plain.split(b'"')[::2] for mark in (b",", b"[", b"{")
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WINDOW_BYTES", window)
+        assert module._outside(plain, 10**9) == expected
 
 
 def test_a_list_in_a_text_is_no_list():
