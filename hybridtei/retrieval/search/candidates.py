@@ -21,7 +21,6 @@ A document is known by its source and its id.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +30,6 @@ from typing import Any, Literal
 import numpy as np
 
 from hybridtei.batch import runs
-from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import maxsim
 from hybridtei.outputs import Floats
 from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, SOURCE
@@ -122,7 +120,7 @@ class Candidates:
     `options`: with a mode, as `Searcher` sets it. `packed`: the format of multi-vectors stored as
     bytes, if any. `max_points`: the bound of all tiers' depths when points are grouped. `budget`:
     of the group keys' values. `payload`: what the page needs of payloads, if it needs nothing else.
-    `keys`: of the groups; none without groups. Raises InvalidInput for a `group_by` that is no key.
+    `keys`: of the groups; none without groups.
     """
 
     store: Store
@@ -145,14 +143,7 @@ class Candidates:
     _stages: dict[str, Stage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        group_by = self.options.group_by
-        # Qdrant's filters would read other keys differently from `group_of`
-        if group_by is not None and re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
-            raise InvalidInput(
-                f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with "
-                "dots between them"
-            )
-        self.keys = ()
+        self.keys, group_by = (), self.options.group_by
         if group_by is not None:
             self.keys = GROUPS.get(group_by, (group_by,))
 
@@ -402,16 +393,14 @@ def _gathered(
     points before the first of the list."""
     candidates: dict[PointId, Candidate] = {}
     # A store reads a value of another type otherwise than `group_of`
-    groups = set()
-    for candidate in before.values():
-        groups.add(candidate.group)
+    groups = {candidate.group for candidate in before.values()} - {None}
     for leg, points in lists.items():
         for place, point in enumerate(points, places.get(leg, 0) + 1):
             if point.id in before:
                 continue
             if point.id not in candidates:
-                group = (keys and group_of(point, keys)) or None
-                if group is not None and group in groups:
+                group = group_of(point, keys)
+                if group in groups:
                     continue
                 candidates[point.id] = Candidate(point.id, group=group)
             candidates[point.id].legs[leg] = StageScore(point.score, place)
@@ -430,36 +419,29 @@ def _column(candidates: Sequence[Candidate], leg: str, part: Literal["score", "r
 def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The best candidate of each group, with the number of the others. A candidate without a group
     is its own group."""
-    best: dict[Any, Candidate] = {}
+    groups: dict[Any, list[Candidate]] = {}
     for candidate in candidates:
-        key = (candidate.group, candidate.group is None and candidate.id)
-        first = best.setdefault(key, candidate)
-        if first.more is None:
-            first.more = 0
-        else:
-            first.more += 1
-    return list(best.values())
+        # An id is no group, which is a tuple
+        groups.setdefault(candidate.group or candidate.id, []).append(candidate)
+    for best, *others in groups.values():
+        best.more = len(others)
+    return [best for best, *_ in groups.values()]
 
 
 def group_of(point: Stored, keys: Sequence[str]) -> Group | None:
     """The text or whole number under each dotted key, also in a list of one, else None; None
-    without a value of the first key, and for a point whose number is its document's id: 1 is not
-    "1"."""
+    without keys or a value of the first, and for a point whose number is its document's id: 1 is
+    not "1"."""
     values: list[int | str | None] = []
     for key in keys:
         value: Any = point.payload
         for part in key.split("."):
-            if not isinstance(value, Mapping):
-                value = None
-                break
-            value = value.get(part)
+            value = value.get(part) if isinstance(value, Mapping) else None
         if isinstance(value, list) and len(value) == 1:
-            value = value[0]
-        if not isinstance(value, str) and type(value) is not int:
-            value = None
-        values.append(value)
+            (value,) = value
+        values.append(value if type(value) in (int, str) else None)
     is_own = len(keys) > 1 and isinstance(point.id, int) and values[0] == str(point.id)
-    if values[0] is None or is_own:
+    if not keys or values[0] is None or is_own:
         return None
     return tuple(values)
 

@@ -21,7 +21,6 @@ from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE
 # Chosen on judged collections (conformance/quality/default_search.py).
 ZSCORE_WEIGHTS = {DENSE: 1.0, SPARSE: 0.5}
 ZSCORE_WEIGHTS_WITH_MAXSIM = {DENSE: 1.0, SPARSE: 0.7, MULTIVECTOR: 1.0}
-MAX_K = 1_000_000
 PACKED_ALONE = (
     "the collection has multi-vectors as bytes in the payload, which can score candidates but not "
     "find them, as `mode` multivector and rrf need; search in mode zscore or weighted, or with "
@@ -62,10 +61,6 @@ def legs_of(query: Embeddings, row: int, options: CheckedOptions, *, is_packed: 
     assert mode is not None
     if mode != "rrf":
         _refuse(mode, rrf_k=options.rrf_k)
-    elif options.rrf_k is not None and not 1 <= options.rrf_k <= MAX_K:
-        raise InvalidInput(f"`rrf_k` is {options.rrf_k}, should be between 1 and {MAX_K}")
-    if options.oversampling is not None and not 1 <= options.oversampling <= 100:
-        raise InvalidInput(f"`oversampling` is {options.oversampling}, should be between 1 and 100")
     if options.rescore:
         _check(vectors, MULTIVECTOR)
     if mode in NAMES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypedDict, get_type_hints
 
 from msgspec import Meta, Struct, structs, to_builtins
 
@@ -18,7 +18,6 @@ from hybridtei.options import BudgetMs, Instruction, MaxChunks, RankOptions
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, filter_from
 
 Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "weighted"]
-MODES = get_args(Mode)
 MAX_RERANKED = 1_000
 # Keys of `with_payload`, and characters of one: each is looked up in each hit, and sent to the
 # store for each hundred hits.
@@ -28,8 +27,11 @@ MAX_LEGS = 10
 Keys = Annotated[
     list[Annotated[str, Meta(max_length=MAX_KEY_CHARACTERS)]], Meta(max_length=MAX_KEYS)
 ]
+# Qdrant's filters would read other keys differently from `candidates.group_of`
+PLAIN_KEY = r"^[\w-]+(\.[\w-]+)*$(?!\n)"
 Name = Annotated[str, Meta(max_length=MAX_KEY_CHARACTERS)]
 Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
+Length = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
 
 
 MAX_NEIGHBOURS = 10
@@ -73,11 +75,11 @@ class SearchFields(Struct, frozen=True, kw_only=True):
             )
         ),
     ] = None
-    limit: Annotated[Count, Meta(description="Number of hits.")] = 10
+    limit: Annotated[Length, Meta(description="Number of hits.")] = 10
     offset: Annotated[Count, Meta(description="Number of hits to skip.")] = 0
-    prefetch_limit: Annotated[Count, Meta(description="Candidates of each kind of vector.")] = 100
+    prefetch_limit: Annotated[Length, Meta(description="Candidates of each kind of vector.")] = 100
     rrf_k: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
         Meta(description="Constant of rrf, as in Qdrant: its 61 is the usual 60 [default: 2]."),
     ] = None
     weights: Annotated[
@@ -101,7 +103,7 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         Meta(description="Rank the candidates again by MaxSim of their multi-vectors."),
     ] = False
     group_by: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=200)] | None,
+        Annotated[str, Meta(max_length=200, pattern=PLAIN_KEY)] | None,
         Meta(
             description=(
                 "One hit for each value of this payload field; `more` counts its other matches; "
@@ -116,7 +118,10 @@ class SearchFields(Struct, frozen=True, kw_only=True):
             "model; in mode sparse no forward pass is needed."
         ),
     ] = "model"
-    rerank_limit: Annotated[Count, Meta(description="Number of the best hits to rerank.")] = 50
+    rerank_limit: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_RERANKED)],
+        Meta(description="Number of the best hits to rerank."),
+    ] = 50
     budget_ms: BudgetMs = None
     instruction: Instruction = None
     max_chunks_per_doc: MaxChunks = None
@@ -180,29 +185,6 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         if not isinstance(self.with_payload, bool):
             structs.force_setattr(self, "with_payload", list(dict.fromkeys(self.with_payload)))
 
-    def check_page(self) -> None:
-        """Raises InvalidInput, naming the field, for an unknown mode or a page out of bounds."""
-        if self.mode is not None and self.mode not in MODES:
-            raise InvalidInput(f"`mode` is {self.mode!r}, should be one of {', '.join(MODES)}")
-        if not isinstance(self.with_payload, bool) and len(self.with_payload) > MAX_KEYS:
-            raise InvalidInput(
-                f"`with_payload` has {len(self.with_payload)} keys, should have at most {MAX_KEYS}"
-            )
-        pages = (
-            ("limit", self.limit, 1),
-            ("prefetch_limit", self.prefetch_limit, 1),
-            ("offset", self.offset, 0),
-        )
-        for field, value, lowest in pages:
-            if not lowest <= value <= MAX_LIMIT:
-                raise InvalidInput(
-                    f"`{field}` is {value}, should be between {lowest} and {MAX_LIMIT}"
-                )
-        if self.min_probability is not None and not 0 <= self.min_probability <= 1:
-            raise InvalidInput(
-                f"`min_probability` is {self.min_probability}, should be between 0 and 1"
-            )
-
     @property
     def ranking(self) -> RankOptions:
         """The options of the reranker. A budget of time begins now."""
@@ -224,10 +206,6 @@ class SearchFields(Struct, frozen=True, kw_only=True):
 
     def check_reranked(self) -> None:
         """Raises InvalidInput for more points than a reranker may get."""
-        if not 1 <= self.rerank_limit <= MAX_RERANKED:
-            raise InvalidInput(
-                f"`rerank_limit` is {self.rerank_limit}, should be between 1 and {MAX_RERANKED}"
-            )
         last = self.offset + self.limit
         if last > MAX_RERANKED:
             raise InvalidInput(
@@ -276,7 +254,7 @@ class CheckedOptions(SearchFields, frozen=True, kw_only=True):
     """Options of a search whose values were checked: at the wire, or by `SearchOptions`."""
 
     query_filter: Filter | None = None
-    oversampling: float | None = None
+    oversampling: Annotated[float, Meta(ge=1, le=100)] | None = None
 
     @classmethod
     def of(cls, fields: SearchFields, **others: Any) -> Self:
@@ -321,13 +299,11 @@ class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
         structs.force_setattr(self, "query_filter", filter_from(self.query_filter, "query_filter"))
         for name, hint in TYPED.items():
             structs.force_setattr(self, name, check_value(name, getattr(self, name), hint))
-        self.check_page()
 
 
-# The type of each field, except `mode` and `weights`, which have their own checks, and
-# `with_payload`, which becomes Qdrant's selector during a search.
-UNTYPED = {"mode", "weights", "with_payload", "query_filter"}
-TYPED = {name: hint for name, hint in get_type_hints(SearchOptions).items() if name not in UNTYPED}
+# The type and bounds of each field, except those that have their own checks
+TYPED = get_type_hints(SearchOptions, include_extras=True)
+del TYPED["weights"], TYPED["query_filter"]
 
 
 class StageScore(Struct, frozen=True):

@@ -96,7 +96,8 @@ class CollectionSchema:
 
 
 class Store(Protocol):
-    """Collections of points. Every call may raise StoreUnavailable (retry later) or StoreError."""
+    """Collections of points. Every call may raise StoreUnavailable (retry later) or StoreError. A
+    call that a store has no need of does nothing."""
 
     # "server", "embedded" or "memory"
     kind: str
@@ -165,6 +166,7 @@ class Store(Protocol):
     async def index(self, name: str, indexes: Mapping[str, str]) -> None:
         """Make payload indexes of an existing collection, {key: kind}, and those of `INDEXES` that
         the store needs."""
+        return
 
     async def set_payload(
         self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]
@@ -173,9 +175,16 @@ class Store(Protocol):
 
     async def optimize(self, name: str) -> None:
         """Build indexes, if the store does not do so by itself."""
+        return
 
     async def close(self) -> None:
         """Flush everything to disk. No call is allowed afterwards."""
+        return
+
+
+def merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with changes. None removes a key."""
+    return {key: value for key, value in {**fields, **changes}.items() if value is not None}
 
 
 def check_ids(ids: Sequence[Any]) -> None:

@@ -35,6 +35,7 @@ from hybridtei.retrieval.store.base import (
     CollectionSchema,
     PointId,
     Selector,
+    Store,
     Stored,
     check_ids,
     identity,
@@ -69,7 +70,7 @@ WITHOUT_COLLECTIONS: Mapping[str, Any] = {
 }
 
 
-class EmbeddedStore:
+class EmbeddedStore(Store):
     """One folder, which any number of a user's processes may open. For one event loop.
 
     While the folder has no collection, only `create` starts a process, and reads create no file or

@@ -27,7 +27,7 @@ from uuid import uuid4
 import qdrant_edge as edge
 
 from hybridtei.errors import FolderReplaced, StoreError
-from hybridtei.retrieval.store.base import LAYOUT
+from hybridtei.retrieval.store.base import LAYOUT, merged
 from hybridtei.retrieval.store.embedded_conversions import (
     Plain,
     config_of,
@@ -150,8 +150,7 @@ class Folder:
         layout = self.describe(name)
         if layout is None:
             raise StoreError(f"there is no collection {name!r} in {self.path}")
-        merged = {**layout.get(part, {}), **values}
-        layout[part] = {key: value for key, value in merged.items() if value is not None}
+        layout[part] = merged(layout.get(part, {}), values)
         _write_layout(self.path / self._stored_as(name), layout)
 
     def alias(self, name: str, collection: str) -> None:

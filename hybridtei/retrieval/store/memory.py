@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from hybridtei.batch import offsets_of
 from hybridtei.errors import StoreError
 from hybridtei.outputs import Floats, SparseVectors, unit
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, Stored, check_ids
+from hybridtei.retrieval.store.base import (
+    CollectionSchema,
+    PointId,
+    Selector,
+    Store,
+    Stored,
+    check_ids,
+    merged,
+)
 from hybridtei.retrieval.store.collection import check_names
 from hybridtei.retrieval.store.conditions import matches
 from hybridtei.retrieval.store.points import check_points
@@ -53,7 +61,7 @@ class _Collection:
         return self.scorers[name]
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Collections in memory. See `Store`. Vectors are compared by cosine."""
 
     kind = "memory"
@@ -87,9 +95,8 @@ class MemoryStore:
 
     async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
         collection = self._of(name)
-        merged = {**collection.schema.metadata, **metadata}
-        merged = {key: value for key, value in merged.items() if value is not None}
-        collection.schema = replace(collection.schema, metadata=merged)
+        schema = collection.schema
+        collection.schema = replace(schema, metadata=merged(schema.metadata, metadata))
 
     async def aliases(self) -> dict[str, str]:
         return dict(self._aliases)
@@ -196,20 +203,13 @@ class MemoryStore:
             collection.points.pop(identity, None)
         collection.scorers.clear()
 
-    async def index(self, name: str, indexes: Mapping[str, str]) -> None: ...
-
     async def set_payload(
         self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]
     ) -> None:
         points = self._of(name).points
         for identity in ids:
-            payload = {**points[identity].payload, **values}
-            payload = {key: value for key, value in payload.items() if value is not None}
+            payload = merged(points[identity].payload, values)
             points[identity] = changed(points[identity], payload=payload)
-
-    async def optimize(self, name: str) -> None: ...
-
-    async def close(self) -> None: ...
 
     def _of(self, name: str) -> _Collection:
         collection = self._collections.get(self._aliases.get(name, name))

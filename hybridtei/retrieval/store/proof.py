@@ -75,25 +75,23 @@ async def proof_of(
             name,
             model_id,
         )
-    low = {kind: median(values) for kind, values in cosines.items()}
-    low = {kind: cosine for kind, cosine in low.items() if cosine < _least(kind, own)}
-    if [*low] == [SPARSE] and own.unlabelled and own.sparse is None and len(cosines) > 1:
-        log.warning("collection %r: its sparse vectors are not those of %s", name, model_id)
-        return True, replace(schema, sparse={})
-    for kind, cosine in low.items():
+    for kind, values in cosines.items():
+        bound = LEAST_OF_BYTES if kind == PACKED else LEAST
+        if own.unlabelled:
+            bound = LEAST_OF_OTHERS
+        if (cosine := median(values)) >= bound:
+            continue
+        if kind == SPARSE and own.unlabelled and own.sparse is None and len(cosines) > 1:
+            log.warning("collection %r: its sparse vectors are not those of %s", name, model_id)
+            schema = replace(schema, sparse={})
+            continue
         raise CollectionMismatch(
             f"collection {name!r} has no fingerprint of its model, so {model_id} embedded "
             f"{len(stored)} of its texts again: their `{kind}` vectors and the stored ones "
-            f"have a cosine of {cosine:.3f}, should be {_least(kind, own)} or more. Other weights "
-            f"made the collection: `hybridtei migrate {name}` makes its vectors anew"
+            f"have a cosine of {cosine:.3f}, should be {bound} or more. Other weights made the "
+            f"collection: `hybridtei migrate {name}` makes its vectors anew"
         )
     return bool(cosines), schema
-
-
-def _least(kind: str, own: Own) -> float:
-    if own.unlabelled:
-        return LEAST_OF_OTHERS
-    return LEAST_OF_BYTES if kind == PACKED else LEAST
 
 
 def _context(record: Stored) -> list[str]:
@@ -106,29 +104,30 @@ def _cosines(
     """The cosines of stored and new vectors of equal texts, by kind."""
     new = to_points(embedded, [record.id for record in stored], schema=schema)
     cosines: dict[str, list[float]] = {}
-    packed = packed_format(schema)
     for before, after in zip(stored, check_points(new, schema), strict=True):
-        is_of_text = DENSE not in schema.vectors or not _context(before)
-        for kind, vector in after.vector.items():
-            if kind in before.vector and (is_of_text or kind == DENSE):
-                cosines.setdefault(kind, []).append(_cosine(before.vector[kind], vector))
-        if (
-            packed is not None
-            and is_of_text
-            and {PACKED} <= before.payload.keys() & after.payload.keys()
-        ):
-            rows = packed.vectors([before.payload[PACKED], after.payload[PACKED]])
-            cosines.setdefault(PACKED, []).append(_cosine(*rows))
+        vectors = _vectors(before, schema)
+        for kind, vector in _vectors(after, schema).items():
+            is_of_text = kind == DENSE or DENSE not in schema.vectors or not _context(before)
+            if kind in vectors and is_of_text:
+                cosines.setdefault(kind, []).append(_cosine(vectors[kind], vector))
     return cosines
 
 
-def _cosine(before: Any, after: Any) -> float:
+def _vectors(record: Stored, schema: CollectionSchema) -> dict[str, Any]:
+    """The vectors of a point, and those in its payload."""
+    packed = packed_format(schema)
+    if packed is None or PACKED not in record.payload:
+        return record.vector
+    return {**record.vector, PACKED: packed.vectors([record.payload[PACKED]]).values}
+
+
+def _cosine(*vectors: Any) -> float:
     """The cosine of two vectors, or the mean over a multi-vector's rows of their best cosines."""
-    if isinstance(after, dict):
-        weights = dict(zip(map(int, before["indices"]), before["values"], strict=True))
-        pairs = zip(map(int, after["indices"]), after["values"], strict=True)
-        product = sum(float(value) * float(weights.get(index, 0.0)) for index, value in pairs)
-        norms = np.linalg.norm(before["values"]) * np.linalg.norm(after["values"])
-        return product / float(norms)
-    rows = [unit(np.atleast_2d(np.asarray(vector, np.float32))) for vector in (before, after)]
+    if isinstance(vectors[1], dict):
+        indices = np.unique(np.concatenate([vector["indices"] for vector in vectors]))
+        vectors = tuple(
+            np.bincount(np.searchsorted(indices, vector["indices"]), vector["values"], len(indices))
+            for vector in vectors
+        )
+    rows = [unit(np.atleast_2d(np.asarray(vector, np.float32))) for vector in vectors]
     return float(maxsim(rows[0], Ragged.from_rows(rows[1:]), mean=True)[0])

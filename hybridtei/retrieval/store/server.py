@@ -28,6 +28,7 @@ from hybridtei.retrieval.store.base import (
     PointId,
     Selector,
     SparseVectorParams,
+    Store,
     Stored,
     VectorParams,
     check_ids,
@@ -79,7 +80,7 @@ PEERS_S = 5.0
 CHECKS_S, CHECKS_OF_A_CLUSTER_S = (1.0, 0.8), (0.5, 0.4)
 
 
-class ServerStore:
+class ServerStore(Store):
     """A process's clients of all nodes, for one event loop. It connects at the first call.
 
     `patient`: retry calls for `qdrant_patience`; otherwise they fail at once while the server is
@@ -317,9 +318,6 @@ class ServerStore:
         check_ids(ids)
         points = models.PointIdsList(points=list(ids))
         await self._call(lambda client: client.set_payload(name, dict(values), points, wait=True))
-
-    async def optimize(self, name: str) -> None:
-        """Do nothing, since a server optimizes by itself."""
 
     async def info(self, name: str) -> models.CollectionInfo:
         """The server's facts about a collection: status and configuration."""

@@ -329,7 +329,6 @@ def options_of(request: SearchRequest, stores: StoreContext) -> CheckedOptions:
     if request.queries is not None:
         queries = len(request.queries)
         stores.models.default.check_batch(queries)
-    request.check_page()
     _check_candidates(request, queries, stores.server.max_search_points)
     request.check_texts()
     query_filter = None

@@ -27,7 +27,6 @@ def legs(query=QUERY, *, is_packed=False, mode="rrf", **fields):
         mode=mode,
         **{name: list(one) if isinstance(one, tuple) else one for name, one in fields.items()},
     )
-    options.check_page()
     return legs_of(query, 0, options, is_packed=is_packed)
 
 
@@ -37,12 +36,12 @@ def legs(query=QUERY, *, is_packed=False, mode="rrf", **fields):
         (
             QUERY,
             {"mode": "best"},
-            "`mode` is 'best', should be one of dense, sparse, multivector, zscore, rrf, weighted",
+            "`mode` is 'best': expected one of `dense`, `multivector`, `rrf`, `sparse`, `weighted`, `zscore`",
         ),
-        (QUERY, {"limit": 0}, "`limit` is 0, should be between 1 and 100000"),
+        (QUERY, {"limit": 0}, "`limit` is 0: expected `int` >= 1"),
         (QUERY, {"prefetch_limit": 0}, "`prefetch_limit` is 0"),
         (QUERY, {"offset": -1}, "`offset` is -1"),
-        (QUERY, {"rrf_k": 0}, "`rrf_k` is 0, should be between 1"),
+        (QUERY, {"rrf_k": 0}, "`rrf_k` is 0: expected `int` >= 1"),
         (QUERY, {"mode": "dense", "rrf_k": 2}, "`rrf_k` means nothing in mode 'dense'"),
         (QUERY, {"mode": "zscore", "rrf_k": 2}, "`rrf_k` means nothing in mode 'zscore'"),
         (QUERY, {"mode": "dense", "weights": (1, 2)}, "`weights` means nothing in mode 'dense'"),

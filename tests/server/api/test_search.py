@@ -202,7 +202,6 @@ def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
         ),
         ({"collection": "papers", "query": " "}, 422, "`query` is empty"),
         ({"collection": "papers", "queries": ["one", ""]}, 422, "`queries[1]` is empty"),
-        ({"collection": "papers", "query": "one", "limit": 0}, 422, "`limit` is 0"),
         (
             {"collection": "papers", "query": "one", "mode": "dense", "rrf_k": 2},
             422,
