@@ -396,8 +396,11 @@ class Searcher:
         options: CheckedOptions,
     ) -> list[SearchHit]:
         """The hits, and what they have of `neighbours`. Raises PayloadsTooLarge."""
-        neighbours, keys = options.neighbours, keys_of([candidate.payload for candidate in page])
-        if neighbours is None or not keys:
+        neighbours = options.neighbours
+        if neighbours is None:
+            return hits
+        keys = keys_of(candidate.payload for candidate in page)
+        if not keys:
             return hits
         points = await matching(
             self.store,
