@@ -31,6 +31,7 @@ from hybridtei.system.machine import require_extra
 
 # The parts that are read here may be larger than the archive only by this factor
 MAX_UNFOLDED, MAX_RATIO = 10_000_000, 100
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 READ = re.compile(r"mimetype|.*\.(xml|rels|opf|x?html?)")
 TITLE = re.compile(r"docProps/core\.xml|meta\.xml|.*\.opf")
 # Parts whose words the library shows, and parts that it may leave out
@@ -123,6 +124,9 @@ def _parts(data: bytes) -> dict[str, bytes]:
     """The parts of an archive that are read here. Raises Unfit if they unfold too far."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = [member for member in archive.infolist() if READ.fullmatch(member.filename)]
+        # Other methods unfold a part whole, whatever size the archive says
+        if any(member.compress_type not in METHODS for member in members):
+            raise Unfit("its parts are packed by a method that is not read")
         size = sum(member.file_size for member in members)
         if size > max(MAX_UNFOLDED, MAX_RATIO * len(data)):
             raise Unfit(f"{len(data)} bytes would become {size} bytes")

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -41,6 +43,11 @@ LACKS = (PICTURES, SHAPES, NO_LETTERS, DAMAGED)
 DRAWN = {PICTURES: 3, SHAPES: 2}
 # Characters of a page whose font is asked
 MAX_SAMPLE = 500
+# Objects of a file that are forms, what they draw and show
+NUMBER = re.compile(rb"(\d{1,9})\s+\d{1,5}\s+obj\b")
+REFERENCE = re.compile(rb"/([^\s/<>\[\]()]{1,100})\s+(\d{1,9})\s+\d{1,5}\s+R")
+DRAWS, SHOWS = re.compile(rb"/([^\s/<>\[\]()]{1,100})\s+Do\b"), re.compile(rb"\bT[jJ]\b")
+MAX_DRAWN, MAX_FORM_DEPTH, MAX_FORM_BYTES, MAX_FIELDS = 200_000, 40, 1_000_000, 10_000
 # PDFium is for one thread at a time.
 PDFIUM = Lock()
 
@@ -51,6 +58,9 @@ def read_pdf(data: bytes, options: ReadOptions) -> Content:
     require_extra("qdrant", "pypdfium2")
     import pypdfium2
 
+    drawn = _drawn_by_forms(data)
+    if drawn > MAX_DRAWN:
+        raise Unfit(f"the PDF's forms draw each other: {drawn} texts, allowed are {MAX_DRAWN}")
     with PDFIUM:
         try:
             with pypdfium2.PdfDocument(data) as document:
@@ -59,6 +69,34 @@ def read_pdf(data: bytes, options: ReadOptions) -> Content:
             if getattr(error, "err_code", None) == pypdfium2.raw.FPDF_ERR_PASSWORD:
                 raise Unfit("the PDF is encrypted, and opens with a password only") from None
             raise Unfit(f"not readable as PDF: {error}"[:500]) from None
+
+
+def _drawn_by_forms(data: bytes) -> int:
+    """The texts that a form of the file shows, with those of the forms that it draws. PDFium reads
+    a form again at each place where it is drawn."""
+    forms: dict[bytes, tuple[list[bytes], int]] = {}
+    for part in data.split(b"endobj"):
+        fields, _, content = part.partition(b"stream")
+        number = NUMBER.search(fields[-MAX_FIELDS:])
+        if number is None or b"/Form" not in fields:
+            continue
+        content = content.partition(b"endstream")[0].lstrip(b"\r\n")
+        if b"FlateDecode" in fields:
+            with suppress(zlib.error):
+                content = zlib.decompressobj().decompress(content, MAX_FORM_BYTES)
+        places = dict(REFERENCE.findall(fields))
+        names = [places.get(name, b"") for name in DRAWS.findall(content)]
+        forms[number[1]] = names, len(SHOWS.findall(content))
+
+    @cache
+    def drawn(number: bytes, depth: int) -> int:
+        names, shown = forms.get(number, ((), 0))
+        if depth > MAX_FORM_DEPTH:
+            return 0
+        counts = Counter(names)
+        return shown + sum(drawn(name, depth + 1) * count for name, count in counts.items())
+
+    return max((drawn(number, 0) for number in forms), default=0)
 
 
 def _content(document: Any, options: ReadOptions) -> Content:

@@ -142,6 +142,14 @@ def test_cells_that_repeat_one_text_have_a_budget(tmp_path):
     assert "longer than allowed" in rejection.reason
 
 
+def test_an_archive_that_lies_about_a_size_is_refused(tmp_path):
+    data = BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("word/document.xml", b" " * 10_000)
+    (rejection,) = all_of(tmp_path / "a.docx", data.getvalue())
+    assert "packed by a method that is not read" in rejection.reason
+
+
 def test_a_chapter_that_is_named_often_is_there_once(tmp_path):
     def change(package):
         return re.sub(r"(<itemref[^<>]*/>)", r"\1" * 100, package)

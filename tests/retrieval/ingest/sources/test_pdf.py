@@ -121,5 +121,7 @@ def test_pages_of_drawings_and_fonts_without_letters_are_told(tmp_path):
     )
 
 
-def test_the_words_of_forms_that_draw_each_other_are_read(tmp_path):
-    assert "lighthouse" in text_of(tmp_path / "a.pdf", nested_forms(2))
+def test_forms_that_draw_each_other_are_counted_before(tmp_path):
+    (refusal,) = all_of(tmp_path / "a.pdf", nested_forms(6))
+    assert "forms draw each other: 1000000 texts, allowed are 200000" in refusal.reason
+    assert "lighthouse" in text_of(tmp_path / "b.pdf", nested_forms(2))
