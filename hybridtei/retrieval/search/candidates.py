@@ -393,7 +393,10 @@ def _gathered(
     points before the first of the list."""
     candidates: dict[PointId, Candidate] = {}
     # A store reads a value of another type otherwise than `group_of`
-    groups = {candidate.group for candidate in before.values()} - {None}
+    groups: set[Group | None] = set()
+    for candidate in before.values():
+        groups.add(candidate.group)
+    groups.discard(None)
     for leg, points in lists.items():
         for place, point in enumerate(points, places.get(leg, 0) + 1):
             if point.id in before:
@@ -423,9 +426,11 @@ def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
     for candidate in candidates:
         # An id is no group, which is a tuple
         groups.setdefault(candidate.group or candidate.id, []).append(candidate)
-    for best, *others in groups.values():
-        best.more = len(others)
-    return [best for best, *_ in groups.values()]
+    best: list[Candidate] = []
+    for first, *others in groups.values():
+        first.more = len(others)
+        best.append(first)
+    return best
 
 
 def group_of(point: Stored, keys: Sequence[str]) -> Group | None:
