@@ -70,7 +70,7 @@ class Bound:
         self.waiting: dict[Holder, None] = {}
         self.patience_s = inf
         # Units that `room` waits for. The first one has the turn, the others queue for it.
-        self._asked = 0
+        self.queued = 0
         self._turn, self._given_back = asyncio.Lock(), asyncio.Event()
 
     @property
@@ -95,7 +95,7 @@ class Bound:
     def give_back(self, units: int) -> None:
         """Give units back; a negative number takes them, room or not."""
         self.free += units
-        if self._asked:
+        if self.queued:
             self._given_back.set()
 
     def fitting(self, units: int) -> int:
@@ -107,9 +107,9 @@ class Bound:
         to be given back. Raises the refusal after `WAIT_SECONDS`, or at once if those that wait ask
         for the whole bound already."""
         units = self.fitting(units)
-        if self._asked + units > self.limit:
+        if self.queued + units > self.limit:
             raise self.refusal(self)
-        self._asked += units
+        self.queued += units
         try:
             async with asyncio.timeout(WAIT_SECONDS), self._turn:
                 while not self.has_room(units, is_large=True):
@@ -119,7 +119,7 @@ class Bound:
         except TimeoutError:
             raise self.refusal(self) from None
         finally:
-            self._asked -= units
+            self.queued -= units
         return units
 
     def inside(self, units: int, *, is_large: bool = False) -> Holder:
@@ -181,9 +181,11 @@ class Holder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.units:
-            self.bound.give_back(self.units)
-            self.units = 0
+        # A call of `give_back` fewer for each request
+        self.bound.free += self.units
+        self.units = 0
+        if self.bound.queued:
+            self.bound.give_back(0)
 
     def leave(self, *_: object) -> None:
         """Give all back."""
