@@ -141,7 +141,10 @@ def as_table(evaluation: Evaluation) -> str:
             f"{result.measures[name]:12.4f}{'*' if result.measures[name] == best[name] else ' '}"
             for name in MEASURES
         )
-        lines.append(f"{result.name:{width}}{cells}{result.p50_ms:10.1f}{result.p95_ms:9.1f}")
+        lines.append(
+            f"{result.name:{width}}{cells}{result.p50_ms:10.1f}{result.p95_ms:9.1f}"
+            f"  {_flags(result.name)}".rstrip()
+        )
     p50, p95 = np.percentile(evaluation.embed_ms, [50, 95])
     lines.append(
         "\n"
@@ -151,7 +154,8 @@ def as_table(evaluation: Evaluation) -> str:
     if (choice := evaluation.choice) is not None:
         kind = ", the default" if choice.is_default else ", instead of the default"
         lines.append(
-            f"choose {choice.name}{kind}: {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % "
+            f"choose {choice.name}{kind}: `{_flags(choice.name) or 'no flag'}` of `hybridtei "
+            f"search`, {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % "
             f"interval {choice.low:+.4f} to {choice.high:+.4f}, paired bootstrap over queries)"
         )
     if (fitted := evaluation.calibration) is not None:
@@ -161,6 +165,17 @@ def as_table(evaluation: Evaluation) -> str:
             f"hits {fitted.relevant:,} are relevant"
         )
     return "\n".join(lines)
+
+
+def _flags(way: str) -> str:
+    """How `hybridtei search` and `/search` are told a way."""
+    words = list[str]()
+    for option, value in ways_of("MODEL")[way][0].items():
+        if isinstance(value, list):
+            words.append(f"{option} of /search: {', '.join(value)}")
+        else:
+            words.append(f"--{option.replace('_', '-')} {'' if value is True else value}".strip())
+    return " ".join(words)
 
 
 Tell = Callable[[str], None]

@@ -17,13 +17,20 @@ const MAX_DOCUMENTS = 200; // their vectors are held here as plain numbers
 const OPENING_MS = 5_000; // that the first example may take unasked
 const NAMES = { dense: "Dense", sparse: "Sparse", multivector: "MaxSim" };
 
+const SHARES = { dense: 1, sparse: 0.7, multivector: 1 }; // of the server's default search
+const HINTS = {
+  zscore: "Sum of share × (score − mean) ÷ deviation, as the server's default search.",
+  rrf: "Sum of share ÷ (60 + rank).",
+  weighted: "Each column stretched to 0 … 1, then the mean by shares.",
+};
+
 const state = {
   alias: aliasOfAddress, // the model in use; null: the only one
   infos: new Map(), // alias -> what /info tells
   answer: null, // {query, documents, texts, columns}
   scores: null, // of /rerank
-  shares: { dense: 1, sparse: 1, multivector: 1 },
-  method: "rrf",
+  shares: { ...SHARES },
+  method: "zscore",
   sort: { column: "fused", descending: true },
   selected: 0,
   collection: "", // that was searched
@@ -56,7 +63,7 @@ async function open() {
 async function follow() {
   const link = restore();
   for (const kind of KINDS) if (link[kind] !== undefined) state.shares[kind] = Math.min(Math.max(Number(link[kind]) || 0, 0), 2);
-  if (link.fusion === "weighted") state.method = link.fusion;
+  if (link.fusion in HINTS) state.method = link.fusion;
   byId("fusion").querySelector(`[value="${state.method}"]`).checked = true;
   byId("mode").value = link.mode ?? "";
   if (state.infos.has(link.model)) state.alias = byId("model").value = link.model;
@@ -92,10 +99,10 @@ async function listCollections(linked) {
 
 /** The question into the address. */
 function remember() {
-  const shares = Object.fromEntries(KINDS.filter((kind) => state.shares[kind] !== 1).map((kind) => [kind, state.shares[kind]]));
+  const shares = Object.fromEntries(KINDS.filter((kind) => state.shares[kind] !== SHARES[kind]).map((kind) => [kind, state.shares[kind]]));
   const fits = keep({
     ...shares,
-    fusion: state.method === "rrf" ? "" : state.method,
+    fusion: state.method === "zscore" ? "" : state.method,
     model: byId("model-label").hidden ? "" : state.alias,
     collection: state.collection,
     mode: byId("mode").value,
@@ -160,9 +167,7 @@ function showShares() {
     slider.addEventListener("change", remember);
     return element("label", { class: `share ${kind}${kind in reasons ? " lacking" : ""}`, title: reasons[kind] }, NAMES[kind], slider, shown);
   }));
-  byId("fusion-hint").textContent = state.method === "rrf"
-    ? "Sum of share ÷ (60 + rank)."
-    : "Each column stretched to 0 … 1, then the mean by shares.";
+  byId("fusion-hint").textContent = HINTS[state.method];
 }
 
 /** Prompts of both sides, by the names that checkpoints give them. */

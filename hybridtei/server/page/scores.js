@@ -44,14 +44,32 @@ export function stretched(scores) {
   return scores.map((score) => (span > 0 ? (score - low) / span : 0));
 }
 
-/** One score a document from columns {kind: scores} and shares {kind: number}; `method`: "rrf" or "weighted". */
+const FEW = 10;
+const FLAT = 1e-6;
+
+/** Scores -> their distance from the mean, in deviations; fewer than `FEW` as the server does it (`scale_of` of fusion.py). */
+export function standardised(scores) {
+  const own = Math.min((scores.length - 1) / (FEW - 1), 1);
+  const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
+  const best = Math.max(...scores);
+  const size = Math.max(...scores.map(Math.abs));
+  let deviation = Math.sqrt(scores.reduce((sum, score) => sum + (score - mean) ** 2, 0) / scores.length);
+  if (deviation <= FLAT) deviation = Math.max(size, FLAT);
+  const height = own * (best - mean) / deviation + 1 - own;
+  deviation = deviation ** own * size ** (1 - own);
+  return scores.map((score) => (deviation > FLAT ? (score - best) / deviation + height : 0));
+}
+
+const PARTS = { zscore: standardised, weighted: stretched, rrf: (scores) => ranks(scores).map((rank) => 1 / (RRF_K + rank)) };
+
+/** One score a document from columns {kind: scores} and shares {kind: number}; `method`: a key of `PARTS`. */
 export function fused(columns, shares, method) {
   const kinds = KINDS.filter((kind) => columns[kind] && shares[kind] > 0);
   const count = Object.values(columns).find(Boolean)?.length ?? 0;
   const total = kinds.reduce((sum, kind) => sum + shares[kind], 0);
-  const parts = kinds.map((kind) => (method === "rrf" ? ranks(columns[kind]).map((rank) => 1 / (RRF_K + rank)) : stretched(columns[kind])));
+  const parts = kinds.map((kind) => PARTS[method](columns[kind]));
   return Array.from({ length: count }, (_, row) => {
     const sum = kinds.reduce((whole, kind, at) => whole + shares[kind] * parts[at][row], 0);
-    return method === "rrf" || total === 0 ? sum : sum / total;
+    return method !== "weighted" || total === 0 ? sum : sum / total;
   });
 }

@@ -13,7 +13,7 @@ export function showHits({ mode, hits, stages }) {
   byId("hits").replaceChildren(...hits.map(({ id, score, payload, highlights, scores }) => element("li", { "data-id": id },
     element("span", { class: "number" }, score.toFixed(4)),
     element("div", {},
-      element("p", {}, ...marked(String(payload.text ?? JSON.stringify(payload)), highlights ?? [])),
+      ...blocks(String(payload.text ?? JSON.stringify(payload)), highlights ?? []),
       element("p", { class: "hint" }, [source(id, payload), ...Object.entries(scores ?? {}).map(staged)].join(" · "))))));
 }
 
@@ -21,15 +21,50 @@ export function showHits({ mode, hits, stages }) {
 const source = (id, payload) => [...new Set([payload["source"], payload.document_id ?? id])].filter((part) => part !== undefined).join(" ");
 const staged = ([name, { score, rank }]) => `${name} ${rank === null ? "rescored" : `#${rank}`} (${score.toFixed(3)})`;
 
-/** The text with its highlights marked; their offsets count code points. */
-function marked(text, highlights) {
+const CELL = /[^|]+(?=\|)/gu;
+const RULE = /^\|[\s:|-]+\|$/u;
+
+/** The text as paragraphs and, of lines such as `| a | b |`, tables, with its highlights marked; their offsets count code points. */
+function blocks(text, highlights) {
   const points = Array.from(text);
+  const found = [];
+  let rows = null;
+  let from = 0; // where the paragraph begins
+  let start = 0;
+  const paragraph = (end) => {
+    const inner = marked(points, highlights, from, end);
+    if (inner.length) found.push(element("p", {}, ...inner));
+  };
+  for (const line of text.split("\n")) {
+    const length = Array.from(line).length;
+    if (line.startsWith("|") && line.trimEnd().endsWith("|")) {
+      if (rows === null) {
+        paragraph(start);
+        rows = element("table", {});
+        found.push(rows);
+      }
+      if (!RULE.test(line.trim())) rows.append(element("tr", {}, ...cells(points, highlights, line, start)));
+      from = start + length + 1;
+    } else rows = null;
+    start += length + 1;
+  }
+  paragraph(points.length);
+  return found;
+}
+
+const cells = (points, highlights, line, start) => [...line.matchAll(CELL)].map(({ 0: cell, index }) => {
+  const begin = start + Array.from(line.slice(0, index)).length;
+  return element("td", {}, ...marked(points, highlights, begin, begin + Array.from(cell).length));
+});
+
+/** The nodes of a part of the text. */
+function marked(points, highlights, from, until) {
   const parts = [];
-  let done = 0;
+  let done = from;
   for (const { start, end } of [...highlights].sort((a, b) => a.start - b.start)) {
-    if (start < done) continue;
+    if (start < done || end > until) continue;
     parts.push(points.slice(done, start).join(""), element("mark", {}, points.slice(start, end).join("")));
     done = end;
   }
-  return [...parts, points.slice(done).join("")];
+  return [...parts, points.slice(done, until).join("")].filter((part) => part !== "");
 }

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from hybridtei import Encoder
+from hybridtei.retrieval.search.fusion import normalised, scale_of
 
 SCRIPT = files("hybridtei.server").joinpath("page/examples.js").read_text(encoding="utf-8")
 EXAMPLES = {
     one["id"]: one
     for one in json.loads(SCRIPT.partition("EXAMPLES = ")[2].rstrip().removesuffix(";"))
 }
-RRF_K = 60
+WEIGHTS = {"dense": 1.0, "sparse": 0.7, "multivector": 1.0}
 FIRST = {  # which kinds rank the answer first, beside the fusion, which always does
     "fusion": set(),
     "dense-errs": {"sparse", "multivector"},
@@ -48,8 +49,14 @@ def ranks(values):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_only_the_kinds_of_the_title_and_their_fusion_rank_the_answer_first(encoder, name):
     example = EXAMPLES[name]
-    found = {kind: ranks(values) for kind, values in scores(encoder, example).items()}
+    values_of = scores(encoder, example)
+    found = {kind: ranks(values) for kind, values in values_of.items()}
     assert {kind for kind, places in found.items() if places[example["answer"]] == 1} == FIRST[name]
-    fused = ranks(sum(1 / (RRF_K + places) for places in found.values()))
+    fused = ranks(
+        sum(
+            normalised(values, *scale_of(values), WEIGHTS[kind])
+            for kind, values in values_of.items()
+        )
+    )
     assert fused[example["answer"]] == 1
     assert (fused == 1).sum() == 1

@@ -4,6 +4,11 @@ import httpx
 import numpy as np
 import pytest
 
+from hybridtei.retrieval.search.fusion import (
+    ZSCORE_WEIGHTS_WITH_MAXSIM,
+    normalised,
+    scale_of,
+)
 from tests import tiny
 from tests.inference.engine import small
 from tests.near import near
@@ -53,10 +58,16 @@ def test_query_scores_heat_map_rerank(server, visit, expected):
         score(page)
         for kind in ("dense", "sparse", "multivector"):
             assert column(page, kind, len(DOCUMENTS)) == pytest.approx(expected[kind], abs=1e-6)
-        reciprocal = sum(
-            1 / (60 + competition_ranks(expected[kind]))
-            for kind in ("dense", "sparse", "multivector")
+        columns = {kind: np.array(expected[kind]) for kind in ZSCORE_WEIGHTS_WITH_MAXSIM}
+        standardised = sum(
+            normalised(values, *scale_of(values), ZSCORE_WEIGHTS_WITH_MAXSIM[kind])
+            for kind, values in columns.items()
         )
+        assert column(page, "fused", len(DOCUMENTS)) == pytest.approx(standardised, abs=1e-6)
+        assert order(page)[0] == int(np.argmax(standardised))
+        page.get_by_label("reciprocal ranks").check()
+        page.locator('[data-share="sparse"]').fill("1")
+        reciprocal = sum(1 / (60 + competition_ranks(values)) for values in columns.values())
         assert column(page, "fused", len(DOCUMENTS)) == pytest.approx(reciprocal)
         assert order(page)[0] == int(np.argmax(reciprocal))
 
