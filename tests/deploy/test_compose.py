@@ -30,7 +30,15 @@ def variables(service):
     return {name: filled(value) for name, value in SERVICES[service]["environment"].items()}
 
 
-def test_fits_the_specification():
+PAGE = (ROOT / "notebooks/from-tei.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "text", [FILE.read_text(encoding="utf-8"), PAGE.partition("```yaml\n")[2].partition("```")[0]]
+)
+def test_fits_the_specification(text, tmp_path):
+    file = tmp_path / "compose.yaml"
+    file.write_text(text, encoding="utf-8")
     if find_spec("check_jsonschema") is None:
         pytest.skip("check-jsonschema is not installed: pip install check-jsonschema")
     command = [
@@ -41,7 +49,7 @@ def test_fits_the_specification():
         "check_jsonschema",
         "--builtin-schema",
         "vendor.compose-spec",
-        str(FILE),
+        str(file),
     ]
     assert subprocess.run(command, capture_output=True, check=False, timeout=HANG).returncode == 0
 

@@ -21,7 +21,6 @@ export function showHits({ mode, hits, stages }) {
 const source = (id, payload) => [...new Set([payload["source"], payload.document_id ?? id])].filter((part) => part !== undefined).join(" ");
 const staged = ([name, { score, rank }]) => `${name} ${rank === null ? "rescored" : `#${rank}`} (${score.toFixed(3)})`;
 
-const CELL = /[^|]+(?=\|)/gu;
 const RULE = /^\|[\s:|-]+\|$/u;
 
 /** The text as paragraphs and, of lines such as `| a | b |`, tables, with its highlights marked; their offsets count code points. */
@@ -52,10 +51,17 @@ function blocks(text, highlights) {
   return found;
 }
 
-const cells = (points, highlights, line, start) => [...line.matchAll(CELL)].map(({ 0: cell, index }) => {
-  const begin = start + Array.from(line.slice(0, index)).length;
-  return element("td", {}, ...marked(points, highlights, begin, begin + Array.from(cell).length));
-});
+/** Of `| a | b |`: what stands between the bars. */
+function cells(points, highlights, line, start) {
+  const parts = line.trimEnd().split("|").slice(1, -1);
+  let begin = start + 1;
+  return parts.map((part) => {
+    const end = begin + Array.from(part).length;
+    const cell = element("td", {}, ...marked(points, highlights, begin, end));
+    begin = end + 1;
+    return cell;
+  });
+}
 
 /** The nodes of a part of the text. */
 function marked(points, highlights, from, until) {
