@@ -170,7 +170,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory):
     """A BERT with mean pooling; read only."""
-    from tests import tiny
+    from conformance.small import tiny
 
     return tiny.write_bert(tmp_path_factory.mktemp("bert"))
 
@@ -178,7 +178,7 @@ def bert(tmp_path_factory):
 @pytest.fixture(scope="session")
 def m3(tmp_path_factory):
     """An XLM-R with BGE-M3's heads, CLS pooling; read only."""
-    from tests import tiny
+    from conformance.small import tiny
 
     return tiny.write_m3(tmp_path_factory.mktemp("m3"))
 
@@ -186,7 +186,7 @@ def m3(tmp_path_factory):
 @pytest.fixture(scope="session")
 def hybrid(tmp_path_factory):
     """A BERT with heads of our own and mean pooling: every kind of output; read only."""
-    from tests import tiny
+    from conformance.small import tiny
 
     folder = tiny.write_bert(tmp_path_factory.mktemp("hybrid"))
     tiny.write_own_heads(folder)
@@ -196,7 +196,7 @@ def hybrid(tmp_path_factory):
 @pytest.fixture(scope="session")
 def shipped(tmp_path_factory):
     """As `hybrid`, of a shape whose graph the package carries: a process that serves it does not load torch; read only."""
-    from tests import tiny
+    from conformance.small import tiny
 
     folder = tiny.write_bert(tmp_path_factory.mktemp("shipped"), **tiny.SHIPPED)
     tiny.write_own_heads(folder, hidden=tiny.SHIPPED["hidden_size"])
@@ -206,7 +206,7 @@ def shipped(tmp_path_factory):
 @pytest.fixture(scope="session")
 def splade(tmp_path_factory):
     """A BERT with its masked-language-model head; read only."""
-    from tests import tiny
+    from conformance.small import tiny
 
     return tiny.write_family(tmp_path_factory.mktemp("splade"), "bert", task="ForMaskedLM")
 

@@ -5,7 +5,7 @@ import json
 import torch
 from safetensors.torch import load_file
 
-from tests import tiny
+from conformance.small import tiny
 
 ADAPTERS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
 RANK, ALPHA = 4, 3.0

@@ -10,13 +10,13 @@ import sys
 import numpy as np
 
 from conformance.amplify.probe import watch
+from conformance.small import fake_backend as fake
 from hybridtei import cli
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.inference import load
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats
 from hybridtei.system.machine import LaneKind
-from tests import fake_backend as fake
 
 # About what is measured of the embedded model on a CPU
 PASS_TOKENS = 256

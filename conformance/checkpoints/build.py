@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from conformance.checkpoints.words import write_tokenizer
-from tests import tiny
-from tests.vocabulary import LONGEST
+from conformance.small import tiny
+from conformance.small.vocabulary import LONGEST
 
 Step = Callable[[Path], object]
 Tensors = dict[str, torch.Tensor]

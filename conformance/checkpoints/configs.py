@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.checkpoints.build import BASES, Case, Step, config, rewritten, sbert, words
-from tests import published
+from conformance.small import published
 
 NATIVE = frozenset(
     [

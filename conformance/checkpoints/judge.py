@@ -21,9 +21,9 @@ from transformers import (
     AutoTokenizer,
 )
 
+from conformance.small.vocabulary import WORDS
 from hybridtei.encoder import Encoder
 from hybridtei.errors import HybridTeiError, LoadError, WeightMismatch
-from tests.vocabulary import WORDS
 
 TEXTS = (
     " ",

@@ -18,7 +18,7 @@ from conformance.checkpoints.build import (
     rewritten,
     sbert,
 )
-from tests import tiny
+from conformance.small import tiny
 
 ST = "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"

@@ -20,7 +20,7 @@ from conformance.checkpoints.build import (
     words,
 )
 from conformance.checkpoints.words import UNTYPED, template, write_sentencepiece
-from tests import tiny
+from conformance.small import tiny
 
 ST = "config_sentence_transformers.json"
 TEI = "TEI puts the family's template around a text if tokenizer.json has no template"

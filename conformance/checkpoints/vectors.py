@@ -27,8 +27,7 @@ from conformance.checkpoints.build import (
     words,
 )
 from conformance.checkpoints.heads import CLS, causal, llama_eos, ranker
-from tests import published, tiny
-from tests.models import test_late_interaction, test_modular
+from conformance.small import published, saved, tiny
 
 
 def splade(activation: str = "relu", active: int | None = None) -> Step:
@@ -115,7 +114,7 @@ def late() -> dict[str, Case]:
     ) -> Case:
         def step(folder: Path) -> None:
             remove("*")(folder)
-            test_late_interaction.pylate(folder, model_type, marked=marked, **settings)
+            saved.pylate(folder, model_type, marked=marked, **settings)
             then(folder)
 
         return Case("bert", steps=(step,), kind="late")
@@ -123,7 +122,7 @@ def late() -> dict[str, Case]:
     def stanford(**metadata: Any) -> Case:
         return Case(
             "bert",
-            steps=(remove("*"), lambda folder: test_late_interaction.stanford(folder, **metadata)),
+            steps=(remove("*"), lambda folder: saved.stanford(folder, **metadata)),
             kind="late",
         )
 
@@ -187,7 +186,7 @@ def others() -> dict[str, Case]:
         "model_type": "xlm-roberta",
     }
     return {
-        "static-st6": case("bert", *fresh(test_modular.static), first=1, raw=True),
+        "static-st6": case("bert", *fresh(saved.static), first=1, raw=True),
         "static-model2vec-dot": case("bert", *model2vec(torch.float32, listed), first=1),
         "static-model2vec-f16": case(
             "bert",

@@ -20,7 +20,7 @@ from conformance.checkpoints.build import (
     tensors,
     write,
 )
-from tests import tiny
+from conformance.small import tiny
 
 
 def lora(folder: Path) -> None:

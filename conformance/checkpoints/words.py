@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from conformance.small import tiny
+from conformance.small.vocabulary import WORDS
 from hybridtei.system.frames import nested
-from tests import tiny
-from tests.vocabulary import WORDS
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 OTHERS = "0123456789.,?!-'éèêüåÉ東京中文🙂👩"

@@ -28,7 +28,7 @@ PROMPTS = {"query": "boka ", "passage": "duna "}
 def tiny(folder: Path, alias: str) -> Path:
     """A seeded checkpoint with the capability of its alias."""
     from conformance.fuzz.servers import write_model
-    from tests import tiny as write
+    from conformance.small import tiny as write
 
     home = Path(write_model(alias, folder))
     if alias == "hybrid":

@@ -32,8 +32,8 @@ from conformance.families.oracle import (
     unit_means,
 )
 from conformance.families.variants import VARIANTS
+from conformance.small import tiny
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 
 # Written in its publisher's form, since transformers has no class of it
 LFM2 = "lfm2_bidirectional"

@@ -10,10 +10,10 @@ import transformers
 from torch.nn import functional
 
 from conformance.families.oracle import texts_of
+from conformance.small import tiny
+from conformance.small.vocabulary import tokenizer
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.outputs import Floats
-from tests import tiny
-from tests.vocabulary import tokenizer
 
 SETTINGS = {
     **tiny.DECODER,

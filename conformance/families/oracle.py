@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from conformance.small import tiny
+from conformance.small.tolerances import INT8
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.graph.ops import family_graph
@@ -15,8 +17,6 @@ from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
-from tests import tiny
-from tests.tolerances import INT8
 
 ENGINES = ("ort", "openvino", "torch")
 ENGINES_OF = {"float32": ENGINES, "bfloat16": ("openvino", "torch"), "int8": ("ort", "openvino")}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests import tiny
+from conformance.small import tiny
 
 YARN = {
     "rope_type": "yarn",

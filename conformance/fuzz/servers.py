@@ -94,7 +94,7 @@ SENTINELS: Mapping[str, tuple[str, Any]] = {
 
 def write_model(name: str, folder: Path) -> str:
     """The checkpoint of a kind, written once below `folder`: its model id."""
-    from tests import tiny
+    from conformance.small import tiny
 
     if name == "default":
         return "minilm-hybrid"

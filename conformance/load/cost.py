@@ -24,6 +24,7 @@ import numpy as np
 from conformance.load.crowd import Group, crowd, request
 from conformance.load.report import medians, paired, ratio, table
 from conformance.load.servers import HOST, started
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.inference.engine.service import EngineService
@@ -36,7 +37,6 @@ from hybridtei.server.models import Models
 from hybridtei.server.run import run_server
 from hybridtei.system import logs
 from hybridtei.system.metrics import Registry
-from tests.fake_backend import FakeBackend
 
 ROOT = Path(__file__).parents[2]
 UVICORN = "uvicorn --loop uvloop --http httptools --no-access-log --log-level error --port {port}"

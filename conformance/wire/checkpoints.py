@@ -4,7 +4,7 @@ write them takes torch."""
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests import tiny
+from conformance.small import tiny
 
 PROMPTS = {"query": "baka ", "document": "bake "}
 

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.cli import embed as module
 from hybridtei.cli.embed import embed_file, read_texts
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.near import near, same
 

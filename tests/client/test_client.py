@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei import errors
 from hybridtei.client import AsyncClient, Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store.collection import CollectionSchemas
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.near import same
 from tests.ran import ran

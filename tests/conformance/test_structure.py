@@ -1,10 +1,13 @@
 """Packages import downwards only, as pyproject.toml says; and the figures of a source tree small enough to count by hand."""
 
+import re
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from conformance.structure import source
 from conformance.structure.source import (
     find_circles,
     read_imports,
@@ -75,3 +78,14 @@ def test_a_warm_request_runs_in_no_more_files_calls_and_coroutines():
     ended = ran([sys.executable, "-m", "conformance.structure", "--requests"])
     assert ended.returncode == 0, ended.stderr
     assert "calls of /embed " in ended.stdout
+
+
+def test_conformance_imports_nothing_of_the_tests():
+    """It measures any server, also from where no tests are."""
+    imports = re.compile(r"^\s*(from|import) tests\b", re.MULTILINE)
+    found = [
+        str(path)
+        for path in sorted(Path(source.__file__).parents[1].rglob("*.py"))
+        if imports.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conformance.small import tiny, tolerances
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
-from tests import tiny, tolerances
 from tests.near import near
 from tests.ran import ran
 from tests.server.live import HANG, process

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from conformance.small import vocabulary
 from hybridtei.batch import UNKNOWN
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
@@ -21,7 +22,6 @@ from hybridtei.errors import (
 )
 from hybridtei.inference.tasks.embed import heads_named
 from hybridtei.outputs import Cut, Embeddings
-from tests import vocabulary
 from tests.encoder.vectors import EVERYTHING, TEXTS, close, dense_of
 
 

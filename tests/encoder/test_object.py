@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
+from conformance.small import vocabulary
 from hybridtei import AsyncClient, Client, Encoder, Index
 from hybridtei.errors import BackendError
-from tests import vocabulary
 from tests.encoder.vectors import TEXTS
 
 

@@ -7,11 +7,11 @@ import textwrap
 
 import pytest
 
+from conformance.small import vocabulary
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError
-from tests import vocabulary
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.ran import ran
 
@@ -20,7 +20,7 @@ ALONE = EngineConfig(max_batch_requests=1)
 INTERRUPTED = """
     import json, os, signal, sys, threading, time
     from hybridtei import EngineConfig, Encoder, Index
-    from tests import vocabulary
+    from conformance.small import vocabulary
 
     encoder = Encoder.load(sys.argv[1], engine=EngineConfig(max_batch_requests=1))
     words = vocabulary.WORDS

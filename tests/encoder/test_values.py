@@ -8,11 +8,11 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
+from conformance.small import tiny, tolerances
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.models.checkpoint.files import EMBEDDED_HEADS
-from tests import tiny, tolerances
 from tests.encoder.vectors import EVERYTHING, TEXTS, close, dense_of
 from tests.models.upstream import upstream_folder
 from tests.sampled import sampled

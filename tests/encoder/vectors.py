@@ -1,6 +1,6 @@
 """Texts, and vectors of them side by side."""
 
-from tests import tolerances, vocabulary
+from conformance.small import tolerances, vocabulary
 from tests.near import near
 
 TEXTS = vocabulary.texts(24)

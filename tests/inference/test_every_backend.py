@@ -5,12 +5,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from conformance.small import tolerances, vocabulary
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.backends.select import DTYPES, why_not
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.outputs import Embeddings
-from tests import tolerances, vocabulary
 from tests.inference.backends.graph.test_int8 import LOOSE
 from tests.near import near
 from tests.precisions import runs_here

@@ -9,6 +9,7 @@ from sentence_transformers import SparseEncoder
 from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 
+from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
     EmptyInput,
@@ -20,7 +21,6 @@ from hybridtei.errors import (
 )
 from hybridtei.models.checkpoint.layers import query_table
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, tolerances, vocabulary
 from tests.near import near
 
 QUERIES = [

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conformance.families.oracle import difference, states_of, texts_of
+from conformance.small import published, tiny, vocabulary
+from conformance.small.tiny import change
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference import load
@@ -20,10 +22,8 @@ from hybridtei.inference.backends.torch import trunk
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.load import load_model
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import published, tiny, vocabulary
 from tests.inference.backends.torch.test_trunk import LONG
 from tests.ran import ran
-from tests.tiny import change
 
 Copied = Callable[[Path], Path]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Padding
-from tests.fake_backend import FakeBackend
 from tests.inference.engine.test_core import (
     DENSE,
     SPEC,

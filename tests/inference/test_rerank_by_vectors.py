@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from conformance.small import tiny, vocabulary
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.inference.tasks.rerank import (
@@ -13,7 +14,6 @@ from hybridtei.inference.tasks.rerank import (
 )
 from hybridtei.models.text.reader import TextReader
 from hybridtei.options import RankOptions
-from tests import tiny, vocabulary
 from tests.near import near
 from tests.sampled import sampled
 

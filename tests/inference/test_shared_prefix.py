@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small import tiny, tolerances
 from hybridtei.batch import (
     MIN_SHARED,
     Encoding,
@@ -23,7 +24,6 @@ from hybridtei.inference.backends.torch.kernels import padded_groups, per_sequen
 from hybridtei.inference.backends.torch.layout import PackedLayout
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families.ops import Heads
-from tests import tiny, tolerances
 from tests.near import near
 from tests.sampled import crossed
 

@@ -5,10 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
+from conformance.small import tiny, tolerances
 from hybridtei import Encoder
 from hybridtei.config import ModelConfig
 from hybridtei.inference.load import find_model
-from tests import tiny, tolerances
 from tests.near import near
 
 TEXTS = ["the boundary layer on a flat plate", "a query", "wing " * 20]

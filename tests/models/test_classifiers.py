@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer, processors
 from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, AutoTokenizer
 
+from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
@@ -19,7 +20,6 @@ from hybridtei.errors import (
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families import FAMILIES as RECORDS
 from hybridtei.models.text.reader import TextReader
-from tests import tiny, tolerances, vocabulary
 from tests.near import near
 from tests.sampled import crossed, sampled
 

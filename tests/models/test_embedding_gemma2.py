@@ -6,14 +6,14 @@ import torch
 import transformers
 
 from conformance.families.oracle import ENGINES, texts_of
+from conformance.small import tiny
+from conformance.small.vocabulary import tokenizer
 from hybridtei import Encoder, ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.select import choices
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families.settings import Settings
-from tests import tiny
 from tests.models.families.test_families import equals_transformers
-from tests.vocabulary import tokenizer
 
 VISION = {
     "hidden_size": 16,

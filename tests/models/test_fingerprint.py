@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from conformance.small import tiny
 from hybridtei.models.checkpoint.files import embedded_model
 from hybridtei.models.checkpoint.layers import with_tanh_gelu
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import begin, fingerprint
-from tests import tiny
 from tests.server.live import commanded
 
 

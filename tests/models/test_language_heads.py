@@ -9,12 +9,12 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.encoder import Encoder
 from hybridtei.errors import MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.rankers import OWN_FILE
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families import FAMILIES
-from tests import tiny, tolerances, vocabulary
 
 LANGUAGE_MODELS = {name: family.words for name, family in FAMILIES.items() if family.words}
 

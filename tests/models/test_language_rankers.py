@@ -13,6 +13,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules.logit_score import LogitScore
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, LoadError, UnsupportedHead
@@ -25,7 +26,6 @@ from hybridtei.models.checkpoint.rankers import (
     QWEN3,
 )
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, tolerances, vocabulary
 from tests.near import near
 
 TEMPLATE = {

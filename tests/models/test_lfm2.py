@@ -15,11 +15,11 @@ from conformance.families.oracle import (
     states_of,
     texts_of,
 )
+from conformance.small import tiny
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 from tests.models.families.test_families import in_a_rectangle, is_valid
 from tests.precisions import runs_here
 

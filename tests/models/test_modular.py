@@ -6,31 +6,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from tokenizers import Tokenizer
 
+from conformance.small import tiny, vocabulary
+from conformance.small.saved import shaken, static
 from hybridtei.batch import Head
 from hybridtei.encoder import Encoder
 from hybridtei.errors import UnsupportedArchitecture, UnsupportedHead, WeightMismatch
 from hybridtei.inference.backends.graph.onnx_export import export_model
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, vocabulary
 from tests.models.refused import raised
 from tests.near import near
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]
 TOLERANCE = 1e-5
 BACKENDS = ["ort", "openvino", "torch"]
-
-
-def shaken(module, seed=1):
-    """The module with no parameter at its usual 0 or 1."""
-    draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=draw))
-    return module
 
 
 def trunk(folder, model_type):
@@ -134,18 +126,6 @@ def test_the_encoder_of_a_t5_embeds_as_theirs(tmp_path, model_type, backend):
         if name.startswith("decoder")
     ]
     agrees(tmp_path / "saved", backend=backend)
-
-
-def static(folder):
-    words = vocabulary.tokenizer("wordpiece").backend_tokenizer
-    table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
-    steps = [
-        StaticEmbedding(words, embedding_weights=table),
-        shaken(LayerNorm(16)),
-        shaken(Dense(16, 12)),
-    ]
-    SentenceTransformer(modules=steps, device="cpu").save_pretrained(str(folder))
-    return folder
 
 
 def home(folder):

@@ -8,12 +8,12 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.load import text_reader
 from hybridtei.models.checkpoint.rankers import NVIDIA, OWN_FILE, template_source
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, tolerances, vocabulary
 from tests.near import near
 
 QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(7, seed=9))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder
 
+from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.encoder import Encoder
-from tests import tiny, tolerances, vocabulary
 from tests.near import near
 
 QUERY, *DOCUMENTS = dict.fromkeys([*vocabulary.texts(7, seed=3), "bulo " * 90])

@@ -8,6 +8,7 @@ from sentence_transformers.base.modules import Dense, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from conformance.families.oracle import open_engine
+from conformance.small import tiny, vocabulary
 from hybridtei.batch import Encoding, Head
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
@@ -19,7 +20,6 @@ from hybridtei.errors import (
 )
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
-from tests import tiny, vocabulary
 from tests.inference.backends.outputs import run
 from tests.near import near
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
+from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, WeightMismatch
 from hybridtei.inference.tasks.label import Aggregation
-from tests import tiny, tolerances, vocabulary
 from tests.near import near
 from tests.sampled import sampled
 

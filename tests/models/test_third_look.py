@@ -5,10 +5,10 @@ import logging
 import pytest
 from safetensors.torch import load_file, save_file
 
+from conformance.small import tiny, vocabulary
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, vocabulary
 
 QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(18, seed=11))
 

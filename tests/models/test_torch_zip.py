@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 import torch
 
+from conformance.small import tiny
 from hybridtei.errors import LoadError
 from hybridtei.models import torch_zip
 from hybridtei.models.checkpoint.weights import Weights
-from tests import tiny
 from tests.near import same
 
 BASE = torch.arange(60, dtype=torch.float32).reshape(5, 12) / 7

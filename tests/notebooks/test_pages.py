@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 
 import hybridtei
+from conformance.small import tiny
 from hybridtei import cli
 from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
@@ -16,7 +17,6 @@ from hybridtei.errors import LoadError
 from notebooks.writing import files, reference
 from notebooks.writing import flags as flags_page
 from notebooks.writing.execute import FOLDER
-from tests import tiny
 from tests.ran import ran
 
 FLAG = re.compile(r"`(--[a-z-]+)")

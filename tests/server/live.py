@@ -20,6 +20,7 @@ import httpx
 import pytest
 import uvicorn
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei import cli
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.inference.engine.service import EngineService
@@ -31,7 +32,6 @@ from hybridtei.server.run import DrainingServer, settings_of
 from hybridtei.system import logs
 from hybridtei.system import memory as heap
 from hybridtei.system.metrics import Registry
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 ROOT = Path(__file__).parents[2]

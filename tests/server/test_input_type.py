@@ -3,12 +3,12 @@
 import pytest
 from litestar.testing import TestClient
 
+from conformance.small import tiny, tolerances
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import load_model
 from hybridtei.server.start import ModelLoader
-from tests import tiny, tolerances
 from tests.inference.test_inference_free import routed
 from tests.near import near
 from tests.server.live import create_app

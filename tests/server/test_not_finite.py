@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fake_backend import HANG
+from conformance.small.fake_backend import HANG
 from tests.inference.engine import small
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import serving

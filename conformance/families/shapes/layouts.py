@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests import published
+from conformance.small import published
 
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from conformance.small import tolerances
 from hybridtei.batch import Encoding, pack
-from tests import tolerances
 
 LENGTHS = (
     7,

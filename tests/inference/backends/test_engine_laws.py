@@ -21,9 +21,10 @@ from conformance.families.oracle import (
     open_engine,
     unit_means,
 )
+from conformance.small import published, tiny, tolerances
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import jina, published, tiny, tolerances
+from tests import jina
 from tests.precisions import runs_here
 
 LONG = 1500

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 
+from conformance.small import tiny, tolerances
 from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.inference.backends import heads, numpy_functions
 from hybridtei.inference.backends.graph.host import HostHeads
@@ -20,7 +21,6 @@ from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint import layers, modules
 from hybridtei.models.checkpoint.classifiers import CodeLayers, LinearLayer, NormLayer
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, tolerances
 from tests.near import near, same
 from tests.sampled import paired
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from conformance.families.oracle import ENGINES
+from conformance.small import tiny
+from conformance.small.tiny import change
 from hybridtei.batch import Encoding, Head, Padding
 from hybridtei.errors import BackendError, WeightMismatch
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.system.machine import LaneKind
-from tests import tiny
 from tests.inference.backends.outputs import (
     columns_of,
     near,
@@ -22,7 +23,6 @@ from tests.inference.backends.outputs import (
     sixty_four,
 )
 from tests.models.families.test_families import opened
-from tests.tiny import change
 
 EVERYTHING = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS)
 SHORT = Encoding(np.array([0, 7, 2]))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from conformance.families.oracle import ENGINES, open_engine
+from conformance.small import tiny
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 from tests.inference.backends.outputs import near
 
 POISON = 7

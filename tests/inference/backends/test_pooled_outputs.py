@@ -5,6 +5,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from conformance.families.oracle import reference, texts_of
+from conformance.small import published, tiny, tolerances
 from hybridtei.batch import Head, pack
 from hybridtei.errors import WeightMismatch
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
@@ -12,7 +13,6 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from tests import published, tiny, tolerances
 from tests.near import near, same
 
 WIDTH = 12

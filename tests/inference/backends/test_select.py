@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from conformance.small import tiny
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends import select as backend_choice
 from hybridtei.inference.backends.select import choices, open_backend, why_not
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.inference.backends.tuning import FIRST_TOKENS, FLAT, PASSES, enough, measure, tune
 from hybridtei.inference.load import find_model, load_model
 from hybridtei.system.machine import LaneKind, both_lanes
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 curves = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=10).map(

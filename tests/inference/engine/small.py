@@ -6,6 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Positions
 from hybridtei.config import EngineConfig
 from hybridtei.inference.engine.service import EngineService
@@ -16,7 +17,6 @@ from hybridtei.models.checkpoint.layers import query_table
 from hybridtei.models.checkpoint.spec import ModelSpec, Router
 from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import Prompts, Tokenizer
-from tests.fake_backend import FakeBackend
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [

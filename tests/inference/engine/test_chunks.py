@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Encoding, Head, Positions
 from hybridtei.inference.engine.chunks import permits_for
 from hybridtei.inference.engine.core import EngineCore
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.errors import BackendError
 from hybridtei.inference.engine.core import LOOK_AHEAD, EngineCore, ResultCache
 from hybridtei.inference.engine.scheduler import OVERTAKEN
 from hybridtei.system.machine import LaneKind
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 DENSE, TOKENS = frozenset({Head.DENSE}), frozenset({Head.TOKENS})

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from conformance.small.fake_backend import FakeBackend, Held
 from hybridtei.batch import Encoding, Head, Positions, pack
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.inference.engine import core as core_module
@@ -15,7 +16,6 @@ from hybridtei.inference.engine.device import Device
 from hybridtei.inference.engine.service import Engine
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
-from tests.fake_backend import FakeBackend, Held
 from tests.inference.engine import small
 
 HANG = 120

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Encoding, Head, Padding
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
@@ -15,7 +16,6 @@ from hybridtei.inference.engine.device import Device, run_all
 from hybridtei.inference.engine.service import Engine
 from hybridtei.system.machine import LaneKind, both_lanes
 from hybridtei.system.metrics import Registry
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.inference.engine.test_device import on_device
 from tests.near import same

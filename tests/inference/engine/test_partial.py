@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from conformance.small.fake_backend import FakeBackend, Held
 from hybridtei.batch import Encoding, Head, Positions, pack
 from hybridtei.errors import BackendError
 from hybridtei.inference.backends.torch.memory import TooLarge, split_on_oom
@@ -13,7 +14,6 @@ from hybridtei.inference.engine.device import Device
 from hybridtei.inference.engine.service import Engine
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
-from tests.fake_backend import FakeBackend, Held
 from tests.inference.engine import small
 from tests.inference.engine.test_device import on_device
 from tests.near import same

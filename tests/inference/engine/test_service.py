@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from conformance.small.fake_backend import FakeBackend, Held
 from hybridtei.batch import Head, Padding
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Unhealthy
 from hybridtei.inference.engine.service import EngineService
@@ -16,7 +17,6 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.options import EmbedOptions
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
-from tests.fake_backend import FakeBackend, Held
 from tests.inference.engine import small
 from tests.near import near, same
 from tests.sampled import paired

@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from conformance.small import tiny
 from hybridtei import Encoder
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig
@@ -17,7 +18,7 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.options import EmbedOptions
-from tests import jina, tiny
+from tests import jina
 from tests.near import near, same
 
 TEXT = "baka bulo"

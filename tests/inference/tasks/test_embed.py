@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import EMBEDDINGS, Head, pack
 from hybridtei.inference.tasks.embed import Embed
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.near import same
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Ragged, offsets_of, pack
 from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.inference.tasks.label import Tag
 from hybridtei.models.checkpoint.classifiers import ClassifierHead, LinearStep
 from hybridtei.options import LabelOptions
 from hybridtei.outputs import HeadOutputs
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 LABELS = ("O", "B-X", "I-X")

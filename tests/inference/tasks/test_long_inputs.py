@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Encoding, Head, WindowEncoding, pack
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.embed import MAX_WINDOWS, Embed
 from hybridtei.models.checkpoint.late import Expansion, Side
 from hybridtei.options import EmbedOptions
 from hybridtei.outputs import unit
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 MODELS = {"hybrid": small.model(), "splade": small.model(small.splade())}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import pack
 from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.inference.tasks import windows
@@ -26,7 +27,6 @@ from hybridtei.models.text import reader
 from hybridtei.models.text.reader import PORTION_CHARACTERS
 from hybridtei.options import LabelOptions, RankOptions
 from hybridtei.outputs import HeadOutputs
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.near import same
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from conformance.small import tiny, vocabulary
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
@@ -17,8 +19,6 @@ from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.inference.tasks.spans import EmbedSpans, SpanText
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.options import EmbedOptions
-from tests import tiny, vocabulary
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.near import near, same
 

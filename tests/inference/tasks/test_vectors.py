@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from conformance.small import tolerances
 from hybridtei.inference.tasks.embed import cosine
 from hybridtei.outputs import cut, unit
-from tests import tolerances
 from tests.near import near
 
 NUMBERS = st.floats(-1e3, 1e3, width=32).filter(lambda number: number == 0 or abs(number) > 1e-6)

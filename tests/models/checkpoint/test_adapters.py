@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conformance.small import tiny
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.weights import graph_tensors
@@ -14,7 +15,7 @@ from hybridtei.models.checkpoint.hub_layouts import translate
 from hybridtei.models.checkpoint.sizes import Adapters
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from tests import jina, tiny
+from tests import jina
 from tests.near import same
 
 COUNT = len(jina.ADAPTERS)

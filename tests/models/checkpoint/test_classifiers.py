@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance.small import tiny
 from hybridtei.batch import Head
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 from tests.models.refused import raised
 
 Copied = Callable[[Path], Path]

@@ -3,6 +3,7 @@
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from conformance.small import tiny
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.checkpoint import removed_ids
 from hybridtei.models.checkpoint.contents import check_contents
@@ -15,7 +16,6 @@ from hybridtei.models.checkpoint.sizes import (
 )
 from hybridtei.models.checkpoint.tokenizer.settings import apply_settings, read_tokenizer_settings
 from hybridtei.models.checkpoint.tokenizer.vocabularies import tokenizer_config
-from tests import tiny
 
 PIECES = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>", "a", "<mask>")]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance.small import tiny
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.heads.models import load_trunk
-from tests import tiny
 
 Copied = Callable[[Path], Path]
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "/elsewhere/base", "r": 8}

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
+from conformance.small import tiny
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.files import inside, read_object, require, resolve
-from tests import tiny
 
 COMMITS = {"main": "a" * 40, "v2": "b" * 40}
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"

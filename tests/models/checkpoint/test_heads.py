@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conformance.small import tiny
 from hybridtei.batch import Head
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 from hybridtei.models.checkpoint.heads import (
@@ -16,7 +17,6 @@ from hybridtei.models.checkpoint.heads import (
     read_description,
 )
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 
 Copied = Callable[[Path], Path]
 LINEAR = ["sparse_linear", "colbert_linear"]

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from conformance.small import published, tiny
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.hub_layouts import own_code, translate
 from hybridtei.models.checkpoint.kinds import Labels
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import jina, published, tiny
+from tests import jina
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
+from conformance.small import tiny
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.models.checkpoint import keys
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 from tests.inference.test_inference_free import routed
 from tests.models.refused import raised
 

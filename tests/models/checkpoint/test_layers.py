@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conformance.small import tiny
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.heads import HEADS_FILE, MultivectorHead, SparseHead, find_heads
 from hybridtei.models.checkpoint.layers import (
@@ -17,7 +18,6 @@ from hybridtei.models.checkpoint.layers import (
     multivector_layer,
 )
 from hybridtei.models.checkpoint.modules import DenseModule
-from tests import tiny
 from tests.near import same
 from tests.sampled import paired
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from conformance.small import tiny
 from hybridtei.batch import Head
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.modules import LEGACY_FLAGS, POOLINGS
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 from tests.inference.test_inference_free import routed
 from tests.models.refused import raised
 from tests.sampled import paired

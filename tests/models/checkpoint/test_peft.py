@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conformance.families.oracle import ENGINES, reference, texts_of
+from conformance.small import tiny
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
@@ -18,7 +19,6 @@ from hybridtei.inference.load import find_model
 from hybridtei.models.checkpoint import peft
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
-from tests import tiny
 from tests.models.families.test_families import equals_transformers
 
 LORA = {

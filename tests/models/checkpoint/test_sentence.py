@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer, SparseEncoder
 
+from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidDimensions, LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
-from tests import tiny, tolerances, vocabulary
 from tests.inference.test_inference_free import routed
 from tests.models.refused import raised
 from tests.near import near

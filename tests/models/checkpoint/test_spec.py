@@ -8,11 +8,11 @@ import transformers
 from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
+from conformance.small import tiny, vocabulary
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families import FAMILIES
-from tests import tiny, vocabulary
 from tests.models.refused import raised
 from tests.sampled import paired
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from conformance.small import tiny
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, WeightMismatch
@@ -25,7 +26,6 @@ from hybridtei.models.checkpoint.hub_layouts import translate
 from hybridtei.models.checkpoint.sizes import check_sizes, min_weights
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights, check_finite
-from tests import tiny
 
 Copied = Callable[[Path], Path]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"

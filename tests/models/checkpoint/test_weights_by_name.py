@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conformance.small import tiny
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.weights import Weights, has_weights, weight_files
-from tests import tiny
 from tests.near import same
 
 INDEX = "model.safetensors.index.json"

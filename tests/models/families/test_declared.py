@@ -8,12 +8,12 @@ import transformers
 
 from conformance.families import declared
 from conformance.families.oracle import ENGINES
+from conformance.small import tiny
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families import SERVED
 from hybridtei.models.families.settings import IRRELEVANT, declared_keys
-from tests import tiny
 from tests.models.families.test_families import equals_transformers
 from tests.sampled import paired
 

@@ -20,6 +20,7 @@ from conformance.families.oracle import (
     texts_of,
 )
 from conformance.families.variants import VARIANTS
+from conformance.small import tiny
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import contents
@@ -28,7 +29,6 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families import FAMILIES, SERVED
 from hybridtei.models.families.bert import deberta_buckets, distance_buckets
-from tests import tiny
 from tests.near import near, same
 from tests.sampled import paired
 

@@ -7,12 +7,12 @@ import transformers
 from transformers import AutoModelForSequenceClassification
 
 from conformance.families.oracle import ENGINES, reference, texts_of
+from conformance.small import published, tiny, tolerances, vocabulary
 from hybridtei.batch import Head, pack
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import published, tiny, tolerances, vocabulary
 from tests.models.families.test_families import equals_transformers, opened
 from tests.near import near
 from tests.sampled import paired

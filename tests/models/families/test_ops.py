@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, reference, texts_of
+from conformance.small import tiny
 from hybridtei.batch import Head, pack
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.inference.backends.fidelity import Guard
@@ -14,7 +15,7 @@ from hybridtei.inference.backends.graph.int8 import make_int8
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from tests import jina, tiny
+from tests import jina
 from tests.models.families.test_families import is_valid, opened
 from tests.near import near
 

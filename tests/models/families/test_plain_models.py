@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from conformance.families.oracle import HIDDEN_TOLERANCE, states_of, texts_of
+from conformance.small import published, tiny, tolerances
 from hybridtei.batch import Head, pack
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.graph.int8 import Guard, make_int8
@@ -15,7 +16,6 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.bert import slopes
-from tests import published, tiny, tolerances
 from tests.models.families import plain
 from tests.models.families.test_families import (
     equals_transformers,

@@ -7,14 +7,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from conformance.small import tiny
+from conformance.small.vocabulary import WORDS
 from hybridtei import cli
 from hybridtei.cli import command_parsers
 from hybridtei.cli.model import ACTIVATIONS, DROPS
 from hybridtei.models.heads import models as heads
 from hybridtei.models.heads.models import load_trunk
 from hybridtei.models.heads.run import train
-from tests import tiny
-from tests.vocabulary import WORDS
 
 
 @pytest.fixture(scope="module")

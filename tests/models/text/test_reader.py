@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from conformance.small import vocabulary
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, TokenizerError
 from hybridtei.models.text.reader import CHARACTERS_PER_TOKEN, TextReader
 from hybridtei.models.text.tokenizer import Prompts, Tokenizer
-from tests import vocabulary
 
 LIMIT = 8
 CHARACTERS = LIMIT * CHARACTERS_PER_TOKEN

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small import vocabulary
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
 from hybridtei.models.text.tokenizer import Tokenizer, shares
-from tests import vocabulary
 from tests.near import same
 from tests.sampled import paired
 

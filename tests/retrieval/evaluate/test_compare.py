@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.small import tiny
 from hybridtei import cli
 from hybridtei.errors import InvalidInput
 from hybridtei.models.checkpoint.files import embedded_model
@@ -20,7 +21,6 @@ from hybridtei.retrieval.evaluate.compare import (
     read_vectors,
     replay,
 )
-from tests import tiny
 from tests.server.live import commanded
 from tests.stand_in import answering
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.retrieval.ingest import prepare as preparing
@@ -30,7 +31,6 @@ from hybridtei.retrieval.ingest.write import Writer
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import schema_for
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 NAME = "small"

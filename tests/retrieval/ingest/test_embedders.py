@@ -6,6 +6,7 @@ from functools import partial
 import orjson
 import pytest
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Head
 from hybridtei.client import Client
 from hybridtei.config import EngineConfig
@@ -15,7 +16,6 @@ from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.retrieval.ingest.pipeline import embed_each
 from hybridtei.retrieval.ingest.run import vector_heads
 from tests import stand_in
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.near import near, same
 from tests.server.live import serving

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.small.tiny import write_bert
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import CollectionMismatch, HybridTeiError, InvalidInput
@@ -29,7 +30,6 @@ from tests.retrieval.search.small_search import FLOATS
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import Failure, speaking
 from tests.retrieval.store.stores import STAND_INS, asked, plan, standing_in
-from tests.tiny import write_bert
 
 NAME, POINTS = "papers", 150
 KINDS = ("memory", "grpc")

@@ -4,11 +4,11 @@ import asyncio
 
 import numpy as np
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.retrieval.store.plan import budget_of_plan, plan_of, schema_for
 from hybridtei.retrieval.store.points import to_points
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.retrieval.store.memory_store import MemoryStore
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small import tiny
 from hybridtei.encoder import Encoder
 from hybridtei.retrieval.search.explain import (
     MAX_HIGHLIGHTS,
@@ -14,7 +15,6 @@ from hybridtei.retrieval.search.explain import (
     shared_terms,
 )
 from hybridtei.retrieval.search.options import SearchHit, SearchOptions, SearchResult
-from tests import tiny
 from tests.inference.engine import small
 
 TOKENIZER = small.tokenizer()

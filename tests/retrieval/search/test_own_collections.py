@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+from conformance.small.tiny import write_bert
 from hybridtei import SearchOptions, StoreConfig, StoreError
 from hybridtei.cli import main
 from hybridtei.client import Client
@@ -26,7 +27,6 @@ from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, run, s
 from tests.retrieval.store import collections_of_others
 from tests.retrieval.store.speaking import speaking
 from tests.server.live import serving
-from tests.tiny import write_bert
 
 QUERY = "the search engine"
 TEXT_FIELDS = {

@@ -13,6 +13,7 @@ import pytest
 from langchain_qdrant import QdrantVectorStore, RetrievalMode
 from qdrant_client import QdrantClient
 
+from conformance.small.tiny import write_bert
 from hybridtei import Index, StoreConfig, ingest, schema_for, to_points
 from hybridtei.client import Client
 from hybridtei.config import EngineConfig, ModelConfig
@@ -31,7 +32,6 @@ from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, run, s
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.stores import standing_in
 from tests.server.live import serving
-from tests.tiny import write_bert
 
 # What the points of a collection are, and where they came from
 NOTES = {"ingest_sources", "has_records"}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small import tiny
 from hybridtei.inference.tasks.budget import FEW_DOCUMENTS, GROWTH, TimedRanking, fitting
 from hybridtei.inference.tasks.rerank import Rerank, Scored
 from hybridtei.options import RankOptions
-from tests import tiny
 from tests.server.conftest import labelled
 from tests.server.live import Hold, Running, commanded, serving, until
 

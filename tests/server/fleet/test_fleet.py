@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tests import tiny
+from conformance.small import tiny
 from tests.server.live import commanded, process
 
 KEY = {"authorization": "Bearer secret"}

@@ -2,7 +2,7 @@
 
 import httpx
 
-from tests import tiny
+from conformance.small import tiny
 from tests.server.live import commanded
 
 TEXTS = ["baka bulo", "bomo", "bake balo baka"]

@@ -18,11 +18,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from conformance.small import tiny
 from hybridtei.config import EngineConfig, ServerConfig
 from hybridtei.errors import LoadError
 from hybridtei.server.grpc.server import REFLECTIONS
 from hybridtei.server.start import serve
-from tests import tiny
 from tests.sampled import sampled
 from tests.server.grpc.live import free_port, rpc_serving, start
 from tests.server.live import HANG, commanded, process, until

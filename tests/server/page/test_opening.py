@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny
+from conformance.small import tiny
 from tests.server.live import process
 
 expect = pytest.importorskip(

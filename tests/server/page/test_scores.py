@@ -4,12 +4,12 @@ import httpx
 import numpy as np
 import pytest
 
+from conformance.small import tiny
 from hybridtei.retrieval.search.fusion import (
     ZSCORE_WEIGHTS_WITH_MAXSIM,
     normalised,
     scale_of,
 )
-from tests import tiny
 from tests.inference.engine import small
 from tests.near import near
 from tests.server.live import process, serving

@@ -3,9 +3,9 @@
 import sys
 import time
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.inference.load import LoadedModel, find_model, text_model
 from hybridtei.server import engine_child
-from tests.fake_backend import FakeBackend
 
 
 def load(config, engine):

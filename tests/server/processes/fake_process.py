@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei import cli
 from hybridtei.cli import serve as serving
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
@@ -18,7 +19,6 @@ from hybridtei.server.http.connection import ports
 from hybridtei.server.run import run_server
 from hybridtei.system import logs
 from hybridtei.system.metrics import Registry
-from tests.fake_backend import FakeBackend
 from tests.server.live import create_app
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from conformance.small.vocabulary import texts
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, LoadError, Unhealthy
@@ -26,7 +27,6 @@ from hybridtei.outputs import HeadOutputs
 from hybridtei.server import engine_process
 from hybridtei.server.engine_process import IN_BAND, EngineProcess, receive, send
 from tests.server.live import HANG, process, until
-from tests.vocabulary import texts
 
 SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--offline"]
 WEB = httpx.Client(timeout=HANG, trust_env=False, headers={"Connection": "close"})

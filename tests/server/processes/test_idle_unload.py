@@ -7,7 +7,7 @@ import httpx
 import psutil
 import pytest
 
-from tests import tiny
+from conformance.small import tiny
 from tests.server.live import HANG, process, until
 
 SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--offline"]

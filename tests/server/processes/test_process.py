@@ -6,10 +6,10 @@ import httpx
 import psutil
 import pytest
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.inference.load import LoadedModel
 from hybridtei.server import run, start
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.server.grpc.live import free_port
 from tests.server.live import HANG, process, until

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
+from conformance.small import tiny, tolerances
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.errors import BackendError
 from hybridtei.inference.backends.graph import openvino_backend
@@ -16,7 +17,6 @@ from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from tests import tiny, tolerances
 from tests.inference.backends.graph.rounded import round_all
 from tests.inference.backends.test_engine_laws import MODELS, POSITIONS, family
 

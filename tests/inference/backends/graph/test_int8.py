@@ -9,6 +9,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from conformance.small import tiny, tolerances
+from conformance.small.tiny import change
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.base import made_up
 from hybridtei.inference.backends.fidelity import Guard, compare
@@ -19,9 +21,7 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import integer_product_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from tests import tiny, tolerances
 from tests.sampled import sampled
-from tests.tiny import change
 
 Copied = Callable[[Path], Path]
 LOOSE = (

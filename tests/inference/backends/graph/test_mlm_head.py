@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from conformance.small import tiny, tolerances
+from conformance.small.tiny import change
 from hybridtei.batch import Head, pack
 from hybridtei.errors import WeightMismatch
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
@@ -13,10 +15,8 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from tests import tiny, tolerances
 from tests.inference.backends.outputs import random_encodings
 from tests.near import near
-from tests.tiny import change
 
 Copied = Callable[[Path], Path]
 BIAS = "cls.predictions.bias"

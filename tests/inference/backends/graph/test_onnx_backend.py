@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from conformance.small import tiny
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.inference.backends.graph import onnx_backend, packed_file
@@ -22,7 +23,6 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind
-from tests import tiny
 from tests.inference.backends.outputs import columns_of, random_encodings, run, same, sixty_four
 from tests.resident import resident
 from tests.sampled import paired

@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from conformance.small import tiny
 from hybridtei import cli
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
@@ -22,7 +23,6 @@ from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.load import find_model
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from tests import tiny
 from tests.inference.backends.graph.test_int8 import LOOSE
 from tests.inference.backends.outputs import random_encodings, run, same
 from tests.sampled import paired

@@ -14,6 +14,7 @@ pytest.importorskip("openvino", reason="the openvino extra is not installed")
 
 import openvino as ov
 
+from conformance.small import tiny
 from hybridtei.batch import Encoding, Head
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.inference.backends.graph import openvino_backend
@@ -24,7 +25,6 @@ from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.system.machine import LaneKind
-from tests import tiny
 from tests.inference.backends.outputs import random_encodings, run, same, sixty_four
 from tests.precisions import openvino_has_bfloat16
 from tests.ran import ran

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
+from conformance.small import tiny
+from conformance.small.tiny import change
+from conformance.small.vocabulary import LONGEST
 from hybridtei.batch import Head, pack
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
@@ -36,13 +39,10 @@ from hybridtei.inference.backends.select import open_backend
 from hybridtei.inference.load import find_model
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from tests import tiny
 from tests.inference.backends.graph.test_int8 import INT8_FAMILIES, LOOSE, NO_MATRIX, parts
 from tests.inference.backends.outputs import sixty_four
 from tests.near import near
 from tests.sampled import paired, sampled
-from tests.tiny import change
-from tests.vocabulary import LONGEST
 
 pytestmark = pytest.mark.usefixtures("cache")
 CLOSE, FAR = Fidelity(0.999, 0.9999, 0.99), Fidelity(0.98, 0.999, 0.99)

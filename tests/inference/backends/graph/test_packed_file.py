@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
+from conformance.small import tiny
 from hybridtei import cli
 from hybridtei.batch import Head, pack
 from hybridtei.errors import BackendError, LoadError
@@ -34,7 +35,6 @@ from hybridtei.inference.backends.graph.packed_file import (
 )
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
-from tests import tiny
 from tests.inference.backends.outputs import random_encodings
 from tests.near import same
 

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModel
 
+from conformance.small import tiny, tolerances
 from hybridtei.inference.backends.torch import backend as backend_module
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, tolerances
 from tests.inference.backends.outputs import columns_of, run, sixty_four
 from tests.near import near
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.small import tolerances
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.config import EngineConfig
 from hybridtei.errors import BackendError, PartlyFailed, Unhealthy
@@ -17,7 +18,6 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.system.machine import LaneKind
-from tests import tolerances
 from tests.inference.engine import small
 from tests.near import near
 

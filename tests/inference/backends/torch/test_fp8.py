@@ -9,6 +9,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from conformance.small import tiny
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.fidelity import Guard
 from hybridtei.inference.backends.torch.backend import TorchBackend
@@ -21,7 +22,6 @@ from hybridtei.inference.backends.torch.fp8 import (
     to_eight_bits,
 )
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 from tests.inference.backends.outputs import columns_of, run, sixty_four
 
 LOOSE = Guard(worst=0.9, mean=0.95)

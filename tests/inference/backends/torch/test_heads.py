@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from conformance.small import tiny, tolerances
 from hybridtei.batch import kept_tokens, offsets_of
 from hybridtei.inference.backends.heads import POOLINGS, Segments, dense, lexical, pooled
 from hybridtei.inference.backends.torch.load import to_tensors
@@ -16,7 +17,6 @@ from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.classifiers import LinearLayer
 from hybridtei.models.checkpoint.layers import dense_layer
 from hybridtei.models.checkpoint.modules import DenseModule
-from tests import tiny, tolerances
 from tests.sampled import paired
 
 LENGTHS = [5, 1, 40, 2, 17]

@@ -2,9 +2,9 @@
 
 import torch
 
+from conformance.small import tiny
 from hybridtei.inference.backends.torch.load import load
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 
 
 def test_what_reads_tokens_comes_in_the_trunks_precision_and_the_rest_exactly(

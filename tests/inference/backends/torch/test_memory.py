@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Encoding, pack
 from hybridtei.errors import BackendError, LoadError, PartlyFailed
 from hybridtei.inference.backends.torch.memory import (
@@ -18,7 +19,6 @@ from hybridtei.inference.backends.torch.memory import (
     to_device,
     worst_batches,
 )
-from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.near import same
 

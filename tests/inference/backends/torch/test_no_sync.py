@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from conformance.small import published, tiny
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.inference.backends import heads
 from hybridtei.inference.backends.heads import kept_rows
@@ -37,7 +38,7 @@ from hybridtei.inference.backends.torch.kernels import flash, padded_groups
 from hybridtei.inference.backends.torch.ops import TORCH, entries_of
 from hybridtei.models.checkpoint.classifiers import CodeLayers
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import jina, published, tiny
+from tests import jina
 from tests.sampled import paired
 
 DEVICE = torch.device("cuda" if torch.backends.cuda.is_built() else "meta")

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from conformance.small import tiny
 from hybridtei.batch import Encoding
 from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fp8 import quantised, to_eight_bits
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 from tests.inference.backends.outputs import random_encodings
 from tests.inference.backends.torch.test_trunk import hidden_of
 

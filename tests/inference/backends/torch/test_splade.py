@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForMaskedLM
 
+from conformance.small import tiny, tolerances
 from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.inference.backends.heads import Segments, column_maxima
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, tolerances
 from tests.near import near
 
 # roberta's and camembert's heads are that of xlm-roberta

@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModel
 
 from conformance.families.oracle import reference
+from conformance.small import tiny
 from hybridtei.batch import Encoding, Head
 from hybridtei.errors import WeightMismatch
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.trunk import forget_lengths
 from hybridtei.inference.backends.weights import left_over
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny
 from tests.inference.backends.outputs import near as close
 from tests.inference.backends.outputs import random_encodings, run
 

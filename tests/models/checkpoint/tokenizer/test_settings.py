@@ -6,13 +6,13 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer
 
+from conformance.small import tiny, vocabulary
 from hybridtei.config import EngineConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.load import text_reader
 from hybridtei.models.checkpoint.folder import Folder
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
-from tests import tiny, vocabulary
 from tests.sampled import paired
 
 TEXTS = [

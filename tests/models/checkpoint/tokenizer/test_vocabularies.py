@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from conformance.small import tiny
+from conformance.small.vocabulary import sentencepiece, tokenizer
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.tokenizer import sentencepiece as pieces_of_files
 from hybridtei.models.checkpoint.tokenizer.vocabularies import build, read_vocabulary
 from hybridtei.models.fingerprint import fingerprint
-from tests import tiny
 from tests.near import near
-from tests.vocabulary import sentencepiece, tokenizer
 
 Copied = Callable[[Path], Path]
 # The tables of `normalization_rule_tsv` of sentencepiece 0.2.3 for: Ａ -> A, Ｂ -> B; tab, line, U+00A0 and U+3000 -> a space.

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.small import tolerances
 from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.kernels import (
     KERNELS,
@@ -20,7 +21,6 @@ from hybridtei.inference.backends.torch.kernels import (
     per_sequence,
     window_of,
 )
-from tests import tolerances
 from tests.inference.backends.torch.attention import libraries, textbook
 from tests.sampled import paired
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from tests import tiny
-from tests.vocabulary import tokenizer
+from conformance.small import tiny
+from conformance.small.vocabulary import tokenizer
 
 # What the hub's configurations of these families hold beside sizes.
 NEW = {

@@ -1,4 +1,4 @@
-"""How far two computations of the same thing may differ, by what is compared: absolute, for the models of tests/tiny.py."""
+"""How far two computations of the same thing may differ, by what is compared: absolute, for the models of conformance/small/tiny.py."""
 
 import platform
 from pathlib import Path

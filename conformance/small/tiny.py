@@ -16,9 +16,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from conformance.small.vocabulary import LONGEST, Kind, tokenizer
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
-from tests.vocabulary import LONGEST, Kind, tokenizer
 
 HIDDEN = 32
 WINDOW = 16  # of families with local attention: shorter than the longest texts of the tests
