@@ -63,7 +63,8 @@ END_PAGE = (
     f'<d:page xmlns:d="{OPENDOCUMENT}:drawing:1.0" xmlns:t="{OPENDOCUMENT}:text:1.0"><d:frame>'
     f"<d:text-box><t:p>{PAGE_END}</t:p></d:text-box></d:frame></d:page>"
 )
-# What becomes what in these parts: an end behind each slide, and no sheet hidden
+# What becomes what in these parts: an end behind each slide, and no sheet hidden, nor a row that a
+# filter hides
 REPLACED = (
     (
         "ppt/presentation.xml",
@@ -76,6 +77,11 @@ REPLACED = (
         END_RELATION.encode() + rb"\g<0>",
     ),
     ("xl/workbook.xml", rb' state="\w*[hH]idden"', b""),
+    (
+        r"xl/worksheets/[^/]*\.xml",
+        rb'(<(?:\w+:)?(?:row|col)\b[^<>]*?) hidden="(?:1|true)"',
+        rb"\1",
+    ),
     ("content.xml", rb"</\w+:page>", rb"\g<0>" + END_PAGE.encode()),
 )
 NO_VALUE = re.compile(
@@ -339,6 +345,12 @@ def _missing(parts: Mapping[str, bytes], text: str) -> Iterator[str]:
 def _notes(parts: Mapping[str, bytes], kind: str) -> list[str]:
     """What is not there, or perhaps should not be."""
     notes: list[str] = []
+    words = parts.get("word/document.xml", b"")
+    hidden = 0
+    if b"vanish" in words:
+        hidden = sum(map(_is_hidden, _every(fromstring(words), "r")))
+    if hidden:
+        notes.append(f"{hidden} hidden runs of words were left out")
     empty = sum(len(NO_VALUE.findall(parts[name])) for name in parts if "/worksheets/" in name)
     if empty:
         notes.append(f"{empty} formulas have no stored value")

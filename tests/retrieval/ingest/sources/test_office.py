@@ -183,3 +183,24 @@ def test_damaged_files_are_read_or_refused(tmp_path, name):
             changed_data[at] = (changed_data[at] + seed + place + 1) % 256
         (part,) = all_of(tmp_path / name, bytes(changed_data))
         assert isinstance(part, Rejection) <= bool(getattr(part, "reason", ""))
+
+
+def test_rows_that_a_filter_hides_and_hidden_columns_are_text(tmp_path):
+    """They are data that the author wrote; Excel hides them until the filter is taken away."""
+    data = changed(
+        "parts.xlsx",
+        "xl/worksheets/sheet1.xml",
+        lambda sheet: sheet.replace('<row r="2"', '<row r="2" hidden="1"').replace(
+            "<sheetData>", '<cols><col min="9" max="9" hidden="1"/></cols><sheetData>'
+        ),
+    )
+    shown = text_of(tmp_path / "shown.xlsx", (OFFICE / "parts.xlsx").read_bytes())
+    assert text_of(tmp_path / "hidden.xlsx", data) == shown
+    assert "Anchor" in shown and "0815" in shown
+
+
+def test_hidden_words_of_a_letter_are_told(tmp_path):
+    (document,) = all_of(tmp_path / "a.docx", (OFFICE / "letter.docx").read_bytes())
+    assert [note for note in document.notes if "hidden" in note] == [
+        "1 hidden runs of words were left out"
+    ]
