@@ -78,7 +78,8 @@ def letters(path: Path) -> Iterator[tuple[str | None, bytes]]:
 
 
 def _named(data: bytes) -> tuple[str | None, bytes]:
-    data = data.partition(b"\n")[2]
+    # Boxes mark a letter's own lines that begin like the next letter
+    data = re.sub(rb"^>(>*From )", rb"\1", data.partition(b"\n")[2], flags=re.MULTILINE)
     name = re.search(rb"^Message-ID:\s*<([^<>\s]{1,500})>", data, re.IGNORECASE | re.MULTILINE)
     return name and name[1].decode("ascii", "replace"), data
 

@@ -84,7 +84,9 @@ def test_a_text_with_names_and_colons_is_no_letter(tmp_path):
 def test_a_box_has_a_document_for_each_letter(tmp_path, packed):
     path = tmp_path / "archive.mbox"
     box = mailbox.mbox(path)
-    for number, words in enumerate(("The anchor is ordered.", "Die Kräne stehen.\n\nFrom here on")):
+    for number, words in enumerate(
+        ("It is ordered.\nFrom now on", "Die Kräne stehen.\n\nFrom here on")
+    ):
         box.add(letter(words, Subject=f"Letter {number}", Message_ID=f"<{number}@a>"))
     box.close()
     data = path.read_bytes()
@@ -95,6 +97,14 @@ def test_a_box_has_a_document_for_each_letter(tmp_path, packed):
     ]
     assert "Die Kräne stehen.\n\nFrom here on" in rows[1].text
     assert "AAECAwQF" not in rows[1].text
+
+
+def test_lines_that_a_box_marks_are_as_the_letter_had_them(tmp_path):
+    data = (
+        "From a@x.org Thu Jan  1 00:00:00 2026\nFrom: a@x.org\nSubject: One\n\n"
+        "First\n>From here\n>>From there\n> From quotes\n"
+    )
+    assert text_of(tmp_path / "b.mbox", data).endswith("\nFrom here\n>From there\n> From quotes")
 
 
 def test_further_parts_of_a_letter_are_text(tmp_path):
