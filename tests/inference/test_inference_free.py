@@ -10,6 +10,7 @@ from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 
 from conformance.small import tiny, tolerances, vocabulary
+from hybridtei.batch import Head
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
     EmptyInput,
@@ -19,8 +20,10 @@ from hybridtei.errors import (
     UnsupportedHead,
     WeightMismatch,
 )
+from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.layers import query_table
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.options import EmbedOptions
 from tests.near import near
 
 QUERIES = [
@@ -213,8 +216,8 @@ def test_the_default_route_reads_texts_of_no_type(tmp_path, default):
 
 def test_queries_of_the_table_are_cut_as_the_request_says(tmp_path):
     encoder = Encoder.load(str(routed(tmp_path)))
-    (row,) = encoder.encode(
-        ["baka bulo mo"], ("sparse",), input_type="query", max_tokens=1
-    ).sparse.to_dense()
+    options = EmbedOptions(input_type="query", max_tokens=1)
+    task = Embed(["baka bulo mo"], frozenset({Head.SPARSE}), options)
+    (row,) = encoder._run(task, False).sparse.to_dense()
     (whole,) = sparse(encoder, ["baka"], "query")
     assert (row == whole).all()
