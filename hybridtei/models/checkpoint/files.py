@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from hybridtei.config import EMBEDDED_MODEL
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.system.machine import (
     cache_folder,
@@ -128,6 +127,9 @@ def hub_folder(
     except LocalEntryNotFoundError as error:
         hint = ""
         if model_id.endswith(EMBEDDED):
+            # Benchmarks load checkpoints where msgspec is missing
+            from hybridtei.config import EMBEDDED_MODEL
+
             hint = f"; {EMBEDDED_MODEL} is embedded, with the same dense vectors"
         raise MissingArtifact(
             f"{model_id}: not a local folder, not in the hub cache, and the hub is out of reach"
