@@ -192,7 +192,7 @@ def test_what_cannot_be_is_told_before_a_cluster_is_started(monkeypatch):
     with pytest.raises(InvalidInput, match="--ray-workers is 0"):
         on_ray.RayEmbedder(ModelConfig(), EngineConfig(), workers=0)
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    with pytest.raises(LoadError, match=r"\.\[ray\]"):
+    with pytest.raises(LoadError, match=r"'hybridtei\[ray\]'"):
         on_ray.RayEmbedder(ModelConfig(), EngineConfig(), workers=2)
 
 
