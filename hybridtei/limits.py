@@ -99,7 +99,7 @@ class Bound:
             self._given_back.set()
 
     def fitting(self, units: int) -> int:
-        """What counts for a holder of so many bytes: one alone always fits."""
+        """The units that a holder of `units` bytes counts for: one holder alone always fits."""
         return min(units, self.limit - self.left)
 
     async def room(self, units: int) -> int:
@@ -198,7 +198,7 @@ class Holder:
             self.wait.reschedule(min(when, self.wait.when() or inf))
 
     def add(self, units: int) -> None:
-        """Hold so many more, or less, room or not."""
+        """Hold `units` more, or fewer if negative, also without room."""
         self.units += units
         self.bound.give_back(-units)
 
@@ -359,7 +359,7 @@ class Bounds:
             )
 
     def of_inputs(self, inputs: int) -> Self:
-        """Return the same bounds of `inputs` inputs, of which each is more than one permit."""
+        """Return the same bounds of `inputs` inputs, each of which takes several permits."""
         return replace(self, inputs=inputs)
 
     def in_chunks(self, chunk: int) -> Self:

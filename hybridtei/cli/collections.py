@@ -123,7 +123,7 @@ async def _describe(schemas: CollectionSchemas, arguments: argparse.Namespace) -
 
 
 async def _points(store: Store, name: str) -> str:
-    """The number of points; a damaged collection has points that nobody can count."""
+    """The number of points; the engine cannot count those of a damaged collection."""
     try:
         return f"{await store.count(name):,} points"
     except StoreUnavailable:

@@ -99,7 +99,7 @@ def _digest(title: str | None, text: str, metadata: Mapping[str, Any]) -> str:
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """A part of a source that is not a document, and the reason. `written`: the part's content.
-    `document_id`: the record's id, if it has one. `is_left_out`: nobody would miss it."""
+    `document_id`: the record's id, if it has one. `is_left_out`: its text is no content."""
 
     source: str
     location: str

@@ -13,7 +13,7 @@ from hybridtei.retrieval.ingest.text import HEADING_MARK, Content, decoded, fenc
 FRONT_MATTER = re.compile(
     r"\A\s{0,100}(---|\+\+\+)[ \t]*\r?\n(.{0,20000}?)\r?\n\1[ \t]*(?:\r?\n|\Z)", re.DOTALL
 )
-# Code, whatever it holds (in a fence, indented, within a line), or a comment
+# Code with all that it holds (in a fence, indented, within a line), or a comment
 CODE_OR_COMMENT = re.compile(
     r"^ {0,3}(`{3,}|~{3,})(?s:.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)|"
     r"(?:\A|(?<=\n\n))(?:(?: {4}|\t).*\n?)+|"

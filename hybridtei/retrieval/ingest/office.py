@@ -130,7 +130,7 @@ def _parts(data: bytes) -> dict[str, bytes]:
     """The parts of an archive that are read here. Raises Unfit if they unfold too far."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = [member for member in archive.infolist() if READ.fullmatch(member.filename)]
-        # Other methods unfold a part whole, whatever size the archive says
+        # Other methods unfold a part whole, also beyond the size that the archive states
         if any(member.compress_type not in METHODS for member in members):
             raise Unfit("its parts are packed by a method that is not read")
         size = sum(member.file_size for member in members)

@@ -194,7 +194,7 @@ class Searchable:
     is_cut: bool
     # The collection's names of our kinds of vectors, where they differ
     names: Mapping[str, str]
-    # False if each point stands for itself, whatever its payload has
+    # False if each point stands for itself, also with a document's keys in its payload
     has_documents: bool
     # True if the collection has no fingerprint, but the model makes its texts' vectors
     is_proved: bool = False

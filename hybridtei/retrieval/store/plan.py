@@ -46,7 +46,7 @@ MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
 FINGERPRINT = "model_fingerprint"
 # Keys of a collection's metadata
 TOKENS, DTYPE, WIDTH = ("multivector_tokens", "multivector_dtype", "multivector_dim")
-# Of an `Index`: each point is a record, whatever keys it has
+# Of an `Index`: each point is a record, also one with a document's keys
 RECORDS = "has_records"
 # Curves of scores, by the way of searching (`search.calibration`)
 CALIBRATION = "calibration"
