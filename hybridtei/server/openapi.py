@@ -83,7 +83,7 @@ QUERY = "how fast can a jaguar run"
 DOCUMENTS = ["The jaguar, a big cat, can run 80 km/h.", "How to run fast: a plan for beginners."]
 # A collection of another schema, as `/collections/{name}/export` writes it
 EXPORT = (
-    '{"hybridtei":"0.3.0","collection":"imported","schema":'
+    '{"hybridtei":"0.4.0","collection":"imported","schema":'
     '{"vectors":{"dense":{"size":2,"distance":"Cosine"}},"sparse":{},"metadata":{}}}\n'
     '{"id":7,"payload":{"text":"hybrid search"},"vectors":{"dense":[0.6,0.8]}}\n'
     '{"points":1}\n'

@@ -38,7 +38,11 @@ def test_every_file_of_the_package_is_in_the_wheel():
 
 
 def test_the_version_is_said_once_or_the_same():
-    assert hybridtei.__version__ == PYPROJECT["project"]["version"]
+    version = PYPROJECT["project"]["version"]
+    assert hybridtei.__version__ == version, (
+        f"the installed metadata is not of {version}: run `pip install -e .` again, and delete an "
+        "older hybridtei.egg-info of this folder"
+    )
 
 
 @pytest.mark.parametrize(

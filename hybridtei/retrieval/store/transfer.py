@@ -1,7 +1,7 @@
 """Moves a collection as a stream of JSON lines to another machine or store: a header, one line a
 point, the number of points.
 
-    {"hybridtei":"0.3.0","collection":"notes","schema":{"vectors":{…},"sparse":{…},"metadata":{…}}}
+    {"hybridtei":"0.4.0","collection":"notes","schema":{"vectors":{…},"sparse":{…},"metadata":{…}}}
     {"id":7,"payload":{…},"vectors":{"dense":[0.25,…],"sparse":{"indices":[3,…],"values":[1.5,…]}}}
     {"points":1}
 
