@@ -11,8 +11,10 @@ from __future__ import annotations
 import io
 import posixpath
 import re
+import struct
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 from xml.etree.ElementTree import Element, fromstring, tostring
@@ -36,15 +38,26 @@ READ = re.compile(r"mimetype|.*\.(xml|rels|opf|x?html?)")
 TITLE = re.compile(r"docProps/core\.xml|meta\.xml|.*\.opf")
 # Parts whose words the library shows, and parts that it may leave out
 SHOWN = re.compile(r"word/\w+\.xml|ppt/slides/\w+\.xml|xl/sharedStrings\.xml|content\.xml")
+STYLES = ("word/styles.xml", "styles.xml", "content.xml")
 FURTHER = re.compile(
     r"(word/(header|footer|footnotes|endnotes|comments)\d*|"
     r"(word|ppt|xl)/(diagrams/data|charts/chart)\d*|"
     r"xl/(drawings/drawing|threadedComments/threadedComment|comments/comment|comments)\d*)\.xml"
 )
+# Elements of OpenDocument that stand beside the text
+BESIDE = {
+    "content.xml": re.compile("annotation|custom-shape|text-box|(header|footer)(-left|-first)?"),
+    "styles.xml": re.compile("(header|footer)(-left|-first)?"),
+}
 # What is rewritten, if a part has it
 REWRITTEN = re.compile(
-    rb"superscript|baseline=|vanish|noBreakHyphen|[:<]ruby|annotation|text-position=.(super|[1-9])"
+    rb"superscript|baseline=|vanish|noBreakHyphen|[:<]ruby|annotation|[:<]sym |display=.none|"
+    rb"text-position=.(super|[1-9])"
 )
+# The letters of the font Symbol, whose numbers begin at F020, and those that no font here names
+SYMBOL = " !∀#∃%&∋()∗+,−./0123456789:;<=>?≅ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ[∴]⊥_‾αβχδεφγηιϕκλμνοπθρστυϖωξψζ{|}∼"
+SYMBOL += " " * 33 + "€ϒ′≤⁄∞ƒ♣♦♥♠↔←↑→↓°±″≥×∝∂•÷≠≡≈…"
+UNNAMED = re.compile("[\ue000-\uf8ff]")
 EXPONENT = re.compile(r"[-+\u2212]?\d")
 # Between slides: one with nothing but this
 PAGE_END = "\ufdd3"
@@ -63,9 +76,9 @@ END_PAGE = (
     f'<d:page xmlns:d="{OPENDOCUMENT}:drawing:1.0" xmlns:t="{OPENDOCUMENT}:text:1.0"><d:frame>'
     f"<d:text-box><t:p>{PAGE_END}</t:p></d:text-box></d:frame></d:page>"
 )
-# What becomes what in these parts: an end behind each slide, and no sheet hidden, nor a row that a
-# filter hides
-REPLACED = (
+# What becomes what in these parts: an end behind each slide, what one of two programs shows, no
+# sheet hidden, nor a row that a filter hides, line ends of cells, and currencies as literals
+REPLACED: tuple[tuple[str, bytes, bytes | Callable[[re.Match[bytes]], bytes]], ...] = (
     (
         "ppt/presentation.xml",
         rb'(<(?:\w+:)?sldId\b[^<>]*:id=")[^"]*("[^<>]*/>)',
@@ -76,14 +89,57 @@ REPLACED = (
         rb"</(?:\w+:)?Relationships>",
         END_RELATION.encode() + rb"\g<0>",
     ),
+    (
+        r"ppt/slides/[^/]*\.xml",
+        rb"(?s)<mc:Fallback>.*?</mc:Fallback>|(</?)mc:(?:AlternateContent|Choice)\b",
+        lambda tag: tag[1] + b"p:grpSp" if tag[1] else b"",
+    ),
     ("xl/workbook.xml", rb' state="\w*[hH]idden"', b""),
+    (r"xl/(?:sharedStrings|worksheets/[^/]*)\.xml", rb"_x000[aAdD]_", b"&#10;"),
+    (r"xl/(?:sharedStrings|worksheets/[^/]*)\.xml", rb"_x005[fF]_", b"_"),
+    (
+        r"xl/styles\.xml",
+        rb"&quot;.*?&quot;|\[[^\]]*\]|\\.|(\xc2[\xa2-\xa5]|\xe2\x82[\xa0-\xbf])",
+        lambda sign: b"&quot;%b&quot;" % sign[1] if sign[1] else sign[0],
+    ),
     (
         r"xl/worksheets/[^/]*\.xml",
         rb'(<(?:\w+:)?(?:row|col)\b[^<>]*?) hidden="(?:1|true)"',
         rb"\1",
     ),
     ("content.xml", rb"</\w+:page>", rb"\g<0>" + END_PAGE.encode()),
+    # Shapes within a line, and fields that have no value yet
+    (
+        "content.xml",
+        rb"(?=</\w+:(?:title|desc)>|</\w+:p>\s*(?:</\w+:text-box>|<\w+:enhanced-geometry))",
+        b" ",
+    ),
+    ("content.xml", rb">(?:&lt;number&gt;|\?\?\?)<", b"><"),
+    # Deleted words of RTF, its comments as notes, what stands above and below, and exponents
+    ("rtf", rb"\{[^{}]*\\deleted\b[^{}]*\}", b"{}"),
+    ("rtf", rb"\{\\\*\\annotation\b", rb"{\\footnote"),
+    ("rtf", rb"\{\\(?:header|footer)[lrf]?\b", rb"{\\pard"),
+    (
+        "rtf",
+        rb"(\{(?=[^{}]*\\(?:super\b|up[1-9]))(?:\\[a-z]+-?\d*\s?)+)(?=[-\d])",
+        rb"\1^",
+    ),
 )
+HIDDEN_IN_RTF = re.compile(rb"\{(?!\\\*|\\s\d)[^{}]*\\v(?![a-z\d-])[^{}]*\}")
+# The regions of changes that a flat file keeps in the text
+DELETED = re.compile(rb"<[\w:]*changed-region\b[^<>]*?\bid=\"([^\"]+)\"[^<>]*>\s*<[\w:]*deletion\b")
+# Records of old workbooks: how they begin, those that say what is hidden (where, and which bits),
+# and texts beside the cells
+BOOK = b"\x09\x08\x10\x00\x00\x06"
+HIDDEN_IN_BOOK = {0x85: (4, 3), 0x7D: (8, 1), 0x208: (12, 0x20)}
+TEXT_OBJECT = 0x1B6
+# What a document of Word says of its lengths
+WORD = re.compile(rb"\xec\xa5[\xc1\x01][\0\1][\0-\xff]{80}([\0-\xff]{24})")
+HIDDEN = "hidden runs of words"
+LACKS = {
+    "doc": "deleted and hidden words and exponents are read as plain text",
+    "ppt": "words of charts, comments and descriptions of pictures are not read",
+}
 NO_VALUE = re.compile(
     rb"(?:</(?:\w+:)?f>|<(?:\w+:)?f\b[^<>]*/>)\s*(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v></(?:\w+:)?v>)?\s*"
     rb"</(?:\w+:)?c>"
@@ -117,13 +173,21 @@ def read_office(data: bytes, options: ReadOptions) -> Content:
     title = next(titles, None)
     if kind == "epub":
         return Content(title, _chapters(parts, options))
-    shown = {name: _shown(name, part) for name, part in parts.items()}
+    lacks: Counter[str] = Counter()
+    if kind == "rtf":
+        data, lacks[HIDDEN] = HIDDEN_IN_RTF.subn(b"{}", _replaced(kind, data))
+    elif kind == "xlsx" and not parts:
+        data, lacks["charts and text boxes"] = _opened(data)
+    styles = _styles(parts)
+    shown = {name: _shown(name, part, styles, lacks) for name, part in parts.items()}
     if shown != parts:
         data = _packed({**shown, "ppt/end.xml": END_SLIDE.encode()})
     text = _within(_document(anydoc.to_document(data, kind)), options)
+    text, lacks["signs of fonts that do not say which they are"] = UNNAMED.subn("", text)
     pages = text.split(PAGE_END)
     pages[-1] = "\n\n".join([pages[-1], *_missing(parts, text)])
-    return Content(title, pages, _notes(parts, kind), is_paged=len(pages) > 1)
+    notes = [f"{count} {what} were left out" for what, count in lacks.items() if count]
+    return Content(title, pages, notes + _notes(parts, kind, data), is_paged=len(pages) > 1)
 
 
 def _parts(data: bytes) -> dict[str, bytes]:
@@ -184,42 +248,91 @@ def _every(element: Element, *names: str) -> Iterator[Element]:
     return (below for below in element.iter() if str(below.tag).rpartition("}")[2] in names)
 
 
-def _shown(name: str, data: bytes) -> bytes:
-    """The part as the library gets it."""
+def _replaced(name: str, data: bytes) -> bytes:
     for part, pattern, replacement in REPLACED:
         if re.fullmatch(part, name):
             data = re.sub(pattern, replacement, data)
-    if SHOWN.fullmatch(name) is None or REWRITTEN.search(data) is None:
+    return data
+
+
+def _opened(data: bytes) -> tuple[bytes, int]:
+    """(an old workbook in which nothing is hidden, its charts and text boxes)."""
+    book = bytearray(data)
+    place, lacking = data.find(BOOK), 0
+    while 0 <= place < len(data) - 20:
+        kind, length = struct.unpack_from("<HH", data, place)
+        where, bits = HIDDEN_IN_BOOK.get(kind, (0, 0))
+        book[place + 4 + where] &= ~bits & 0xFF
+        lacking += kind == TEXT_OBJECT or data.startswith(BOOK + b"\x20", place)
+        place += 4 + length
+    return bytes(book), lacking
+
+
+def _styles(parts: Mapping[str, bytes]) -> dict[str, set[str]]:
+    """The styles that hide words, and those that raise them."""
+    styles: dict[str, set[str]] = {"hidden": set(), "raised": set()}
+    for name in STYLES:
+        if REWRITTEN.search(parts.get(name, b"")):
+            for style in _every(fromstring(parts[name]), "style"):
+                names = {_attribute(style, "styleId") or _attribute(style, "name")}
+                styles["hidden"] |= names if _is_hidden(style) else set()
+                styles["raised"] |= names if _is_raised(style) else set()
+    return styles
+
+
+def _shown(name: str, data: bytes, styles: Mapping[str, set[str]], lacks: Counter[str]) -> bytes:
+    """The part as the library gets it."""
+    data = _replaced(name, data)
+    deleted = b"|".join(map(re.escape, DELETED.findall(data))) if name == "content.xml" else b""
+    if deleted:
+        span = rb"(?s)change-start\b[^<>]*\"(%b)\".*?change-end\b[^<>]*\"\1\"" % deleted
+        data = re.sub(span, lambda part: re.sub(rb">[^<>]+<", b"><", part[0]), data)
+    words = [style.encode() for style in styles["hidden"] | styles["raised"]]
+    is_rewritten = REWRITTEN.search(data) or any(word in data for word in words)
+    if SHOWN.fullmatch(name) is None or not is_rewritten:
         return data
     root = fromstring(data)
-    _rewrite(root)
+    lacks[HIDDEN] += _rewrite(root, styles)
     return tostring(root)
 
 
-def _rewrite(root: Element) -> None:
-    """Take hidden words out of the text, and mark exponents."""
-    raised = {
-        _attribute(style, "name")
-        for style in _every(root, "style")
-        for words in _every(style, "text-properties")
-        if re.match("super|[1-9]", _attribute(words, "text-position"))
-    }
-    names = ("annotation", "noBreakHyphen", "r", "ruby", "ruby-text", "span")
+def _rewrite(root: Element, styles: Mapping[str, set[str]]) -> int:
+    """Take hidden words out of the text, mark exponents, and write signs as characters. Returns how
+    many runs were hidden."""
+    hidden = 0
+    names = ("annotation", "noBreakHyphen", "r", "ruby", "ruby-text", "span", "sym")
     for node in list(_every(root, *names)):
         space, _, name = str(node.tag).rpartition("}")
         bases = [
             words.text or "" for base in _every(node, "rubyBase") for words in _every(base, "t")
         ]
+        used = {_attribute(style, "val") for style in _every(node, "rStyle")}
+        used.add(_attribute(node, "style-name"))
+        is_run = name in ("r", "span")
         if name == "noBreakHyphen" or (name == "ruby" and bases):
             _become(node, "".join(bases) or "-")
             node.tag = f"{space}}}t"
-        elif name in ("annotation", "ruby-text") or (name == "r" and _is_hidden(node)):
+        elif name == "sym" and _attribute(node, "char"):
+            _become(node, _sign(node))
+            node.tag = f"{space}}}t"
+        elif name in ("annotation", "ruby-text"):
             _become(node, "")
-        elif name == "span" and _attribute(node, "style-name") in raised:
-            _raise(node)
-        elif name == "r" and _is_raised(node):
-            for words in _every(node, "t"):
+        elif is_run and (_is_hidden(node) or used & styles["hidden"]):
+            hidden += 1
+            _become(node, "")
+        elif is_run and (_is_raised(node) or used & styles["raised"]):
+            for words in [node, *_every(node, "t")]:
                 _raise(words)
+    return hidden
+
+
+def _sign(node: Element) -> str:
+    """The character of a sign, as far as its font is known."""
+    number = int(_attribute(node, "char"), 16)
+    place = number - 0xF020
+    if _attribute(node, "font") == "Symbol" and 0 <= place < len(SYMBOL):
+        return SYMBOL[place]
+    return chr(number)
 
 
 def _become(node: Element, text: str) -> None:
@@ -235,15 +348,15 @@ def _raise(words: Element) -> None:
 
 def _is_hidden(run: Element) -> bool:
     marks = (_attribute(mark, "val") for mark in _every(run, "vanish"))
-    return any(value not in ("0", "false", "off") for value in marks)
+    properties = (_attribute(words, "display") for words in _every(run, "text-properties"))
+    return any(value not in ("0", "false", "off") for value in marks) or "none" in properties
 
 
 def _is_raised(run: Element) -> bool:
-    positions = (_attribute(mark, "val") for mark in _every(run, "vertAlign"))
-    shifts = (_attribute(mark, "baseline") for mark in _every(run, "rPr"))
-    return "superscript" in positions or any(
-        shift[:1].isdigit() and shift != "0" for shift in shifts
-    )
+    positions = [_attribute(mark, "val") for mark in _every(run, "vertAlign")]
+    positions += [_attribute(mark, "baseline") for mark in _every(run, "rPr")]
+    positions += [_attribute(words, "text-position") for words in _every(run, "text-properties")]
+    return any(re.match("super|[1-9]", position) for position in positions)
 
 
 def _within(lines: Iterator[str], options: ReadOptions) -> str:
@@ -323,7 +436,7 @@ def _rows(table: Any, notes: Mapping[str, int]) -> Iterator[str]:
 
 def _missing(parts: Mapping[str, bytes], text: str) -> Iterator[str]:
     """The paragraphs of further parts whose words the text lacks, a part each."""
-    flat = " ".join(MARKS_OF_LINES.sub("", text).split())
+    flat = " ".join(MARKS_OF_LINES.sub("", text).replace("^", "").split())
     for name in sorted(parts):
         lines: list[str] = []
         if FURTHER.fullmatch(name):
@@ -333,30 +446,29 @@ def _missing(parts: Mapping[str, bytes], text: str) -> Iterator[str]:
                     for part in _every(paragraph, "t", "tab", "br")
                 )
                 lines.append("".join(filter(None, words)) or paragraph.text or "")
-        elif name in ("content.xml", "styles.xml"):
-            for holder in _every(fromstring(parts[name]), "annotation", "header", "footer"):
-                lines += ["".join(words.itertext()) for words in _every(holder, "p")]
+        elif name in BESIDE:
+            for holder in fromstring(parts[name]).iter():
+                if BESIDE[name].fullmatch(str(holder.tag).rpartition("}")[2]):
+                    lines += ["".join(words.itertext()) for words in _every(holder, "p")]
         lines = [" ".join(line.split()) for line in lines]
         lines = [line for line in dict.fromkeys(lines) if line and line not in flat]
         if lines:
             yield "\n".join(lines)
 
 
-def _notes(parts: Mapping[str, bytes], kind: str) -> list[str]:
+def _notes(parts: Mapping[str, bytes], kind: str, data: bytes) -> list[str]:
     """What is not there, or perhaps should not be."""
     notes: list[str] = []
-    words = parts.get("word/document.xml", b"")
-    hidden = 0
-    if b"vanish" in words:
-        hidden = sum(map(_is_hidden, _every(fromstring(words), "r")))
-    if hidden:
-        notes.append(f"{hidden} hidden runs of words were left out")
     empty = sum(len(NO_VALUE.findall(parts[name])) for name in parts if "/worksheets/" in name)
     if empty:
         notes.append(f"{empty} formulas have no stored value")
     objects = sum(re.fullmatch(r"Object [^/]*/content\.xml", name) is not None for name in parts)
     if objects:
         notes.append(f"{objects} embedded objects, such as formulas and charts, were not read")
-    if kind in ("doc", "rtf"):
-        notes.append(f"in {kind}, deleted and hidden words and exponents are read as plain text")
+    if kind in LACKS:
+        notes.append(f"in {kind}, {LACKS[kind]}")
+    lengths = WORD.search(data) if kind == "doc" else None
+    beside = sum(struct.unpack("<I4xI4x2I", lengths[1])) if lengths else 0
+    if beside:
+        notes.append(f"{beside} characters of headers, comments and text boxes were not read")
     return notes

@@ -16,6 +16,7 @@ from tests.retrieval.ingest.sources.archives import changed, packed
 from tests.retrieval.ingest.sources.reading import all_of, text_of
 
 OFFICE = FOLDER / "office"
+SIGNS = "{} signs of fonts that do not say which they are were left out"
 HEAD = "<w:hdr xmlns:w='w'><w:p><w:r><w:t>Contract No. HX-2207</w:t></w:r></w:p></w:hdr>"
 DIAGRAM = "<dgm:dataModel xmlns:dgm='d' xmlns:a='a'><a:p><a:r><a:t>Inspect the hull</a:t></a:r></a:p></dgm:dataModel>"
 
@@ -120,10 +121,33 @@ def test_words_that_the_library_leaves_out_are_added(tmp_path, name, part, conte
     assert words in text_of(tmp_path / name, changed(name, part, lambda _: content))
 
 
-@pytest.mark.parametrize("name", ["older.doc", "letter.rtf"])
-def test_what_older_formats_do_not_tell_apart_is_told(tmp_path, name):
-    (document,) = all_of(tmp_path / "a", (OFFICE / name).read_bytes())
-    assert "deleted and hidden words and exponents are read as plain text" in document.notes[0]
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [
+        ("styles.docx", ["1 hidden runs of words were left out", SIGNS.format(1)]),
+        ("styles.rtf", ["1 hidden runs of words were left out", SIGNS.format(3)]),
+        ("styles.fodt.gz", ["1 hidden runs of words were left out", SIGNS.format(3)]),
+        (
+            "styles.doc",
+            [
+                SIGNS.format(3),
+                "in doc, deleted and hidden words and exponents are read as plain text",
+                "39 characters of headers, comments and text boxes were not read",
+            ],
+        ),
+        ("hidden.xls", []),
+        ("older.xls", ["2 charts and text boxes were left out"]),
+    ],
+)
+def test_what_is_not_read_is_told(tmp_path, name, notes):
+    (document,) = all_of(tmp_path / name, (OFFICE / name).read_bytes())
+    assert document.notes == notes
+
+
+@pytest.mark.parametrize("name", ["styles.docx", "styles.rtf", "styles.fodt.gz"])
+def test_words_that_a_style_or_a_change_takes_away_are_no_text(tmp_path, name):
+    text = text_of(tmp_path / name, (OFFICE / name).read_bytes())
+    assert ("700" in text, "900" in text, "unseen" in text) == (True, False, False)
 
 
 def test_formulas_without_a_value_are_told(tmp_path):
