@@ -55,8 +55,8 @@ REWRITTEN = re.compile(
     rb"text-position=.(super|[1-9])"
 )
 # The letters of the font Symbol, whose numbers begin at F020, and those that no font here names
-SYMBOL = " !∀#∃%&∋()∗+,−./0123456789:;<=>?≅ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ[∴]⊥_‾αβχδεφγηιϕκλμνοπθρστυϖωξψζ{|}∼"
-SYMBOL += " " * 33 + "€ϒ′≤⁄∞ƒ♣♦♥♠↔←↑→↓°±″≥×∝∂•÷≠≡≈…"
+SYMBOL = " !∀#∃%&∋()∗+,−./0123456789:;<=>?≅ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ[∴]⊥_‾"
+SYMBOL += "αβχδεφγηιϕκλμνοπθρστυϖωξψζ{|}∼" + " " * 33 + "€ϒ′≤⁄∞ƒ♣♦♥♠↔←↑→↓°±″≥×∝∂•÷≠≡≈…"
 UNNAMED = re.compile("[\ue000-\uf8ff]")
 EXPONENT = re.compile(r"[-+\u2212]?\d")
 # Between slides: one with nothing but this
@@ -91,16 +91,16 @@ REPLACED: tuple[tuple[str, bytes, bytes | Callable[[re.Match[bytes]], bytes]], .
     ),
     (
         r"ppt/slides/[^/]*\.xml",
-        rb"(?s)<mc:Fallback>.*?</mc:Fallback>|(</?)mc:(?:AlternateContent|Choice)\b",
-        lambda tag: tag[1] + b"p:grpSp" if tag[1] else b"",
+        rb"(?s)<mc:Fallback\b(?:[^<>]*/>|.*?</mc:Fallback>)|\bmc:(?:AlternateContent|Choice)\b",
+        lambda part: b"p:grpSp" * part[0].startswith(b"mc"),
     ),
     ("xl/workbook.xml", rb' state="\w*[hH]idden"', b""),
     (r"xl/(?:sharedStrings|worksheets/[^/]*)\.xml", rb"_x000[aAdD]_", b"&#10;"),
     (r"xl/(?:sharedStrings|worksheets/[^/]*)\.xml", rb"_x005[fF]_", b"_"),
     (
         r"xl/styles\.xml",
-        rb"&quot;.*?&quot;|\[[^\]]*\]|\\.|(\xc2[\xa2-\xa5]|\xe2\x82[\xa0-\xbf])",
-        lambda sign: b"&quot;%b&quot;" % sign[1] if sign[1] else sign[0],
+        rb"(&quot;.*?&quot;|\[[^\]]*\]|\\.)|(\xc2[\xa2-\xa5]|\xe2\x82[\xa0-\xbf])",
+        lambda sign: sign[1] or b"&quot;%b&quot;" % sign[2],
     ),
     (
         r"xl/worksheets/[^/]*\.xml",
@@ -271,21 +271,23 @@ def _opened(data: bytes) -> tuple[bytes, int]:
 def _styles(parts: Mapping[str, bytes]) -> dict[str, set[str]]:
     """The styles that hide words, and those that raise them."""
     styles: dict[str, set[str]] = {"hidden": set(), "raised": set()}
-    for name in STYLES:
-        if REWRITTEN.search(parts.get(name, b"")):
-            for style in _every(fromstring(parts[name]), "style"):
-                names = {_attribute(style, "styleId") or _attribute(style, "name")}
-                styles["hidden"] |= names if _is_hidden(style) else set()
-                styles["raised"] |= names if _is_raised(style) else set()
+    for part in STYLES:
+        if REWRITTEN.search(parts.get(part, b"")):
+            for style in _every(fromstring(parts[part]), "style"):
+                name = _attribute(style, "styleId") or _attribute(style, "name")
+                if _is_hidden(style):
+                    styles["hidden"].add(name)
+                if _is_raised(style):
+                    styles["raised"].add(name)
     return styles
 
 
 def _shown(name: str, data: bytes, styles: Mapping[str, set[str]], lacks: Counter[str]) -> bytes:
     """The part as the library gets it."""
     data = _replaced(name, data)
-    deleted = b"|".join(map(re.escape, DELETED.findall(data))) if name == "content.xml" else b""
-    if deleted:
-        span = rb"(?s)change-start\b[^<>]*\"(%b)\".*?change-end\b[^<>]*\"\1\"" % deleted
+    changes = b"|".join(map(re.escape, DELETED.findall(data)))
+    if changes:
+        span = rb"(?s)change-start\b[^<>]*\"(%b)\".*?change-end\b[^<>]*\"\1\"" % changes
         data = re.sub(span, lambda part: re.sub(rb">[^<>]+<", b"><", part[0]), data)
     words = [style.encode() for style in styles["hidden"] | styles["raised"]]
     is_rewritten = REWRITTEN.search(data) or any(word in data for word in words)
@@ -467,8 +469,8 @@ def _notes(parts: Mapping[str, bytes], kind: str, data: bytes) -> list[str]:
         notes.append(f"{objects} embedded objects, such as formulas and charts, were not read")
     if kind in LACKS:
         notes.append(f"in {kind}, {LACKS[kind]}")
-    lengths = WORD.search(data) if kind == "doc" else None
-    beside = sum(struct.unpack("<I4xI4x2I", lengths[1])) if lengths else 0
-    if beside:
-        notes.append(f"{beside} characters of headers, comments and text boxes were not read")
+    for lengths in WORD.findall(data)[: kind == "doc"]:
+        beside = sum(struct.unpack("<I4xI4x2I", lengths))
+        if beside:
+            notes.append(f"{beside} characters of headers, comments and text boxes were not read")
     return notes
