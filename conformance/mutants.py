@@ -116,8 +116,6 @@ def places(tree: ast.AST) -> Iterator[ast.AST]:
             continue
         if isinstance(tree, ast.ClassDef) and name == "keywords":
             continue
-        if isinstance(tree, ast.ClassDef) and name == "keywords":
-            continue
         for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, ast.AST):
                 continue
