@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from deploy.dockerfile import Instruction, Stage, expand, lineage, needed, parse
 
 ROOT = Path(__file__).parents[1]
-# Paths of ours in a shell's words
+# The image's own paths in a shell's words
 PLACES = re.compile(r"(?<![\w./:-])/(?=(?:src|build|wheels|opt|var|data)\b)")
 OF_AN_IMAGE = ("useradd", "groupadd")
 HANG = 180.0
@@ -131,12 +131,12 @@ class Builder:
 def start(
     command: Sequence[str], environment: Mapping[str, str], check: Sequence[str], log: Path
 ) -> None:
-    """Serve until the health check is content, then stop. Raises SystemExit for whatever is not as
-    it should be."""
+    """Serve until the health check is content, then stop. Raises SystemExit if a step
+    fails."""
     healthy = subprocess.run(
         check, env=environment, stderr=subprocess.DEVNULL, timeout=HANG, check=False
     ).returncode
-    expect(healthy != 0, "the health check is content with nobody there")
+    expect(healthy != 0, "the health check is content without a server")
     began = time.perf_counter()
     with log.open("wb") as output:
         server = subprocess.Popen(command, env=environment, cwd="/", stdout=output, stderr=output)
@@ -171,7 +171,7 @@ def expect(holds: bool, otherwise: str) -> None:
 
 
 def free_port() -> str:
-    """A port nobody listens on now."""
+    """A port on which no process listens now."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return str(free.getsockname()[1])
 

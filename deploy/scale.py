@@ -76,7 +76,7 @@ class Layout:
     """How a collection keeps the three outputs: what lies in memory, and what on disk alone. A
     width of 0: no multi-vectors.
 
-    `rows`: to so many a document's multi-vector is merged. Other kinds than floats lie in the
+    `rows`: the vectors to which a document's multi-vector is merged. Other kinds than floats lie in the
     payload, as base64.
     """
 
@@ -159,19 +159,19 @@ def components(facts: Facts, layout: Layout) -> dict[str, int]:
 
 
 def shards(facts: Facts, layout: Layout, documents: int, machine: Machine) -> int:
-    """How many machines hold one copy: so many shards at least."""
+    """The machines that hold one copy, and so the least number of shards."""
     memory = documents * memory_bytes(facts, layout) / (machine.memory_gb * 1e9 * FILL)
     disk = documents * disk_bytes(facts, layout) / (machine.disk_gb * 1e9 * FILL)
     return max(1, ceil(memory), ceil(disk))
 
 
 def hours(facts: Facts, documents: int, tokens_per_s: float) -> float:
-    """To embed so many, at that rate."""
+    """The hours to embed the documents at that rate."""
     return documents * facts.tokens / tokens_per_s / 3600
 
 
 def workers(facts: Facts, documents: int) -> int:
-    """Ray workers that embed so many in `facts.hours`."""
+    """The Ray workers that embed the documents in `facts.hours`."""
     rate = facts.core_tokens_per_s * facts.worker_cores
     return max(1, ceil(hours(facts, documents, rate) / facts.hours))
 

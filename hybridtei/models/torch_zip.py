@@ -158,8 +158,8 @@ def places(path: Path) -> dict[str, Place]:
 
 
 def _content(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, limit: int) -> bytes:
-    """Read a member of at most `limit` bytes, whatever the archive's directory says of its size:
-    other compressions than deflate unfold a block of any size at once. Raises LoadError."""
+    """Read a member of at most `limit` bytes; the archive's directory may lie about its size. Other
+    compressions than deflate unfold a block of any size at once. Raises LoadError."""
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise LoadError(f"{path}: `{entry.filename}` is compressed by another method than deflate")
     with archive.open(entry) as member:

@@ -114,7 +114,7 @@ def read_modules(folder: Folder, *, late: bool = False) -> Modules:
 
 def class_names(folder: Folder, types: Sequence[str], file: Path) -> list[str]:
     """Return the class name of each type, since modules have moved between versions. Raises
-    UnsupportedArchitecture for classes of a repository's own code, whatever their name."""
+    UnsupportedArchitecture for classes of a repository's own code, under any name."""
     packages = PACKAGES
     # Jina's Transformer only chooses an adapter
     if "lora_adaptations" in folder.object(optional=True):

@@ -272,7 +272,7 @@ class TextReader:
             elif portion < longest:
                 portion = min(2 * portion, longest)
             else:
-                # So many characters are a window, however few tokens they have
+                # These characters are a window, however few tokens they have
                 yield begin, end
                 cut_windows, begin = cut_windows - 1, end
 

@@ -174,7 +174,7 @@ async def _flow(
         await embedded.put(None)
 
     async def stop() -> None:
-        """End the reader at a signal, whatever it does."""
+        """End the reader at a signal, also in the middle of a file."""
         await stopping.wait()
         preparation.reader.stop()
 

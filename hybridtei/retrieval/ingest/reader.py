@@ -1,7 +1,7 @@
 """Reads files in a process of their own, so that a file costs at most a bounded time and memory.
 
-Parsers of documents hold Python's lock for whole calls, crash, and take the square or the cube of a
-file's size where somebody wants them to. So a process reads one file after another for this one
+Parsers of documents hold Python's lock for whole calls, crash, and for some files take a time that
+is the square or the cube of the size. So a process reads one file after another for this one
 (`reader_child`). It is ended when a file takes more processor time or memory than allowed, or when
 it does not answer; the file then has a rejection, and the next file a new process.
 """

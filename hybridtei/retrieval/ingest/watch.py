@@ -55,8 +55,8 @@ def watch(
 def _rounds(
     source: Path, own: Sequence[Path], seconds: float, complain: Callable[[str], None]
 ) -> Iterator[None]:
-    """Yield at once, and whenever the source may have changed; or every few seconds, if nobody
-    tells of changes."""
+    """Yield at once, and when the source may have changed; without notices of the system, every
+    `seconds`."""
     last = ""
     while True:
         try:

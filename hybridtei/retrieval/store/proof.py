@@ -70,8 +70,8 @@ async def proof_of(
         cosines = await asyncio.to_thread(_cosines, stored, embedded, schema)
     if not cosines:
         log.warning(
-            "collection %r has neither the fingerprint of its model nor a text to compare: nobody "
-            "can tell whether %s made its vectors",
+            "collection %r has neither the fingerprint of its model nor a text to compare: it "
+            "is unknown whether %s made its vectors",
             name,
             model_id,
         )

@@ -284,8 +284,8 @@ def _is_writable(number: int) -> bool:
 
 
 def _check_once(points: Sequence[_NewPoint], failed: list[FailedPoint]) -> list[_NewPoint]:
-    """The points without those whose ids are there twice, which go into `failed`: nobody can tell
-    which of them is meant. The same text and payload twice, without an id, is one point."""
+    """The points without those whose ids are there twice, which go into `failed`: the request does
+    not say which one to store. The same text and payload twice, without an id, is one point."""
     places: dict[PointId, list[int]] = {}
     for point in points:
         if point.client_id is not None:

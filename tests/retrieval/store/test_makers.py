@@ -218,7 +218,7 @@ def test_without_texts_one_warning_says_that_nobody_can_tell(encoder, tmp_path, 
         there.add(["eight"])
     assert [record.message for record in caplog.records if "nobody" in record.message] == [
         "collection 'index' has neither the fingerprint of its model nor a text to compare: "
-        f"nobody can tell whether {MODEL} made its vectors"
+        f"it is unknown whether {MODEL} made its vectors"
     ]
     assert FINGERPRINT not in described(tmp_path, "index").metadata
 
