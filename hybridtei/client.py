@@ -20,7 +20,7 @@ import orjson
 from msgspec import Struct
 
 from hybridtei.asking import embeddings_of, float32, portions, read, shown
-from hybridtei.config import check_names
+from hybridtei.config import check_names, check_value, listed
 from hybridtei.errors import InvalidInput, NoAnswer
 from hybridtei.options import (
     Aggregation,
@@ -31,6 +31,7 @@ from hybridtei.options import (
     Output,
     RankKeywords,
     RankOptions,
+    Size,
 )
 from hybridtei.system.forks import OfOneProcess, leave_to_parent, renew_in_children
 from hybridtei.system.own_loop import OwnLoop
@@ -136,7 +137,7 @@ class AsyncClient(OfOneProcess):
         """Embed texts, or spans of them, like `Encoder.encode`: "dense", "sparse" and "multivector"
         from one pass. `options`: fields of `EmbedOptions`; those left out are the server's, but
         long texts are cut."""
-        inputs, counts = _listed(texts), None
+        inputs, counts = listed("texts", texts), None
         if spans is not None:
             lists: list[Any] = [spans] if isinstance(texts, str) else list(spans)
             counts = list(map(len, lists))
@@ -144,7 +145,7 @@ class AsyncClient(OfOneProcess):
                 {"text": text, "spans": text_spans}
                 for text, text_spans in zip(inputs, lists, strict=True)
             ]
-        names = _listed(outputs)
+        names = listed("outputs", outputs)
         fields = EmbedOptions.given("encode()", options, truncate=True).as_fields()
         body = {"outputs": names, "sparse_format": "qdrant", **fields}
         facts = (await self.info())["hybridtei"]
@@ -163,13 +164,16 @@ class AsyncClient(OfOneProcess):
         **options: Unpack[RankKeywords],
     ) -> list[Ranked]:
         """Return the documents, the best for the query first, like `Encoder.rerank`."""
+        documents = listed("documents", documents)
+        if limit is not None:
+            check_value("limit", limit, Size)
         chosen = RankOptions.given("rerank()", options, truncate=True)
         body = {"query": query, **chosen.as_fields()}
         if chosen.budget_ms is not None and documents:
             ranked = await self._rank_within(body, documents)
             return ranked[:limit]
         scores: list[float] = []
-        for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
+        for part in await self._in_portions("/rerank", "texts", documents, body, joined=False):
             scores += [
                 float32(entry["score"]) for entry in sorted(part, key=lambda entry: entry["index"])
             ]
@@ -184,7 +188,7 @@ class AsyncClient(OfOneProcess):
         # `/rerank` gives similarities as they are, `/v1/rerank` only on request
         if "reranker" not in (await self.info()).get("model_type", {}):
             body["raw_scores"] = True
-        request = {**body, "documents": [*documents], "return_documents": False}
+        request = {**body, "documents": documents, "return_documents": False}
         answer = await self.ask("/v1/rerank", request)
         from hybridtei.inference.tasks.rerank import Ranked
 
@@ -206,7 +210,7 @@ class AsyncClient(OfOneProcess):
     ) -> list[list[Prediction]]:
         """Return every label's score for each text, or pair of texts (a tuple), like
         `Encoder.classify`."""
-        items = [texts] if isinstance(texts, str | tuple) else texts
+        items = [texts] if isinstance(texts, tuple) else listed("texts", texts)
         inputs = [[item] if isinstance(item, str) else [*item] for item in items]
         body = LabelOptions.given(
             "classify()",
@@ -235,7 +239,7 @@ class AsyncClient(OfOneProcess):
             truncate=True,
             aggregation_strategy=aggregation_strategy,
         ).as_fields()
-        rows = await self._in_portions("/predict_tokens", "inputs", _listed(texts), body)
+        rows = await self._in_portions("/predict_tokens", "inputs", listed("texts", texts), body)
         from hybridtei.inference.tasks.label import Span
 
         def span(entry: Any) -> Span:
@@ -457,11 +461,6 @@ class AsyncClient(OfOneProcess):
         if not joined:
             return answers
         return [row for answer in answers for row in answer]
-
-
-def _listed(values: Any) -> list[Any]:
-    """A single text, or several values, as a list."""
-    return [values] if isinstance(values, str) else [*values]
 
 
 def _points_of(collection: str, rest: str = "") -> str:

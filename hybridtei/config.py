@@ -8,9 +8,10 @@ settings: `checkpoint.spec.ModelSpec` has them.
 
 from __future__ import annotations
 
+import re
 import types
 import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -515,6 +516,11 @@ RENAMED = {
 }
 
 
+# JSON's types in Python's words, as they stand in an error
+PYTHON_TYPES = {"null": "None", "array": "list", "object": "dict"}
+JSON_TYPE = re.compile(r"(?<=`|\s)(null|array|object)(?=`|\s)")
+
+
 def check_names(call: str, names: Iterable[str], fields: Collection[str]) -> None:
     """Raises TypeError for a keyword that `call` does not have, naming the nearest one."""
     for name in names:
@@ -537,7 +543,29 @@ def check_value(
     except msgspec.ValidationError as wrong:
         mistake = explain(wrong, value, hint)
         place = under(name, mistake.path)
-        raise error(f"`{place}` is {mistake.value or repr(value)}: {mistake.text}") from None
+        told = JSON_TYPE.sub(lambda found: PYTHON_TYPES[found[0]], mistake.text)
+        raise error(f"`{place}` is {mistake.value or repr(value)}: {told}") from None
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """Return a Python caller's one text, or several values, as a list. Raises InvalidInput for any
+    other type."""
+    if isinstance(values, str):
+        return [values]
+    if isinstance(values, bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidInput(
+            f"`{name}` is {values!r:.80}, of type {type(values).__name__}; it should be a text or "
+            "a list"
+        )
+    return list(values)
+
+
+def check_text(name: str, text: object) -> None:
+    """Raises InvalidInput if a Python caller's value is no text."""
+    if not isinstance(text, str):
+        raise InvalidInput(
+            f"`{name}` is {text!r:.80}, of type {type(text).__name__}; it should be a text"
+        )
 
 
 @cache

@@ -17,7 +17,14 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_value
+from hybridtei.config import (
+    EMBEDDED_MODEL,
+    EngineConfig,
+    ModelConfig,
+    check_text,
+    check_value,
+    listed,
+)
 from hybridtei.errors import BackendError, EmptyInput, InvalidDimensions, InvalidInput
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.core import EngineCore, shared_tokens
@@ -184,9 +191,9 @@ class Encoder(OfOneProcess):
         point, code point after the last). Each span gets a row, text by text, from one pass over
         whole texts. Raises TypeError for an unknown option, RequestError or BackendError.
         """
-        inputs = _listed("texts", texts)
+        inputs = listed("texts", texts)
         _check_kinds(inputs)
-        heads = heads_named(_listed("outputs", outputs))
+        heads = heads_named(listed("outputs", outputs))
         check_value("query_encoder", query_encoder, QueryEncoder)
         chosen = EmbedOptions.given("encode()", options, multivector=self._multivector)
         task = Embed(inputs, heads, chosen)
@@ -312,11 +319,12 @@ class Encoder(OfOneProcess):
         "m3", "m3-long", "m3-two". Raises UnsupportedHead if the model cannot rank, RequestError or
         BackendError.
         """
-        documents = _listed("documents", documents)
-        _check_texts("query", [query])
+        documents = listed("documents", documents)
+        check_text("query", query)
         if limit is not None:
             check_value("limit", limit, Size)
-        _check_texts("documents", documents)
+        for place, document in enumerate(documents):
+            check_text(f"documents[{place}]", document)
         task = rerank_task(
             self.spec,
             query,
@@ -340,9 +348,10 @@ class Encoder(OfOneProcess):
 
         Raises UnsupportedHead if the model is no classifier, RequestError or BackendError.
         """
-        inputs: list[Text] = [texts] if isinstance(texts, tuple) else _listed("texts", texts)
+        inputs: list[Text] = [texts] if isinstance(texts, tuple) else listed("texts", texts)
         for place, item in enumerate(inputs):
-            _check_texts(f"texts[{place}]", item if isinstance(item, tuple) else [item])
+            for text in item if isinstance(item, tuple) else [item]:
+                check_text(f"texts[{place}]", text)
         task = Classify(inputs, LabelOptions.given("classify()", options, raw_scores=raw_scores))
         task.check(self.spec)
         if not inputs:
@@ -362,8 +371,9 @@ class Encoder(OfOneProcess):
 
         Raises UnsupportedHead if the model tags no tokens, RequestError or BackendError.
         """
-        inputs = _listed("texts", texts)
-        _check_texts("texts", inputs)
+        inputs = listed("texts", texts)
+        for place, text in enumerate(inputs):
+            check_text(f"texts[{place}]", text)
         task = Tag(
             inputs,
             LabelOptions.given("tag()", options, aggregation_strategy=aggregation_strategy),
@@ -483,17 +493,6 @@ def _one_thread(encodings: Sequence[Encoding]) -> AbstractContextManager[object]
     return nullcontext() if is_small else threadpool_limits(limits=1, user_api="blas")
 
 
-def _listed(name: str, values: Any) -> list[Any]:
-    """Return a single text, or several values, as a list. Raises InvalidInput for any other
-    type."""
-    if not isinstance(values, Iterable):
-        raise InvalidInput(
-            f"`{name}` is {values!r}, of type {type(values).__name__}; it should be a string or a "
-            "list"
-        )
-    return [values] if isinstance(values, str) else list(values)
-
-
 def _check_kinds(inputs: Sequence[object]) -> None:
     for place, item in enumerate(inputs):
         if not isinstance(item, str | list):
@@ -507,11 +506,3 @@ def _check_kinds(inputs: Sequence[object]) -> None:
                     f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to "
                     f"{LARGEST - 1}"
                 )
-
-
-def _check_texts(name: str, texts: Sequence[object]) -> None:
-    for text in texts:
-        if not isinstance(text, str):
-            raise InvalidInput(
-                f"`{name}` holds something of type {type(text).__name__}; each should be a text"
-            )

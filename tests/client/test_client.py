@@ -2,6 +2,7 @@
 
 import base64
 import inspect
+import re
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -170,6 +171,33 @@ def test_a_collection_of_any_name_that_stores_take(ask, tmp_path):
 def test_what_the_server_refuses_raises_the_encoders_errors(ask, server, arguments, kind):
     with pytest.raises(kind):
         ask(server.url, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (("encode", None), {}),
+        (("encode", {"text": "one"}), {}),
+        (("encode", ["one"], 5), {}),
+        (("rerank", "one", None), {}),
+        (("rerank", "one", b"two"), {}),
+        (("rerank", "one", TEXTS), {"limit": -1}),
+        (("classify", None), {}),
+        (("tag", 5), {}),
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused_in_the_encoders_words(ask, server, arguments, options):
+    verb, *given = arguments
+    with pytest.raises(InvalidInput) as own:
+        getattr(encoder_of(small.model_spec()), verb)(*given, **options)
+    with pytest.raises(InvalidInput, match=f"^{re.escape(str(own.value))}$"):
+        ask(server.url, *arguments, **options)
+
+
+def test_one_text_is_a_list_of_it(ask):
+    with serving(labelled("LABEL_0")) as server:
+        whole = ask(server.url, "rerank", "one", [TEXTS[0]])
+        assert ask(server.url, "rerank", "one", TEXTS[0]) == whole
 
 
 def test_a_key(ask):

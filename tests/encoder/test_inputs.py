@@ -128,9 +128,10 @@ def test_an_input_of_another_kind_is_named_by_its_place(encoder, wrong):
             {"truncation_direction": "middle"},
             "`truncation_direction` is 'middle': expected one of `left`, `right`",
         ),
-        ({"dimensions": "3"}, "`dimensions` is '3': expected `int | null`, got `str`"),
+        ({"dimensions": "3"}, "`dimensions` is '3': expected `int | None`, got `str`"),
         ({"outputs": None}, "`outputs` is None, of type NoneType"),
-        ({"texts": None}, "`texts` is None, of type NoneType; it should be a string or a list"),
+        ({"texts": {"a": 1}}, "`texts` is {'a': 1}, of type dict; it should be a text or a list"),
+        ({"texts": None}, "`texts` is None, of type NoneType; it should be a text or a list"),
     ],
 )
 def test_a_value_of_another_kind_is_named_with_what_it_should_be(encoder, wrong, message):

@@ -282,7 +282,7 @@ def test_fields_of_the_payload_as_asked_for_whatever_else_needs_the_text(searche
     [
         ({"limit": "3"}, "`limit` is '3': expected `int`, got `str`"),
         ({"offset": None}, "`offset` is None: expected `int`"),
-        ({"legs": "dense"}, "`legs` is 'dense': expected `array"),
+        ({"legs": "dense"}, "`legs` is 'dense': expected `list"),
         ({"rescore": "x"}, "`rescore` is 'x': expected `bool`"),
     ],
 )
