@@ -20,8 +20,8 @@ import orjson
 from msgspec import Struct
 
 from hybridtei.asking import embeddings_of, float32, portions, read, shown
-from hybridtei.config import check_names, check_value, listed
 from hybridtei.errors import InvalidInput, NoAnswer
+from hybridtei.keywords import check_names, check_value, listed
 from hybridtei.options import (
     Aggregation,
     EmbedKeywords,

@@ -17,14 +17,7 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.config import (
-    EMBEDDED_MODEL,
-    EngineConfig,
-    ModelConfig,
-    check_text,
-    check_value,
-    listed,
-)
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, EmptyInput, InvalidDimensions, InvalidInput
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.core import EngineCore, shared_tokens
@@ -43,6 +36,7 @@ from hybridtei.inference.tasks.rerank import (
     rerank_task,
 )
 from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_texts
+from hybridtei.keywords import check_text, check_value, listed
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import begin, model_hash
 from hybridtei.models.text.reader import Input

@@ -25,9 +25,8 @@ from hybridtei.config import (
     LongInputs,
     MultivectorDtype,
     PoolingFlag,
-    check_names,
-    check_value,
 )
+from hybridtei.keywords import check_names, check_value
 
 Direction = Literal["left", "right"]
 InputType = Literal["query", "document"]

@@ -39,8 +39,6 @@ from hybridtei.config import (
     EngineConfig,
     ModelConfig,
     NamedModel,
-    check_names,
-    check_value,
 )
 from hybridtei.errors import (
     BackendError,
@@ -54,6 +52,7 @@ from hybridtei.inference.backends.fidelity import SAMPLES
 from hybridtei.inference.backends.select import open_backend
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import WITHOUT_PROMPT
+from hybridtei.keywords import check_names, check_value
 from hybridtei.models.checkpoint.contents import has_readable
 from hybridtei.models.checkpoint.files import (
     check_links,

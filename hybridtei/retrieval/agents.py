@@ -23,8 +23,8 @@ from pydantic import Field
 
 from hybridtei import __version__
 from hybridtei.client import AsyncClient
-from hybridtei.config import check_names
 from hybridtei.errors import HybridTeiError
+from hybridtei.keywords import check_names
 from hybridtei.retrieval.ingest.chunking import (
     CHUNK,
     CHUNKS,

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
-from hybridtei.config import check_value
 from hybridtei.errors import InvalidInput, StoreUnavailable, UnknownDocument
+from hybridtei.keywords import check_value
 from hybridtei.retrieval.ingest.chunking import (
     CHUNK,
     CHUNKS,

@@ -18,7 +18,12 @@ import orjson
 
 from hybridtei.batch import VECTORS, Head
 from hybridtei.client import Client
-from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, StoreConfig, check_names
+from hybridtei.config import (
+    EMBEDDED_MODEL,
+    EngineConfig,
+    ModelConfig,
+    StoreConfig,
+)
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
     BackendError,
@@ -29,6 +34,7 @@ from hybridtei.errors import (
     StoreUnavailable,
 )
 from hybridtei.inference.load import find_model, text_model
+from hybridtei.keywords import check_names
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 from hybridtei.models.fingerprint import fingerprint_of_loaded, model_of

@@ -15,9 +15,10 @@ import orjson
 from tqdm import tqdm
 
 from hybridtei.batch import Head
-from hybridtei.config import StoreConfig, check_value
+from hybridtei.config import StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, InvalidPoint, RequestError, StoreError
+from hybridtei.keywords import check_value
 from hybridtei.retrieval.documents import Selection, changed, deleted, fetched
 from hybridtei.retrieval.search.options import (
     LocalKeywords,

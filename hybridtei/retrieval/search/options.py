@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self, TypedDict, get_type_hints
 
 from msgspec import Meta, Struct, structs, to_builtins
 
-from hybridtei.config import check_names, check_value
 from hybridtei.errors import InvalidInput
+from hybridtei.keywords import check_names, check_value
 from hybridtei.options import BudgetMs, Instruction, MaxChunks, RankOptions
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, filter_from
 
