@@ -76,8 +76,8 @@ class Layout:
     """How a collection keeps the three outputs: what lies in memory, and what on disk alone. A
     width of 0: no multi-vectors.
 
-    `rows`: the vectors to which a document's multi-vector is merged. Other kinds than floats lie in the
-    payload, as base64.
+    `rows`: the vectors to which a document's multi-vector is merged. Other kinds than floats lie
+    in the payload, as base64.
     """
 
     name: str

@@ -259,8 +259,8 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
 
     outcome = _graph_or_reason(spec)
     if isinstance(outcome, str):
-        # The weights cannot run in a graph of this package; `why_not` let the model through only because
-        # the folder has an ONNX file of its own
+        # The weights cannot run in a graph of this package; `why_not` let the model through only
+        # because the folder has an ONNX file of its own
         own_file = find_own_graph(spec, dtype)
         assert own_file is not None
         if spec.tanh_gelu:
