@@ -204,7 +204,7 @@ def test_the_fingerprint_is_of_what_was_loaded(folders, tmp_path, caplog):
     assert "is not the file that was loaded" in caplog.text
 
 
-def test_without_texts_one_warning_says_that_nobody_can_tell(encoder, tmp_path, caplog):
+def test_without_texts_one_warning_says_that_the_model_is_unknown(encoder, tmp_path, caplog):
     schema = schema_for(encoder.spec, MODEL)
     metadata = {key: one for key, one in schema.metadata.items() if key != FINGERPRINT}
 
@@ -216,7 +216,7 @@ def test_without_texts_one_warning_says_that_nobody_can_tell(encoder, tmp_path, 
     with caplog.at_level(logging.WARNING), Index.open(tmp_path, encoder=encoder) as there:
         assert len(there.search("one two")) == len(there.search("three")) == len(TEXTS)
         there.add(["eight"])
-    assert [record.message for record in caplog.records if "nobody" in record.message] == [
+    assert [record.message for record in caplog.records if "is unknown" in record.message] == [
         "collection 'index' has neither the fingerprint of its model nor a text to compare: "
         f"it is unknown whether {MODEL} made its vectors"
     ]
