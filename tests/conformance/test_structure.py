@@ -80,12 +80,15 @@ def test_a_warm_request_runs_in_no_more_files_calls_and_coroutines():
     assert "calls of /embed " in ended.stdout
 
 
-def test_conformance_imports_nothing_of_the_tests():
-    """It measures any server, also from where no tests are."""
-    imports = re.compile(r"^\s*(from|import) tests\b", re.MULTILINE)
+@pytest.mark.parametrize(
+    ("room", "above"), [("conformance", "tests|studies"), ("studies", "tests")]
+)
+def test_what_measures_any_server_imports_nothing_of_the_tests(room, above):
+    """It runs also from where no tests are."""
+    imports = re.compile(rf"^\s*(from|import) ({above})\b", re.MULTILINE)
     found = [
         str(path)
-        for path in sorted(Path(source.__file__).parents[1].rglob("*.py"))
+        for path in sorted((Path(source.__file__).parents[2] / room).rglob("*.py"))
         if imports.search(path.read_text(encoding="utf-8"))
     ]
     assert found == []
