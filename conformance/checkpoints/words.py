@@ -9,7 +9,15 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from conformance.small import tiny
-from conformance.small.vocabulary import WORDS
+from conformance.small.vocabulary import (
+    OF_ROBERTA,
+    WORDS,
+    byte_level,
+    merges,
+    numbered,
+    unigram,
+    wordpiece,
+)
 from hybridtei.system.frames import nested
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -24,21 +32,12 @@ FIRST = {
 TYPED = ["input_ids", "token_type_ids", "attention_mask"]
 UNTYPED = ["input_ids", "attention_mask"]
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-ROBERTA = {
-    "bos": "<s>",
-    "eos": "</s>",
-    "pad": "<pad>",
-    "unk": "<unk>",
-    "cls": "<s>",
-    "sep": "</s>",
-    "mask": "<mask>",
-}
 # kind -> (class that tokenizer_config.json names, its special tokens, other keys)
 DECLARED: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "wordpiece": ("BertTokenizer", BERT, {"do_lower_case": True, "model_input_names": TYPED}),
     "cased": ("BertTokenizer", BERT, {"do_lower_case": False, "model_input_names": TYPED}),
-    "unigram": ("XLMRobertaTokenizer", ROBERTA, {}),
-    "roberta": ("RobertaTokenizer", ROBERTA, {"add_prefix_space": False}),
+    "unigram": ("XLMRobertaTokenizer", OF_ROBERTA, {}),
+    "roberta": ("RobertaTokenizer", OF_ROBERTA, {"add_prefix_space": False}),
     "bytes": (
         "Qwen2Tokenizer",
         {"eos": "<|im_end|>", "pad": "<|endoftext|>"},
@@ -78,21 +77,8 @@ def write_tokenizer(folder: Path, kind: str, *, longest: int, types: bool = True
 
 def _wordpiece(kind: str) -> Tokenizer:
     whole = [*WORDS, *(word.title() for word in WORDS), *LETTERS, *LETTERS.upper(), *OTHERS, "東京"]
-    pieces = dict.fromkeys(
-        [*FIRST["wordpiece"], *whole, *(f"##{one}" for one in dict.fromkeys([*whole[-140:]]))]
-    )
-    raw = Tokenizer(
-        models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]")
-    )
-    raw.normalizer = normalizers.BertNormalizer(lowercase=kind != "cased")
-    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    raw.decoder = decoders.WordPiece()
-    raw.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    return raw
+    inner = (f"##{one}" for one in dict.fromkeys([*whole[-140:]]))
+    return wordpiece([*FIRST["wordpiece"], *whole, *inner], lowercase=kind != "cased")
 
 
 def _unigram(kind: str) -> Tokenizer:
@@ -102,28 +88,15 @@ def _unigram(kind: str) -> Tokenizer:
         *((one, -8.0) for one in LETTERS + LETTERS.upper() + OTHERS),
         ("<mask>", 0.0),
     ]
-    raw = Tokenizer(models.Unigram(pieces, unk_id=3))
+    raw = unigram(pieces)
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
-    )
-    raw.decoder = decoders.Metaspace()
-    raw.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> </s> $B </s>",
-        special_tokens=[("<s>", 0), ("</s>", 2)],
     )
     return raw
 
 
 def _byte_level(kind: str) -> Tokenizer:
-    merges = sorted({(word[0], word[1]) for word in WORDS} | {(word[2], word[3]) for word in WORDS})
-    merges += [(word[:2], word[2:]) for word in WORDS] + [("Ġ", word) for word in WORDS]
-    pieces = dict.fromkeys(
-        [*FIRST[kind], *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
-    )
-    raw = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
+    raw = byte_level(FIRST[kind], merges("Ġ"))
     raw.post_processor = (
         processors.RobertaProcessing(
             ("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False
@@ -139,20 +112,16 @@ def _byte_level(kind: str) -> Tokenizer:
 
 
 def _llama(kind: str) -> Tokenizer:
-    spaced = [f"▁{word}" for word in WORDS]
-    merges = sorted({(word[0], word[1]) for word in WORDS} | {(word[2], word[3]) for word in WORDS})
-    merges += [(word[:2], word[2:]) for word in WORDS] + [("▁", word) for word in WORDS]
+    joined = merges("▁")
     pieces = [
         *FIRST[kind],
         *(f"<0x{byte:02X}>" for byte in range(256)),
         "▁",
         *LETTERS,
-        *(a + b for a, b in merges),
-        *spaced,
+        *(a + b for a, b in joined),
     ]
-    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     raw = Tokenizer(
-        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        models.BPE(numbered(pieces), joined, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )
     raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     raw.decoder = decoders.Sequence(

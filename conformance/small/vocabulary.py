@@ -12,6 +12,15 @@ from hybridtei.system.frames import nested, varint
 ENDS = ("ka", "ke", "lo", "lu", "mi", "mo", "na", "pe", "ra", "ti")
 WORDS = [start + end for start in ("ba", "be", "bo", "bu", "da", "du") for end in ENDS]
 LONGEST = 128  # tokens, special tokens included, in every tiny model
+OF_ROBERTA = {
+    "bos": "<s>",
+    "eos": "</s>",
+    "pad": "<pad>",
+    "unk": "<unk>",
+    "cls": "<s>",
+    "sep": "</s>",
+    "mask": "<mask>",
+}
 Kind = Literal["wordpiece", "unigram", "roberta", "bytes"]
 
 
@@ -30,15 +39,10 @@ def tokenizer(kind):
     return _byte_level(specials=kind == "roberta")
 
 
-def _wordpiece():
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    letters = sorted({letter for word in WORDS for letter in word} | set("?.,"))
-    raw = _vocabulary(
-        models.WordPiece,
-        [*pieces, *letters, *(f"##{letter}" for letter in letters)],
-        unk_token="[UNK]",
-    )
-    raw.normalizer = normalizers.BertNormalizer()
+def wordpiece(pieces, *, lowercase=True):
+    """BERT's tokenizer of these pieces, of which [CLS] and [SEP] are the third and the fourth."""
+    raw = Tokenizer(models.WordPiece(numbered(pieces), unk_token="[UNK]"))
+    raw.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     raw.decoder = decoders.WordPiece()
     raw.post_processor = processors.TemplateProcessing(
@@ -46,6 +50,50 @@ def _wordpiece():
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
+    return raw
+
+
+def unigram(pieces):
+    """XLM-RoBERTa's tokenizer of pieces with their scores, which begin with <s>, <pad>, </s> and <unk>."""
+    raw = Tokenizer(models.Unigram(pieces, unk_id=3))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = decoders.Metaspace()
+    raw.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    return raw
+
+
+def byte_level(first, merges):
+    """A byte-level BPE without a post-processor; `first`: its special pieces."""
+    pieces = [*first, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    raw = Tokenizer(models.BPE(numbered(pieces), merges))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return raw
+
+
+def merges(space):
+    """Those that make WORDS, alone and behind `space`."""
+    ends = {(word[0], word[1]) for word in WORDS} | {(word[2], word[3]) for word in WORDS}
+    return [
+        *sorted(ends),
+        *((word[:2], word[2:]) for word in WORDS),
+        *((space, word) for word in WORDS),
+    ]
+
+
+def numbered(pieces):
+    """Pieces and their ids; one that comes again has its first."""
+    return {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+
+
+def _wordpiece():
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    letters = sorted({letter for word in WORDS for letter in word} | set("?.,"))
+    raw = wordpiece([*pieces, *letters, *(f"##{letter}" for letter in letters)])
     return _fast(raw, pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
 
@@ -57,48 +105,19 @@ def _unigram():
         + [("▁", -4.0)]
         + [(letter, -8.0) for letter in letters]
     )
-    raw = Tokenizer(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3))
-    raw.pre_tokenizer = pre_tokenizers.Metaspace()
-    raw.decoder = decoders.Metaspace()
-    raw.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> </s> $B </s>",
-        special_tokens=[("<s>", 0), ("</s>", 2)],
-    )
-    return _fast(
-        raw, pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", bos="<s>", eos="</s>", mask="<mask>"
-    )
+    return _fast(unigram([*pieces, ("<mask>", 0.0)]), **OF_ROBERTA)
 
 
 def _byte_level(*, specials):
     first = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if specials else ["<|endoftext|>"]
-    merges = sorted({(word[0], word[1]) for word in WORDS} | {(word[2], word[3]) for word in WORDS})
-    merges += [(word[:2], word[2:]) for word in WORDS] + [("Ġ", word) for word in WORDS]
-    pieces = dict.fromkeys(
-        [
-            *first,
-            *sorted(pre_tokenizers.ByteLevel.alphabet()),
-            *(left + right for left, right in merges),
-        ]
-    )
-    raw = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
+    raw = byte_level(first, merges("Ġ"))
     if not specials:
         raw.post_processor = processors.ByteLevel(trim_offsets=False)
         return _fast(raw, pad="<|endoftext|>", eos="<|endoftext|>")
     raw.post_processor = processors.RobertaProcessing(
         ("</s>", 2), ("<s>", 0), add_prefix_space=False
     )
-    return _fast(
-        raw, pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", bos="<s>", eos="</s>", mask="<mask>"
-    )
-
-
-def _vocabulary(model, pieces, **settings):
-    return Tokenizer(
-        model({piece: number for number, piece in enumerate(dict.fromkeys(pieces))}, **settings)
-    )
+    return _fast(raw, **OF_ROBERTA)
 
 
 def _fast(raw, **names):

@@ -5,7 +5,9 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from conformance.small.vocabulary import unigram, wordpiece
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 XLM_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>")
@@ -45,14 +47,7 @@ def _unigram(size: int) -> Tokenizer:
     scores += [(piece, -4.0 - 8.0 * place / size) for place, piece in enumerate(drawn)] + [
         ("<mask>", 0.0)
     ]
-    tokenizer = Tokenizer(models.Unigram(scores, unk_id=3))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> </s> $B </s>",
-        special_tokens=[("<s>", 0), ("</s>", 2)],
-    )
+    tokenizer = unigram(scores)
     tokenizer.add_special_tokens([*XLM_ROBERTA, "<mask>"])
     return tokenizer
 
@@ -65,17 +60,7 @@ def _wordpiece(size: int) -> Tokenizer:
         *fixed,
         *(f"##{word}" if place % 4 == 0 else word for place, word in enumerate(words)),
     ]
-    tokenizer = Tokenizer(
-        models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]")
-    )
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
+    tokenizer = wordpiece(pieces)
     tokenizer.add_special_tokens([*BERT])
     return tokenizer
 

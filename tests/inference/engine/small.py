@@ -3,10 +3,8 @@
 import string
 from pathlib import Path
 
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-
 from conformance.small.fake_backend import FakeBackend
+from conformance.small.vocabulary import wordpiece
 from hybridtei.batch import Positions
 from hybridtei.config import EngineConfig
 from hybridtei.inference.engine.service import EngineService
@@ -55,15 +53,7 @@ PROMPTS = {"query": "query: ", "passage": "passage: "}
 
 
 def tokenizer():
-    raw = RawTokenizer(models.WordPiece(IDS, unk_token="[UNK]"))
-    raw.normalizer = normalizers.BertNormalizer()
-    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    raw.decoder = decoders.WordPiece()
-    raw.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
+    raw = wordpiece(PIECES)
     raw.add_special_tokens(SPECIALS)
     return Tokenizer(raw, has_token_types=True)
 
