@@ -89,7 +89,7 @@ def test_a_group_of_zeros_stays_one():
 def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits(
     tmp_path, model_type
 ):
-    """Every family in int8: `python -m conformance.families`."""
+    """The quick run has those of `tiny.QUICK`."""
     spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
     graph, backend = family_graph(spec), in_form(spec)
     assert backend.dtype == "int8"
