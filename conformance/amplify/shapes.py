@@ -1,9 +1,8 @@
 """Requests drawn from the routes' own schemas, each with a field or two made as large as a body may
 be.
 
-Routes come from the server's OpenAPI document, which includes new routes. Where the fuzzer has
-valid bodies for it, half of the requests begin with one of these, since a schema does not tell
-which of its optional fields belong together.
+Routes come from the server's OpenAPI document, which includes new routes. Half of the requests
+begin with its example, since a schema does not tell which of its optional fields belong together.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,7 @@ from random import Random
 from typing import Any
 
 from conformance.amplify.request import Request, encode, route_of
-from conformance.fuzz.bodies import POSTS
+from conformance.fuzz.bodies import CONDITIONS, NAMES, Bodies
 
 # Bytes that the default `--payload-limit` allows, without names and braces
 BODY_BYTES = 1_990_000
@@ -20,39 +19,16 @@ SIZES = (BODY_BYTES, BODY_BYTES, 1_000_000, 400_000, 100_000, 20_000, 4_000, 500
 UNITS = ("a", "a ", ". ", "hybrid search ", "\\u0000", "é", "🙂", "\\n", "中", "%2e", "0.1, ")
 COUNTS = (2, 32, 33, 512, 1000, 1001, 10_000, 10_001, 100_000)
 NUMBERS = (0, 1, 2, 32, 1000, 10_000, 100_000, 2**31, 2**32 - 1, 2**63 - 1, -1, 1e308)
-# Of filters, which the schema tells nothing of; the second is none
-CONDITIONS: tuple[Any, ...] = (
-    {"key": "text", "match": {"value": "a"}},
-    {"key": "text", "match": {"valu": "a"}},
-    {"key": "text", "match": {"text_any": {"*text": ["hybrid ", 40]}}},
-    {"key": "text", "match": {"any": {"*list": ["a", 40]}}},
-    {
-        "must": [
-            {
-                "nested": {
-                    "key": "a",
-                    "filter": {"must_not": [{"key": "b", "match": {"value": True}}]},
-                }
-            }
-        ]
-    },
-    {
-        "min_should": {
-            "conditions": [{"is_empty": {"key": "a"}}, {"has_id": [1, 2]}],
-            "min_count": 1,
-        }
-    },
-)
-NAMES = {
-    "collection": "docs",
-    "name": "docs",
-    "data_type": "text",
-    "alias": "nobody",
-    "model_id": "/nowhere",
-}
 DEEPEST = 5
 HEAD_BYTES = 60_000
 Step = str | int
+
+
+# Long values of a filter
+LONG: tuple[Any, ...] = (
+    {"key": "text", "match": {"text_any": {"*text": ["hybrid ", 40]}}},
+    {"key": "text", "match": {"any": {"*list": ["a", 40]}}},
+)
 
 
 @dataclass(frozen=True)
@@ -64,26 +40,16 @@ class Route:
     schema: Mapping[str, Any] | None
 
 
-def routes(document: Mapping[str, Any]) -> list[Route]:
-    """Return all operations of an OpenAPI document."""
-    found = []
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            content = operation.get("requestBody", {}).get("content", {})
-            schema = next((one["schema"] for one in content.values()), None)
-            for part in operation.get("parameters", ()):
-                path = path.replace(f"{{{part['name']}}}", NAMES.get(part["name"], "docs"))  # noqa: PLW2901
-            found.append(Route(method.upper(), path, schema))
-    return found
-
-
 class Shapes:
     """Draws requests. `document`: the OpenAPI document; `alias`: below which the model's routes
     are, too."""
 
     def __init__(self, document: Mapping[str, Any], alias: str, draw: Random) -> None:
-        self.routes = routes(document)
-        self._schemas = document["components"]["schemas"]
+        self._bodies = Bodies(document)
+        self.routes = [
+            Route(method, path, self._bodies.media.get(path, {}).get("schema"))
+            for method, path in self._bodies.operations
+        ]
         self._alias = alias
         self._draw = draw
         self._sites = {
@@ -144,9 +110,9 @@ class Shapes:
         return replace(request, **way)
 
     def _base(self, route: Route) -> Any:
-        if route.path in POSTS and self._draw.random() < 0.5:
-            return POSTS[route.path](self._draw)
-        return self._smallest(route.schema or {}, "")
+        if self._draw.random() < 0.5:
+            return self._bodies.drawn(route.path, self._draw)
+        return self._bodies.value(route.schema or {}, self._draw)
 
     def _grown_somewhere(self, route: Route, body: Any, size: int) -> Any:
         sites = self._sites[route.path]
@@ -155,21 +121,11 @@ class Shapes:
         path, schema = self._draw.choice(sites)
         return placed(body, path, self._grown(schema, size, path))
 
-    def _resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        while "$ref" in schema:
-            schema = self._schemas[schema["$ref"].rpartition("/")[2]]
-        return schema
-
-    def _variants(self, schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        schema = self._resolved(schema)
-        unions = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-        return [one for part in unions for one in self._variants(part)] if unions else [schema]
-
     def _fields(
         self, schema: Mapping[str, Any], path: tuple[Step, ...] = ()
     ) -> Iterator[tuple[tuple[Step, ...], Mapping[str, Any]]]:
         """Yield every path of a body, and the schemas of its values."""
-        for variant in self._variants(schema):
+        for variant in self._bodies.variants(schema):
             if path and variant.get("type") != "null":
                 yield path, variant
             if len(path) < DEEPEST:
@@ -178,26 +134,6 @@ class Shapes:
                 # False: a tuple, whose items are `prefixItems`
                 if variant.get("items"):
                     yield from self._fields(variant["items"], (*path, 0))
-
-    def _smallest(self, schema: Mapping[str, Any], name: str) -> Any:
-        schema = self._draw.choice(
-            [one for one in self._variants(schema) if one.get("type") != "null"] or [{}]
-        )
-        if "enum" in schema:
-            return self._draw.choice(schema["enum"])
-        kind = schema.get("type")
-        if kind == "object":
-            return {
-                key: self._smallest(schema["properties"][key], key)
-                for key in schema.get("required", ())
-            }
-        if kind == "array":
-            if "prefixItems" in schema:
-                return [self._smallest(one, name) for one in schema["prefixItems"]]
-            return [self._smallest(schema["items"], name)] if "items" in schema else [{"text": "a"}]
-        if kind in ("integer", "number"):
-            return max(schema.get("minimum", 1), 1)
-        return False if kind == "boolean" else NAMES.get(name, "hybrid search")
 
     def _grown(self, schema: Mapping[str, Any], size: int, path: tuple[Step, ...] = ()) -> Any:
         """Return a large value that a schema allows, or one slightly above."""
@@ -223,7 +159,7 @@ class Shapes:
         return makers.get(kind, lambda: self._anything(size))()
 
     def _filter(self, size: int) -> Any:
-        condition = self._draw.choice(CONDITIONS)
+        condition = self._draw.choice((*CONDITIONS, *LONG))
         most = min(size, 99_000) // len(encode(condition))
         return {
             self._draw.choice(("must", "should", "must_not")): {
@@ -245,11 +181,11 @@ class Shapes:
         return {"*text": [unit, max(size // len(unit.encode()), 1)]}
 
     def _list(self, schema: Mapping[str, Any], size: int) -> Any:
-        items = self._draw.choice(self._variants(schema.get("items") or {}))
+        items = self._draw.choice(self._bodies.variants(schema.get("items") or {}))
         # Up to the room that is left
         if self._draw.random() < 0.5:
             item = (
-                self._smallest(items, "")
+                self._bodies.value(items, self._draw)
                 if items
                 else self._draw.choice(({"text": "a"}, 0, {}, "a"))
             )
@@ -259,9 +195,9 @@ class Shapes:
         return {"*list": [self._grown(items, each) if items else {"text": self._text(each)}, count]}
 
     def _object(self, schema: Mapping[str, Any], size: int) -> Any:
-        made = self._smallest(schema, "")
+        made = self._bodies.value(schema, self._draw)
         name, field = self._draw.choice([*schema["properties"].items()])
-        return {**made, name: self._grown(self._draw.choice(self._variants(field)), size)}
+        return {**made, name: self._grown(self._draw.choice(self._bodies.variants(field)), size)}
 
     def _anything(self, size: int) -> Any:
         """A value of any type."""
