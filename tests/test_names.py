@@ -8,12 +8,12 @@ import yaml
 
 from hybridtei.cli import COMMANDS, add_command
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.server.routing import ROUTES
 from tests import names
 from tests.deploy.command_line import DEPLOY, DEVICE, OTHERS, OURS, ROOT
 from tests.names import Names
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import VALID, serving
 
 PAGE = ROOT / "hybridtei/server/page"

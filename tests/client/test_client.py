@@ -17,11 +17,11 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.inference.engine import small
 from tests.near import same
 from tests.ran import ran
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import serving
 

@@ -7,7 +7,7 @@ from hybridtei.retrieval.documents import Selection, changed, deleted, fetched
 from hybridtei.retrieval.store.points import point_id, to_points
 from tests.retrieval.store.stores import asked, embeddings, plan
 
-KINDS = ("embedded", "numpy", "grpc")
+KINDS = ("embedded", "memory", "grpc")
 # Two files with documents of one id, of two chunks each; a file of one; and texts of clients
 CHUNKS = [
     (point_id(source, chunk), {"document_id": "line-2", "source": source, "chunk": chunk})
@@ -127,7 +127,7 @@ def test_ids_or_a_filter():
 
 
 def test_thousands_are_deleted_in_pages(tmp_path):
-    with asked("numpy", tmp_path) as made:
+    with asked("memory", tmp_path) as made:
         made.run(made.store.create(made.name, plan()))
         ids = list(range(2_500))
         rows = embeddings(len(ids))

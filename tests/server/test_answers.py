@@ -7,10 +7,10 @@ import pytest
 
 from conformance.quiet import COLLECTION, FILL
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.server.app import framework
 from hybridtei.server.openapi import EXAMPLES, TAGS, answers_of, documented
 from tests.retrieval.search.small_search import MODEL, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import serving
 
 APP = framework()

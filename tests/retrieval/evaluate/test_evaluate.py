@@ -23,8 +23,8 @@ from hybridtei.retrieval.evaluate.measures import (
 from hybridtei.retrieval.evaluate.run import as_dict, as_json, as_table, check_chart, write_chart
 from hybridtei.retrieval.search.options import SearchHit, SearchResult
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.retrieval.search.small_search import FLOATS, MODEL, TEXTS, run, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import serving
 
 QUERIES = {"a": "three two", "b": "search by meaning", "c": "seven"}

@@ -18,8 +18,8 @@ from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import FILE
 from hybridtei.retrieval.ingest.options import IngestOptions
 from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
-from tests.retrieval.store.memory_store import MemoryStore
 
 TABLE_DOCUMENTS, FILES, LONGEST = 24, 6, 12
 MOST_CHANGES, LONGEST_CHANGE_S = 6, 0.02

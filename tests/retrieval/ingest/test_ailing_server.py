@@ -10,9 +10,9 @@ from hybridtei.client import Client
 from hybridtei.errors import BackendError
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import CHUNK, DOCUMENT_ID, TEXT
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import serving
 from tests.stand_in import answering
 

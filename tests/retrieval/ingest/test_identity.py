@@ -18,9 +18,9 @@ from hybridtei.retrieval.ingest.chunking import DIGEST
 from hybridtei.retrieval.ingest.ledger import SOURCES, Source
 from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store.base import CollectionSchema, Stored
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.query import CollectionPlan
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import Failure, serving_grpc, serving_rest
 from tests.retrieval.store.test_nodes import Node
 

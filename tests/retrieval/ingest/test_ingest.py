@@ -27,6 +27,7 @@ from hybridtei.retrieval.ingest.chunking import (
 from hybridtei.retrieval.ingest.run import VECTORS
 from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.ingest.small_ingest import (
     NAME,
@@ -37,7 +38,6 @@ from tests.retrieval.ingest.small_ingest import (
     write,
     written,
 )
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import Failure, speaking
 from tests.server.live import until
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from hybridtei.retrieval.ingest import prepare as preparing
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.ran import ran
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
-from tests.retrieval.store.memory_store import MemoryStore
 
 MODULE = "tests.retrieval.ingest.killed"
 

@@ -7,8 +7,8 @@ import pytest
 from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, FILE, SETTINGS, SOURCE
 from hybridtei.retrieval.ingest.ledger import Source, StoredVersion, is_below, stored_documents
 from hybridtei.retrieval.store.base import Stored
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.retrieval.ingest.small_ingest import NAME, Ingest, points
-from tests.retrieval.store.memory_store import MemoryStore
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from collections import Counter
 
 from hybridtei.errors import BackendError
 from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import Ingest, ids_of, points, reasons, write, written
-from tests.retrieval.store.memory_store import MemoryStore
 
 
 async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(tmp_path):

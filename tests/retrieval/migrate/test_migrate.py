@@ -23,11 +23,11 @@ from hybridtei.retrieval.search.calibration import curve_of
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import CALIBRATION, FINGERPRINT, schema_for
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.search.small_search import FLOATS
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import Failure, speaking
 from tests.retrieval.store.stores import STAND_INS, asked, plan, standing_in
 

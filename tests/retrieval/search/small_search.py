@@ -7,10 +7,10 @@ import numpy as np
 from conformance.small.fake_backend import FakeBackend
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import budget_of_plan, plan_of, schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.inference.engine import small
-from tests.retrieval.store.memory_store import MemoryStore
 
 MODEL = "small"
 # Every token's vector, as a vector of Qdrant

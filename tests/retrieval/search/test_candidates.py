@@ -12,6 +12,7 @@ from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import SearchOptions, StageScore
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.base import PayloadBudget, Stored
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.retrieval.search.rankers import ByLength
@@ -24,7 +25,6 @@ from tests.retrieval.search.small_search import (
     run,
     spec_in,
 )
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.stores import asked
 
 QUERY = "the search engine"

@@ -21,6 +21,7 @@ from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store import collection
 from hybridtei.retrieval.store.base import CollectionSchema, PayloadBudget, VectorParams
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import PACKED, schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.inference.engine import small
@@ -36,7 +37,6 @@ from tests.retrieval.search.small_search import (
     run,
     spec_in,
 )
-from tests.retrieval.store.memory_store import MemoryStore
 
 QUERY = "the search engine"
 TOLERANCE = 1e-5

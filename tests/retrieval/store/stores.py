@@ -13,18 +13,17 @@ import numpy as np
 from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.store import memory
 from hybridtei.retrieval.store.base import CollectionSchema, SparseVectorParams, Store, VectorParams
 from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.query import Query
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import speaking
 
 T = TypeVar("T")
 WIDTH, ROW_WIDTH, VOCABULARY = 16, 8, 50
 STAND_INS = ("grpc", "rest")
 SERVER = os.environ.get("QDRANT_TEST_URL")
-KINDS = ("embedded", "numpy", *STAND_INS, *(["server"] if SERVER else []))
+KINDS = ("embedded", "memory", *STAND_INS, *(["server"] if SERVER else []))
 TOLERANCE = 1e-5  # engines add in float32, Python in float64
 
 
@@ -89,8 +88,6 @@ def new_name():
 def opened(kind, folder):
     if kind == "memory":
         return MemoryStore()
-    if kind == "numpy":
-        return memory.MemoryStore()
     if kind == "embedded":
         return EmbeddedStore(str(folder))
     from hybridtei.retrieval.store.server import ServerStore

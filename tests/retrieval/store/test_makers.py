@@ -25,11 +25,11 @@ from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.migrate.run import MigrationRun
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.collection import MIGRATION_OF, CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import FINGERPRINT, PACKED
 from hybridtei.retrieval.store.server import create_arguments, schema_of
 from hybridtei.retrieval.store.transfer import exported, import_from
 from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, run, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.stores import standing_in
 from tests.server.live import serving
 

@@ -14,9 +14,9 @@ from hybridtei.retrieval.search.candidates import Candidates
 from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import SPARES, PayloadBudget, Stored, best_points, sort_points
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.query import MAX_LIMIT
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.stores import KINDS, STAND_INS, asked, embeddings, leg, plan
 
 TEXTS, COPIES = 12, 9

@@ -11,12 +11,12 @@ from hybridtei.config import StoreConfig
 from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import plan_of
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.query import indexes_of
 from hybridtei.retrieval.store.transfer import exported, import_from
 from tests.retrieval.search.small_search import MODEL, encoder_of, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import speaking
 from tests.retrieval.store.stores import STAND_INS, asked, embeddings, plan
 from tests.server.live import serving

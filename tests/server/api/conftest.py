@@ -3,8 +3,8 @@
 import pytest
 
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import serving
 
 POINTS = [{"id": i, "text": text, "metadata": {"place": i}} for i, text in enumerate(TEXTS)]

@@ -11,10 +11,10 @@ from hybridtei.client import Client
 from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for
 from hybridtei.retrieval.store.points import point_id
 from tests.retrieval.search.small_search import MODEL, encoder_of, filled, run, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.api.conftest import POINTS
 from tests.server.live import serving
 

@@ -7,9 +7,9 @@ from msgspec import convert
 
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.server.api import search as api
 from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, run
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.api.conftest import POINTS
 from tests.server.live import serving
 

@@ -10,11 +10,11 @@ import pytest
 from hybridtei.errors import StoreUnavailable
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.points import point_id, to_points
 from hybridtei.retrieval.store.transfer import MAX_LINE_BYTES, PAGE_POINTS
 from hybridtei.server.models import MAX_TRANSFERS
 from tests.retrieval.search.small_search import run
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.stores import embeddings, plan
 from tests.retrieval.store.test_transfer import bits
 from tests.server.http.raw import connected

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hybridtei.config import EngineConfig
 from hybridtei.limits import Bound
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.server.http.body import BodyError, read_body
 from hybridtei.server.http.connection import (
     BODY_BYTES_PER_SECOND,
@@ -22,7 +23,6 @@ from hybridtei.server.http.connection import (
     body_deadline,
 )
 from tests.retrieval.search.small_search import MODEL, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.clock import SteppedClock
 from tests.server.http.raw import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
 from tests.server.live import HANG, JSON, Hold, serving, until

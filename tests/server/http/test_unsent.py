@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hybridtei.limits import Bound
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.server.answers import answers_unsent
 from tests.inference.engine import small
 from tests.retrieval.search.small_search import MODEL, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.http.raw import GET, connected
 from tests.server.http.test_limits import refusals
 from tests.server.live import serving, until

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import pytest
 
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.retrieval.search.small_search import MODEL, spec_in
-from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import JSON, serving
 
 BODY = {"points": [{"id": 1, "text": "one two"}], "create": True}

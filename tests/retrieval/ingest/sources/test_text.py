@@ -13,10 +13,10 @@ from hybridtei.retrieval.ingest import tables, whole
 from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.text import KEPT, normalised
 from hybridtei.retrieval.search.searcher import Searcher
+from hybridtei.retrieval.store.memory import MemoryStore
 from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import Ingest, points
 from tests.retrieval.ingest.sources.reading import all_of, text_of
-from tests.retrieval.store.memory_store import MemoryStore
 
 QUOTED = "The “flag” – it costs 5 €."
 RUSSIAN = "Привет, мир. Это простой текст на русском языке о погоде."
