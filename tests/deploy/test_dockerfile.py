@@ -76,23 +76,6 @@ def test_all_that_is_copied_is_there_and_let_through():
     assert all((ROOT / path).exists() for path in copied)
 
 
-@pytest.mark.parametrize("name", ["environment-cpu", "environment-cuda"])
-def test_extras_exist(name):
-    defaults = {
-        key: value for each in STAGES[name].all("ARG") for key, value in each.pairs().items()
-    }
-    assert set(defaults["EXTRAS"].split(",")) <= set(PROJECT["optional-dependencies"])
-    assert ("torch" in defaults["EXTRAS"]) == (name == "environment-cuda")
-
-
-@pytest.mark.parametrize("target", FINAL)
-def test_what_is_taken_from_a_stage_was_made_there(target):
-    for copy in STAGES[target].all("COPY"):
-        stage = STAGES[copy.flags()["from"]]
-        made = " ".join(each.arguments for each in stage.instructions)
-        assert all(path in made for path in copy.paths())
-
-
 @pytest.mark.parametrize("target", FINAL)
 def test_the_final_layers_have_a_user_without_rights_and_no_compiler(target):
     user = [each for stage in lineage(STAGES, target) for each in stage.all("USER")][-1].arguments

@@ -102,20 +102,6 @@ def test_pods_run_as_the_images_user_and_write_only_where_a_volume_is(folder):
     }
 
 
-def test_a_device_is_asked_for_by_the_gpu_overlay_alone():
-    for folder in OVERLAYS:
-        limits = container(rendered(folder))["resources"]["limits"]
-        assert ("nvidia.com/gpu" in limits) == (folder.name == "gpu")
-
-
-def test_the_air_gapped_pod_serves_a_mounted_folder_and_asks_nobody():
-    manifests = rendered(DEPLOY / "kubernetes/overlays/cpu-air-gapped")
-    given = variables(manifests)
-    [mount] = [each for each in container(manifests)["volumeMounts"] if each.get("readOnly")]
-    assert given["MODEL_ID"].startswith(f"{mount['mountPath']}/")
-    assert (given["OFFLINE"], given["HF_HUB_OFFLINE"]) == ("true", "1")
-
-
 def test_the_pod_of_several_models_reads_their_file_and_keeps_packed_weights(tmp_path):
     manifests = rendered(DEPLOY / "kubernetes/overlays/cpu-models")
     pod = container(manifests)

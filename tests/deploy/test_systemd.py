@@ -40,14 +40,6 @@ def test_the_command_takes_the_variables():
     assert server.drain_seconds < int(settings()["TimeoutStopSec"][0])
 
 
-def test_installation_installs_extras_that_exist():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    [named] = re.findall(r"'\.\[([\w,]+)\]'", UNIT)
-    assert set(named.split(",")) <= set(extras)
-
-
 def test_the_template_is_the_unit_on_a_share_of_the_cores_and_of_the_port():
     one, many = settings(), settings(TEMPLATE)
     taskset, *words = many["ExecStart"][0].split()

@@ -105,14 +105,6 @@ def test_queries_are_never_made_smaller(ranged):
     )
 
 
-@pytest.mark.parametrize("budget", [{"max_tokens": 0}, {"dtype": "bits"}, {"tokens": 3}])
-def test_a_budget_is_checked(ranged, budget):
-    assert (
-        ranged.post("/embed_multivector", {"inputs": TEXTS, "multivector": budget}).status_code
-        == 422
-    )
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_multivectors(ranged, ranges, dtype):
     plain = ranged.post("/embed_multivector", {"inputs": TEXTS}).json()
@@ -154,14 +146,6 @@ def test_without_ranges_it_is_refused_before_any_pass(server, dtype, path, body,
     assert response.status_code == 422
     assert f"`{dtype}` needs the range of each of" in response.text
     assert server.backend.forwards == before
-
-
-def test_names_that_are_none(server):
-    response = server.post("/embed_hybrid", {"inputs": "one", "output_dtype": "int4"})
-    assert response.status_code == 422
-    assert response.text.startswith(
-        "Failed to deserialize the JSON body into the target type: output_dtype: "
-    )
 
 
 def test_a_file_that_cannot_be_read_is_told_at_start():

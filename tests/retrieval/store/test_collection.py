@@ -265,19 +265,6 @@ def test_a_change_is_refused_with_the_difference(spec):
     ]
 
 
-def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec):
-    made = schema_for(spec, "org/model")
-    fields = schema_to_dict(made)
-    fields["vectors"]["dense"]["size"] = 64
-    wider = msgspec.convert(fields, CollectionSchema)
-    with pytest.raises(CollectionMismatch, match="size: there 64, wanted 32"):
-        check_fits(
-            wider,
-            layout_of(spec, "org/model", kept(CollectionPlan(), wider, "c"), ALL, is_there=True),
-            "c",
-        )
-
-
 def test_a_cluster_gets_copies_unless_flags_say_otherwise():
     assert spread(CollectionPlan(), 1) == CollectionPlan()
     assert spread(CollectionPlan(), 3) == CollectionPlan(shards=3, replicas=2)

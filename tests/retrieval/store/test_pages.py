@@ -131,15 +131,6 @@ def test_pages_hold_every_point_once_in_the_order_of_the_whole(large, way):
         assert len(whole) == (115 if "group_by" in way else 230)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_stores_of_every_kind_give_one_order(large, way):
-    for only in (None, {"must": {"key": "text", "match": {"any": ["t3", "t5", "t8"]}}}):
-        orders = [
-            [one.id for one in best(stored, 30, **way, query_filter=only)] for stored in large
-        ]
-        assert orders == [orders[0]] * len(large)
-
-
 class Strict(MemoryStore):
     """One whose administrator lets nobody ask for more than ten."""
 

@@ -20,7 +20,6 @@ from hybridtei.retrieval.store.points import (
     size_of,
     to_points,
 )
-from tests.near import same
 from tests.retrieval.store.stores import ROW_WIDTH, WIDTH, embeddings, plan
 
 ZEROS = [0.0] * WIDTH
@@ -38,17 +37,6 @@ def sparse(indices, values):
 def test_a_chunk_has_one_id_for_ever():
     assert point_id("a.txt", 3) == point_id("a.txt", 3) == "b363e2d5-58fb-5d82-9252-6fb64e3a6212"
     assert len({point_id("a", 1), point_id("a", 11), point_id("a1", 1), point_id("b", 1)}) == 4
-
-
-def test_each_column_becomes_a_named_vector():
-    given_embeddings = embeddings(3)
-    points = to_points(given_embeddings, [1, 2, 3], [{"text": str(i)} for i in range(3)])
-    assert [made.payload for made in points] == [{"text": "0"}, {"text": "1"}, {"text": "2"}]
-    for i, made in enumerate(points):
-        same(made.vector["dense"], given_embeddings.dense[i])
-        same(made.vector["multivector"], given_embeddings.multivector.row(i))
-        same(made.vector["sparse"]["indices"], given_embeddings.sparse.row(i)[0])
-    assert len(check_points(points, plan())) == 3
 
 
 def test_an_empty_sparse_vector_is_left_out():

@@ -54,6 +54,13 @@ def filled(shared):
         yield fill(given, plan(model_id="tiny", **{MIGRATION_OF: "docs"}))
 
 
+@pytest.fixture(scope="module")
+def content():
+    """An export, of whichever store: all write the same lines."""
+    with asked("memory", None) as given:
+        yield stream(fill(given, plan(model_id="tiny", **{MIGRATION_OF: "docs"})))
+
+
 def fill(given, schema):
     given.run(given.store.create(given.name, schema))
     given.run(given.store.upsert(given.name, to_points(embeddings(COUNT), IDS, PAYLOADS)))
@@ -171,8 +178,7 @@ def test_a_file_of_something_else_stays_as_it_is(filled, tmp_path):
     assert not path.exists()
 
 
-def test_an_import_that_was_stopped_writes_what_is_missing(filled, empty):
-    content = stream(filled)
+def test_an_import_that_was_stopped_writes_what_is_missing(content, empty):
     lines = content.splitlines(keepends=True)
     with pytest.raises(
         InvalidInput,
@@ -279,9 +285,9 @@ def test_a_broken_header_makes_nothing(broken, line, message):
     assert broken.run(broken.store.describe("new")) is None
 
 
-def test_a_header_does_not_steer_this_store(filled, broken):
+def test_a_header_does_not_steer_this_store(content, broken):
     """The keys of a migration make a name answer from another collection, and name one to delete."""
-    first, rest = stream(filled).split(b"\n", 1)
+    first, rest = content.split(b"\n", 1)
     header = json.loads(first)
     steering = {"switching_until": time.time() + 30, "stand_in": "private", "previous": "private"}
     header["schema"]["metadata"] |= steering
@@ -295,8 +301,8 @@ def test_a_header_does_not_steer_this_store(filled, broken):
     broken.run(broken.store.drop(name))
 
 
-def test_curves_of_an_export_are_those_of_a_new_collection_alone(filled, empty):
-    first, rest = stream(filled).split(b"\n", 1)
+def test_curves_of_an_export_are_those_of_a_new_collection_alone(content, empty):
+    first, rest = content.split(b"\n", 1)
     header = json.loads(first)
     header["schema"]["metadata"]["calibration"] = {"dense": [[0.5, 0.25]]}
     content = json.dumps(header).encode() + b"\n" + rest
@@ -309,16 +315,16 @@ def test_curves_of_an_export_are_those_of_a_new_collection_alone(filled, empty):
     assert schema.metadata["calibration"] == {"dense": [[0.5, 0.75]]}
 
 
-def test_a_collection_of_another_model_is_refused(filled, empty):
+def test_a_collection_of_another_model_is_refused(content, empty):
     empty.run(empty.store.create(empty.name, plan(model_id="other")))
     with pytest.raises(CollectionMismatch, match="there other, wanted tiny"):
-        taken(empty, stream(filled))
+        taken(empty, content)
 
 
 @pytest.mark.parametrize("stored", [{}, {"model_fingerprint": "a"}])
 @pytest.mark.parametrize("told", [{}, {"model_fingerprint": "b"}])
-def test_points_of_weights_that_nobody_knows_do_not_join_others(filled, empty, stored, told):
-    first, rest = stream(filled).split(b"\n", 1)
+def test_points_of_weights_that_nobody_knows_do_not_join_others(content, empty, stored, told):
+    first, rest = content.split(b"\n", 1)
     header = json.loads(first)
     header["schema"]["metadata"] |= told
     content = json.dumps(header).encode() + b"\n" + rest

@@ -55,10 +55,6 @@ def test_null_is_as_absent(server, path, body):
         assert answer.json()[name] == expected[name]
 
 
-def test_tei_refuses_null(tei):
-    assert tei.post("/v1/embeddings", {"input": "a", "encoding_format": None}).status_code == 400
-
-
 BAD_REQUESTS = [
     ("POST", "/v1/embeddings", b"{", 400),
     ("POST", "/v1/embeddings", b'{"input": ""}', 400),
@@ -112,13 +108,6 @@ def test_detail_is_a_text_for_voyage_and_a_list_for_infinity(server):
     assert [detail["msg"] for detail in of_infinity["detail"]] == [of_infinity["message"]]
 
 
-def test_errors_of_tei_are_flat(tei):
-    content = tei.post("/v1/embeddings", {"input": []}).json()
-    assert set(content) == {"message", "code", "type"}
-    answer = tei.get("/v1/nothing")
-    assert (answer.status_code, answer.content) == (404, b"")
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -133,12 +122,6 @@ def test_2048_texts_are_answered_in_parts(server, path, body):
     answer = server.post(path, body(["a"] * 2049))
     assert answer.status_code == 422
     assert "2049 texts > maximum allowed 2048 (max-split-texts)" in answer.text
-
-
-def test_routes_of_tei_keep_32_texts(server, tei):
-    assert server.post("/embed", {"inputs": ["a"] * 32}).status_code == 200
-    assert server.post("/embed", {"inputs": ["a"] * 33}).status_code == 422
-    assert tei.post("/v1/embeddings", {"input": ["a"] * 33}).status_code == 422
 
 
 def test_a_body_of_another_api_is_larger_than_tei_allows(server):
@@ -185,34 +168,10 @@ def test_a_body_of_any_type_is_read_as_json(server, path, body):
     assert server.post(path, body, headers={}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/embed", {"inputs": "a"}),
-        ("/rerank", {"query": "a", "texts": ["b"]}),
-        ("/predict", {"inputs": "a"}),
-        ("/", {"inputs": "a"}),
-    ],
-)
-def test_tei_takes_json_alone(server, path, body):
-    assert server.post(path, body, headers=FORM).status_code == 415
-    assert server.post(path, body, headers={}).status_code == 415
-
-
 def test_routes_of_documents_take_json_alone():
     roles = {"search", "write", "manage"}
     assert not [route for route in ROUTES if route.role in roles and route.any_type]
     assert not [route for route in ROUTES if route.role in roles and route.is_peer]
-
-
-@pytest.mark.parametrize("half", [rb"\ud83d", rb"\ude00", rb"\ud83d\ud83d"])
-def test_half_a_surrogate_pair_is_the_replacement_character(server, half):
-    replaced = "cut " + "\ufffd" * half.count(b"u")
-    expected = server.post("/api/embed", {"input": replaced}).json()["embeddings"]
-    answer = server.post("/api/embed", b'{"input": "cut ' + half + b'"}')
-    assert answer.json()["embeddings"] == expected
-    assert server.post("/v1/embeddings", b'{"input": "cut ' + half + b'"}').status_code == 200
-    assert server.post("/embed", b'{"inputs": "cut ' + half + b'"}').status_code == 400
 
 
 def test_a_classifier_lists_no_rerank(classifier):
@@ -243,6 +202,8 @@ def test_one_model_by_its_name(server):
         ("//v1//embeddings", "/v1/embeddings"),
         ("/v1/api/embed", "/api/embed"),
         ("/api/v1/embeddings", "/v1/embeddings"),
+        ("/openai/deployments/m/embeddings", "/embeddings"),
+        ("/m/small/openai/v1/embeddings", "/m/small/v1/embeddings"),
         ("/V1/Embeddings", "/v1/embeddings"),
         ("/m/small/v1/v1/rerank", "/m/small/v1/rerank"),
     ],
@@ -316,21 +277,7 @@ def test_pairs_are_bounded(dense_server, path):
     assert (answer.status_code, "max-split-texts" in answer.text) == (422, True)
 
 
-def test_other_apis_are_bounded_where_teis_requests_are_split():
-    with serving(server={"split_large_batches": True, "max_split_texts": 64}) as running:
-        assert running.post("/v1/embeddings", {"input": ["a"] * 64}).status_code == 200
-        assert running.post("/v1/embeddings", {"input": ["a"] * 65}).status_code == 422
-        assert running.post("/embed", {"inputs": ["a"] * 65}).status_code == 200
-
-
 LONG = "one " * 1000
-
-
-def test_errors_of_teis_routes_name_no_text(server):
-    answer = server.post("/embed", {"inputs": ["a", LONG], "truncate": False})
-    assert answer.json()["error"].startswith("Input validation error: `inputs` must have less")
-    answer = server.post("/embed", {"inputs": "a", "dimensions": 9999})
-    assert "smaller than the maximum embedding dimension" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("tokens", [-1, 1, 5, 10_000])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hybridtei.server.api.qdrant_inference import split_model
 from tests.inference.engine import small
 from tests.near import near
 from tests.retrieval.search.small_search import TEXTS, encoder_of
@@ -181,16 +180,3 @@ def test_a_text_that_is_wanted_very_often_is_bounded_as_an_answer():
         assert answer.status_code == 400
         assert "maximum allowed 100000 (max-answer-bytes)" in answer.json()["error"]
         assert hook(running, [of("one two three", "small/multivector")] * 50).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("BAAI/bge-m3", ("BAAI/bge-m3", None)),
-        ("BAAI/bge-m3/sparse", ("BAAI/bge-m3", "sparse")),
-        ("dense", ("", "dense")),
-        ("m3", ("m3", None)),
-    ],
-)
-def test_names(name, parts):
-    assert split_model(name) == parts

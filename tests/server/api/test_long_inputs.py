@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tests.server.grpc.live import rpc_serving
-from tests.server.live import serving
 
 TEXT = "one two, three four; search engine five: "
 LONG = TEXT * 20
@@ -37,15 +36,6 @@ def test_the_field_reads_all_of_a_text_and_leaves_short_ones(server):
     budget = {"multivector": {"max_tokens": 10}, "outputs": ["multivector"]}
     merged = server.post("/embed_hybrid", {**body, **budget}).json()
     assert len(merged[0]["multivector"]) == 10
-
-
-def test_what_lies_beyond_the_last_window_is_told(server):
-    answer = server.post("/v1/embeddings", {"input": [SHORT, LONG * 30], "long_inputs": "mean"})
-    ((index, end),) = [
-        (cut["index"], cut["characters"][1]) for cut in answer.json()["usage"]["truncated"]
-    ]
-    assert index == 1
-    assert len(LONG) * 3 < end < len(LONG) * 30
 
 
 def test_refusals_name_the_field(server):
@@ -96,12 +86,3 @@ def test_the_flag_is_the_default_of_all_embedding_routes(server):
             running.post("/embed", {"inputs": SHORT}).json()
             == server.post("/embed", {"inputs": SHORT}).json()
         )
-
-
-def test_without_the_flag_teis_routes_answer_as_before(server):
-    assert server.get("/info").json()["hybridtei"]["long_inputs"] == "cut"
-    with serving(server={"only_tei_routes": True}) as tei:
-        for path in ("/embed", "/embed_all", "/embed_sparse"):
-            body = {"inputs": [LONG, SHORT], "truncate": True}
-            assert tei.post(path, body).content == server.post(path, body).content
-        assert tei.post("/embed", {"inputs": LONG, "truncate": False}).status_code in (413, 422)

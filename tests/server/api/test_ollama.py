@@ -1,6 +1,5 @@
 """Ollama's routes, by hand and by its own client."""
 
-import ollama
 import pytest
 
 
@@ -47,24 +46,3 @@ def test_the_older_route_gives_one_vector_as_the_model_makes_it(server):
     assert server.post("/api/embeddings", {"model": "any", "prompt": ""}).json() == {
         "embedding": []
     }
-
-
-def test_ollamas_own_client(server):
-    client = ollama.Client(host=server.url, trust_env=False)
-    listed, *sides = client.list().models
-    assert [side.model for side in sides] == ["small:query", "small:document"]
-    assert (listed.model, listed.details.family, len(listed.digest)) == ("small", "bert", 64)
-    shown = client.show("small")
-    width = len(server.post("/embed", {"inputs": "one"}).json()[0])
-    assert (shown.capabilities, shown.modelinfo["bert.embedding_length"]) == (["embedding"], width)
-    assert (
-        client.embed("small", ["one", "two"]).embeddings
-        == server.post("/embed", {"inputs": ["one", "two"]}).json()
-    )
-    assert len(client.embeddings("small", "one").embedding) == width
-
-
-def test_what_open_webui_asks_before_it_embeds(server):
-    assert [int(part) for part in server.get("/api/version").json()["version"].split(".")]
-    models = [model["model"] for model in server.get("/api/tags").json()["models"]]
-    assert models == ["small", "small:query", "small:document"]

@@ -23,16 +23,6 @@ def native(server, **body):
     return server.post("/embed", {"inputs": TEXTS, **body}).json()
 
 
-@pytest.mark.parametrize(
-    "given", ["one", ["one"], [2, small.IDS["one"], 3], [[2, small.IDS["one"], 3]]]
-)
-def test_every_form_of_input(server, given):
-    assert (
-        server.post("/v1/embeddings", {"input": given}).json()["data"][0]["embedding"]
-        == native(server, inputs="one")[0]
-    )
-
-
 def test_outputs_stand_beside_the_embedding(server):
     body = {"input": ["one two", "three"], "outputs": ["dense", "sparse", "multivector"]}
     hybrid = server.post(
@@ -44,30 +34,6 @@ def test_outputs_stand_beside_the_embedding(server):
     assert [item["multivector"] for item in data] == [item["multivector"] for item in hybrid]
     (item, _) = server.post("/v1/embeddings", {**body, "sparse_format": "tei"}).json()["data"]
     assert item["sparse_embedding"] == server.post("/embed_sparse", {"inputs": "one two"}).json()[0]
-
-
-def test_splade_has_no_normalised_vector_but_its_sparse_one(splade_server):
-    response = splade_server.post("/v1/embeddings", {"input": "one"})
-    message = "Backend error: `normalize` is not available for SPLADE models"
-    assert response.status_code == 424
-    assert response.json() == {
-        "message": message,
-        "code": 424,
-        "type": "Backend",
-        "error": {"message": message, "type": "Backend", "code": "424", "param": None},
-        "detail": message,
-    }
-    (item,) = splade_server.post("/v1/embeddings", {"input": "one", "outputs": ["sparse"]}).json()[
-        "data"
-    ]
-    assert item["sparse_embedding"]["indices"]
-    assert "embedding" not in item
-
-
-def test_served_model_name():
-    with serving(server={"served_model_name": 'my "model"'}) as running:
-        assert running.post("/v1/embeddings", {"input": "one"}).json()["model"] == 'my "model"'
-        assert running.get("/info").json()["served_model_name"] == 'my "model"'
 
 
 def test_sparse_vectors_by_token_id(server):

@@ -204,10 +204,3 @@ def test_two_points_of_one_call_with_one_id_are_errors_that_name_both(shelf):
     points = [{"text": "one", "id": 5}, *["two"] * 1199, {"text": "three", "id": 5}]
     with Client(shelf.url) as client, pytest.raises(InvalidInput, match=both):
         client.upsert("twins", points)
-
-
-def test_the_numbers_1_and_the_text_1_are_two_documents(shelf):
-    points = [{"text": "one two three", "id": 1}, {"text": "one two three", "id": "1"}]
-    shelf.post("/collections/ones/points", {"points": points, "create": True})
-    found = shelf.post("/search", {"collection": "ones", "query": "one"}).json()["hits"]
-    assert {hit["id"] for hit in found} == {1, point_id("1", 0)}

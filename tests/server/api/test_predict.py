@@ -16,33 +16,6 @@ def prediction(running, inputs, **more):
     return response.json()
 
 
-def test_single_inputs_are_answered_flat_and_batches_nested(classifier):
-    single = prediction(classifier, "one two")
-    assert [list(item) for item in single] == [["score", "label"]] * 3
-    assert {item["label"] for item in single} == set(LABELS)
-    assert [item["score"] for item in single] == sorted(
-        (item["score"] for item in single), reverse=True
-    )
-    assert sum(item["score"] for item in single) == pytest.approx(1, abs=TOLERANCE)
-    assert prediction(classifier, ["one two"]) == single
-    assert prediction(classifier, [["one two"]]) == [single]
-    pair = prediction(classifier, ["one", "two"])
-    assert pair != single
-    assert prediction(classifier, [["one", "two"], ["one two"]]) == [pair, single]
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [[], [[]], ["a", "b", "c"], [["a", "b", "c"]], [["a"], "b"], ["a", ["b"]], 1, [1], {}, None],
-)
-def test_other_forms_are_refused(classifier, inputs):
-    response = classifier.post("/predict", {"inputs": inputs})
-    assert response.status_code == 422
-    assert response.text.startswith(
-        "Failed to deserialize the JSON body into the target type: inputs"
-    )
-
-
 @pytest.mark.parametrize(
     ("which", "body", "status", "error"),
     [

@@ -23,38 +23,6 @@ def ranks(response):
     return [(item["index"], item["score"]) for item in response.json()]
 
 
-@pytest.mark.parametrize("truncation", [{}, {"truncate": True, "truncation_direction": "Left"}])
-def test_what_milvus_sends_is_answered_as_it_reads_it(reranker, truncation):
-    """Milvus' rerank function with `"provider": "tei"` runs in its server, which no package registry has: these are its bytes.
-
-    Go writes the keys in order, and `<`, `>` and `&` escaped. It reads `index` and `score` of each item of a list, and needs
-    each index once. Source: milvus-io/milvus, `internal/util/function/models/tei/tei.go` (commit 059bfd6) and
-    `internal/util/function/rerank/tei_rerank_provider.go` (commit 1bf3af6).
-    """
-    texts = [*TEXTS, "<one> & two"]
-    body = json.dumps(
-        {"query": "one", "texts": texts, **truncation}, sort_keys=True, separators=(",", ":")
-    )
-    for mark in "<>&":
-        body = body.replace(mark, f"\\u{ord(mark):04x}")
-    headers = {
-        "user-agent": "Go-http-client/1.1",
-        "content-type": "application/json",
-        "accept-encoding": "gzip",
-    }
-    scores = dict(ranks(reranker.post("/rerank", body.encode(), headers=headers)))
-    assert scores == dict(ranks(reranker.post("/rerank", {"query": "one", "texts": texts})))
-    assert sorted(scores) == [0, 1, 2, 3]
-
-
-def test_a_score_does_not_depend_on_the_others(reranker):
-    together = dict(ranks(reranker.post("/rerank", QUESTION)))
-    for place, text in enumerate(TEXTS):
-        assert ranks(reranker.post("/rerank", {"query": "one", "texts": [text]})) == [
-            (0, together[place])
-        ]
-
-
 @pytest.mark.parametrize(
     ("which", "body", "status", "error"),
     [
@@ -269,15 +237,6 @@ def test_each_document_is_cut_to_so_many_tokens(reranker):
     assert none["usage"]["total_tokens"] == cut["usage"]["total_tokens"] + 3
 
 
-def test_weaviate_is_told_in_the_order_of_its_documents(reranker):
-    scores = dict(ranks(reranker.post("/rerank", QUESTION)))
-    answer = reranker.post("/rerank", {**ASKED, "property": ""}).json()
-    assert answer["query"] == "one"
-    assert answer["scores"] == [
-        {"document": text, "score": scores[place]} for place, text in enumerate(TEXTS)
-    ]
-
-
 def test_ten_thousand_documents_pass_in_parts(reranker):
     documents = [f"one {small.WORDS[i % 19]} {small.WORDS[i // 19 % 19]}" for i in range(10_000)]
     largest = 0
@@ -359,22 +318,6 @@ def test_a_part_that_fails_fails_the_request_and_frees_its_permits():
         assert (
             running.post("/v1/rerank", {"query": "one", "documents": documents[:300]}).status_code
             == 200
-        )
-
-
-def test_errors_below_v1_and_v2_are_flat_and_have_a_text(dense_server):
-    for path in PATHS[1:]:
-        response = dense_server.post(path, ASKED)
-        message = "Backend error: model is not a re-ranker model"
-        assert (response.status_code, response.json()) == (
-            424,
-            {
-                "message": message,
-                "code": 424,
-                "type": "Backend",
-                "error": {"message": message, "type": "Backend", "code": "424", "param": None},
-                "detail": message,
-            },
         )
 
 

@@ -283,18 +283,6 @@ def test_each_key_of_a_payload_is_looked_up_once(shelf):
     assert {tuple(hit["payload"]) for hit in hits} == {("text", "document_id")}
 
 
-def test_queries_are_counted_before_their_texts_are_read(shelf):
-    body = {"collection": "papers", "queries": [""] * 33}
-    assert "batch size 33" in shelf.post("/search", body).json()["error"]
-
-
-@pytest.mark.parametrize("empty", [None, {}, {"must": []}])
-def test_a_filter_without_conditions_finds_everything(shelf, empty):
-    body = {"collection": "papers", "query": QUERY, "limit": 3}
-    with_filter = shelf.post("/search", {**body, "filter": empty})
-    assert with_filter.json()["hits"] == shelf.post("/search", body).json()["hits"]
-
-
 def test_a_server_without_a_store_says_how_to_get_one(server):
     bodies = {"/search": {"collection": "papers", "query": "one"}, "/collections/papers/points": {}}
     for response in (

@@ -109,14 +109,6 @@ def test_vllms_logits(reranker, server, path):
         assert [row["relevance_score"] for row in scores] == [row["relevance_score"] for row in raw]
 
 
-def test_vllms_logits_of_pairs(reranker):
-    texts = ["two three", TEXT]
-    asked = {"text_1": "one", "text_2": texts, "use_activation": False}
-    scores = {row["index"]: row["score"] for row in rows(reranker.post("/score", asked))}
-    raw = reranker.post("/rerank", {"query": "one", "texts": texts, "raw_scores": True}).json()
-    assert scores == {row["index"]: row["score"] for row in raw}
-
-
 @pytest.mark.parametrize("path", ["/reranking", "/v1/reranking"])
 def test_llama_cpps_paths(server, path):
     assert rows(server.post(path, RANK)) == rows(server.post("/v1/rerank", RANK))

@@ -14,31 +14,13 @@ from hybridtei.server.app import context_for
 from hybridtei.server.context import OFFLOAD_NUMBERS
 from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
-from tests.server.live import serving
 
-TIMES = {
-    "x-compute-time",
-    "x-total-time",
-    "x-tokenization-time",
-    "x-queue-time",
-    "x-inference-time",
-}
 TOLERANCE = 1e-6
 
 
 def vectors(response):
     assert response.status_code == 200, response.text
     return np.array(response.json(), dtype=np.float32)
-
-
-def test_embed_all_gives_raw_states_of_every_token(server):
-    response = server.post("/embed_all", {"inputs": ["one two", "three"]})
-    rows = response.json()
-    assert [len(row) for row in rows] == [4, 3]
-    raw = vectors(server.post("/embed", {"inputs": ["one two", "three"], "normalize": False}))
-    for row, mean in zip(rows, raw, strict=True):
-        np.testing.assert_allclose(np.mean(row, axis=0), mean, atol=TOLERANCE)
-    assert set(response.headers) >= TIMES
 
 
 def test_sparse_queries_that_are_looked_up(server):
@@ -52,33 +34,6 @@ def test_sparse_queries_that_are_looked_up(server):
     assert "x-query-encoder" not in server.post("/embed_sparse", {"inputs": "one"}).headers
     refused = server.post("/embed_sparse", {"inputs": "", "query_encoder": "table"})
     assert (refused.status_code, refused.json()["error_type"]) == (400, "Empty")
-
-
-def test_similarity_is_the_cosine_of_the_vectors(server):
-    body = {"inputs": {"source_sentence": "one", "sentences": ["two", "one", "three four"]}}
-    response = server.post("/similarity", body)
-    unit = vectors(server.post("/embed", {"inputs": ["one", "two", "one", "three four"]}))
-    np.testing.assert_allclose(vectors(response), unit[1:] @ unit[0], atol=TOLERANCE)
-    assert response.headers["x-compute-characters"] == "19"
-    for parameters in (
-        None,
-        {},
-        {"truncate": None, "truncation_direction": "left", "prompt_name": None},
-    ):
-        assert (
-            server.post("/similarity", {**body, "parameters": parameters}).json() == response.json()
-        )
-
-
-def test_task_makes_the_root_similarity():
-    with serving(server={"task": "sentence-similarity"}) as running:
-        assert running.post("/", {"inputs": "one"}).status_code == 422
-        assert (
-            running.post(
-                "/", {"inputs": {"source_sentence": "one", "sentences": ["two"]}}
-            ).status_code
-            == 200
-        )
 
 
 def test_splade_gives_sparse_and_its_dense_form(splade_server):
@@ -122,27 +77,6 @@ def test_an_output_the_model_lacks(request, which, path, body, error):
     response = request.getfixturevalue(which).post(path, body)
     assert response.status_code == 424
     assert response.json() == {"error": f"Backend error: {error}", "error_type": "Backend"}
-
-
-def test_vertex_takes_as_many_instances_as_a_request_may_hold_inputs(server):
-    response = server.post("/vertex", {"instances": [1] * 33})
-    assert (response.status_code, response.json()["error"]) == (
-        422,
-        "batch size 33 > maximum allowed batch size 32",
-    )
-
-
-def test_ids_under_a_prompt_are_text_again(server):
-    with_specials, without = ([2, small.IDS["one"], 3], [small.IDS["one"]])
-    answers = [
-        server.post("/embed", {"inputs": ids, "prompt_name": "query"})
-        for ids in (with_specials, without)
-    ]
-    text = server.post("/embed", {"inputs": "one", "prompt_name": "query"})
-    assert [answer.json() for answer in answers] == [text.json()] * 2
-    assert {answer.headers["x-compute-tokens"] for answer in answers} == {
-        text.headers["x-compute-tokens"]
-    }
 
 
 def test_much_work_beside_the_passes_is_refused_not_queued_for_ever(server):

@@ -1,6 +1,5 @@
 """The rows beside the routes: what two APIs share under one name is answered to each as its own server does."""
 
-import base64
 import json
 import urllib.error
 import urllib.request
@@ -92,13 +91,6 @@ def test_an_older_name_is_read_as_the_newer_one(server, older, newer):
     found, expected = (server.post("/v1/embeddings", {**body, **more}) for more in (older, newer))
     assert expected.status_code == 200, expected.text
     assert found.json()["data"] == expected.json()["data"]
-
-
-def test_llamaindex_unpacks_the_bits_that_it_asks_for(server):
-    """As its JinaEmbedding sends and reads them."""
-    body = {"input": ["one"], "model": "any", "encoding_type": "ubinary", "task": "retrieval.query"}
-    (item,) = server.post("/v1/embeddings", body).json()["data"]
-    assert all(isinstance(byte, int) and 0 <= byte < 256 for byte in item["embedding"])
 
 
 def test_logits_under_vllms_older_name(reranker):
@@ -216,34 +208,8 @@ def test_every_error_of_ollama_is_a_text(server, path, body, headers):
     assert isinstance(answer.json()["error"], str)
 
 
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("/openai/v1/embeddings", "/v1/embeddings"),
-        ("/api/v1/embeddings", "/v1/embeddings"),
-        ("/openai/deployments/m/embeddings?api-version=2024-06-01", "/embeddings"),
-        ("/v1/embeddings/embeddings", "/v1/embeddings"),
-        ("/v1/embeddings/v1/embeddings", "/v1/embeddings"),
-        ("/v1/v1/rerank", "/v1/rerank"),
-        ("/m/small/openai/v1/embeddings", "/m/small/v1/embeddings"),
-        ("/openai/v1/chat/completions", None),
-    ],
-)
-def test_openais_clients_read_the_hint_of_a_404(server, path, meant):
-    answer = server.post(path, {"input": ["a"]})
-    assert answer.status_code == 404
-    message = answer.json()["error"]["message"]
-    assert message.endswith("/docs lists the paths" if meant is None else f"; {meant} exists")
-
-
 def test_a_models_length_is_where_clients_of_vllm_and_openrouter_read_it(server):
     length = server.get("/info").json()["max_input_length"]
     (listed, *_) = server.get("/v1/models").json()["data"]
     for model in (listed, server.get("/v1/models/small").json()):
         assert model["max_model_len"] == model["context_length"] == length
-
-
-def test_base64_of_jinas_older_name(server):
-    body = {"input": ["one"], "encoding_type": "base64"}
-    (item,) = server.post("/v1/embeddings", body).json()["data"]
-    assert len(base64.b64decode(item["embedding"])) % 4 == 0

@@ -95,22 +95,12 @@ def restored(folder, copy):
     shutil.copytree(copy, folder)
 
 
-def restored_in_place(folder, copy):
-    emptied(folder, copy)
-    shutil.copytree(copy, folder, dirs_exist_ok=True)
-
-
-def moved_in(folder, copy):
-    folder.rename(folder.with_name("old"))
-    shutil.copytree(copy, folder)
-
-
 def collection_restored(folder, copy):
     shutil.rmtree(folder / "c")
     shutil.copytree(copy / "c", folder / "c")
 
 
-CHANGES = [deleted, emptied, restored, restored_in_place, moved_in, collection_restored]
+CHANGES = [deleted, emptied, restored, collection_restored]
 
 
 @pytest.mark.parametrize("change", CHANGES)
