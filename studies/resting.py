@@ -1,10 +1,11 @@
 """What idle processes hold in memory, and how soon they work: `python -m studies.resting`
 
 Starts a server of the embedded model on each backend that is installed, with `--idle-unload`; asks
-it, waits until the engine's process has ended, and asks again. Then starts ten relays, `hybridtei mcp NAME --url URL`, one after the other, and sends `initialize` to each.
-Prints a line for each state: PSS (pages that several processes share count once), RSS and anonymous
-memory of all processes in MB, and the seconds until an answer. Exit status 1 if the relays take
-more than 600 MB together, or one more than half a second to answer.
+it, waits until the engine's process has ended, and asks again. Then starts ten relays, `hybridtei
+mcp NAME --url URL`, one after the other, and sends `initialize` to each. Prints a line for each
+state: PSS (pages that several processes share count once), RSS and anonymous memory of all
+processes in MB, and the seconds until an answer. Exit status 1 if the relays take more than 600 MB
+together, or one more than half a second to answer.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Checkpoints that several tests read, written once a process; and two processes for the whole.
 
-One thread for torch: the models are tiny, and a team of threads on shared cores loses more time than it saves. No deadline
-for hypothesis: the first example of a test may have to import a library. And the same examples in every run, so that what
-fails is what was changed.
+One thread for torch: the models are tiny, and a team of threads on shared cores loses more time
+than it saves. No deadline for hypothesis: the first example of a test may have to import a library.
+And the same examples in every run, so that what fails is what was changed.
 """
 
 import asyncio
@@ -19,7 +19,9 @@ from hypothesis import HealthCheck, settings
 import hybridtei  # noqa: F401  (before onnxruntime, whose reports it turns off)
 from tests import skips
 
-gc.disable()  # until all is imported: what imports make stays, and looking through it again and again costs seconds
+# Until all is imported: what imports make stays, and looking through it again and again costs
+# seconds
+gc.disable()
 settings.register_profile(
     "tests",
     deadline=None,
@@ -30,10 +32,11 @@ settings.register_profile(
 settings.load_profile("tests")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the two options
+# Before xdist's own, which reads the two options
+@pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """All tests run in two processes, those of a file in one of them, where `-n` does not say otherwise. Where a file or folder
-    is named, this process runs it: starting two takes longer."""
+    """All tests run in two processes, those of a file in one of them, where `-n` does not say
+    otherwise. Where a file or folder is named, this process runs it: starting two takes longer."""
     everything = config.args_source == pytest.Config.ArgsSource.TESTPATHS
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -45,13 +48,16 @@ def pytest_cmdline_main(config):
     if config.option.numprocesses and config.option.dist == "no":
         config.option.dist = "loadfile"
         config.option.maxworkerrestart = (
-            "0"  # a test that ends its process ends the run; xdist may wait for ever instead
+            # A test that ends its process ends the run; xdist may wait for ever instead
+            "0"
         )
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest's own, which knows no coroutines
+# Before pytest's own, which knows no coroutines
+@pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """A test that is a coroutine has an event loop of its own, and five minutes, so that one that hangs ends."""
+    """A test that is a coroutine has an event loop of its own, and five minutes, so that one that
+    hangs ends."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
@@ -90,7 +96,8 @@ def fail_if_unlisted(report):
 
 
 def pytest_sessionfinish(session):
-    """In CI more skips than `tests/skips.py` allows fail the run. xdist's workers leave it to it."""
+    """In CI more skips than `tests/skips.py` allows fail the run. xdist's workers leave it to
+    it."""
     if not skips.IN_CI or hasattr(session.config, "workerinput"):
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
@@ -108,7 +115,8 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Imported here, so that the process that only hands out tests to others need not load torch."""
+    """Imported here, so that the process that only hands out tests to others need not load
+    torch."""
     import torch
     from transformers.utils import logging
 
@@ -119,8 +127,8 @@ def one_thread():
 
 @pytest.fixture(scope="session", autouse=True)
 def prompt_ends():
-    """uvicorn sleeps a tenth of a second before it sees that it should end, and another for its connections; hundreds of
-    servers end in these tests."""
+    """uvicorn sleeps a tenth of a second before it sees that it should end, and another for its
+    connections; hundreds of servers end in these tests."""
 
     async def sleep(seconds):
         await asyncio.sleep(seconds / 20)
@@ -134,7 +142,8 @@ def prompt_ends():
 
 @pytest.fixture(scope="session", autouse=True)
 def one_authority(tmp_path_factory):
-    """Every HTTP client reads all authorities it may have to trust; hundreds are made here, and no test asks the network."""
+    """Every HTTP client reads all authorities it may have to trust; hundreds are made here, and no
+    test asks the network."""
     import certifi
 
     bundle, end = Path(certifi.where()).read_text(), "-----END CERTIFICATE-----\n"
@@ -195,7 +204,8 @@ def hybrid(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shipped(tmp_path_factory):
-    """As `hybrid`, of a shape whose graph the package carries: a process that serves it does not load torch; read only."""
+    """As `hybrid`, of a shape whose graph the package carries: a process that serves it does not
+    load torch; read only."""
     from conformance.small import tiny
 
     folder = tiny.write_bert(tmp_path_factory.mktemp("shipped"), **tiny.SHIPPED)

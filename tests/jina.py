@@ -1,4 +1,5 @@
-"""Tiny checkpoints of Jina embeddings v3 as the hub has it, and what one is under each of its adapters."""
+"""Tiny checkpoints of Jina embeddings v3 as the hub has it, and what one is under each of its
+adapters."""
 
 import json
 
@@ -12,7 +13,8 @@ RANK, ALPHA = 4, 3.0
 
 
 def write(folder):
-    """Jina embeddings v3 as the hub has it: the native model's weights under parametrisations, with random adapters."""
+    """Jina embeddings v3 as the hub has it: the native model's weights under parametrisations, with
+    random adapters."""
     tiny.write_family(folder, "jina_embeddings_v3", type_vocab_size=1)
     tiny.change(folder, _with_adapters)
     tiny.edit_json(
@@ -46,7 +48,8 @@ def write(folder):
     return folder
 
 
-QUERY = "dura bulo "  # before texts of the adapter for queries
+# Before texts of the adapter for queries
+QUERY = "dura bulo "
 
 
 def _with_adapters(tensors):

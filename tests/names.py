@@ -137,7 +137,8 @@ def _alternatives(pattern):
 
 
 def lacking_in_settings(text, names):
-    """Flags, variables and the routes of probes that a file of deploy/ names, in its comments too."""
+    """Flags, variables and the routes of probes that a file of deploy/ names, in its comments
+    too."""
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - FLAGS_OF_OTHERS - {"--help"}
     variables = set(re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9]\b", text))
     variables |= set(re.findall(r"^\s*([A-Z]+)[:=]", text, re.MULTILINE))

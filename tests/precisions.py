@@ -1,7 +1,8 @@
-"""What this machine computes in: tests of a precision that it lacks are left out, by their parameters.
+"""What this machine computes in: tests of a precision that it lacks are left out, by their
+parameters.
 
-`tests/inference/test_precisions.py` is skipped for each precision that is left out, so that the list of
-skips shows it.
+`tests/inference/test_precisions.py` is skipped for each precision that is left out, so that the
+list of skips shows it.
 """
 
 from importlib.util import find_spec

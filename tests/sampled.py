@@ -6,7 +6,8 @@ import pytest
 
 
 def sampled(every, quick):
-    """All of `every`, in their order; those that are not in `quick` are marked slow. Tuples are several arguments."""
+    """All of `every`, in their order; those that are not in `quick` are marked slow. Tuples are
+    several arguments."""
     every = list(every)
     assert all(one in every for one in quick), f"not all of these are parameters: {quick}"
     return [
@@ -24,7 +25,8 @@ def crossed(*axes):
 
 
 def paired(*axes):
-    """As many combinations as the longest axis has values: every value of each axis occurs, beside others each time."""
+    """As many combinations as the longest axis has values: every value of each axis occurs, beside
+    others each time."""
     most = range(max(map(len, axes)))
     return [
         tuple(axis[i // max(place, 1) % len(axis)] for place, axis in enumerate(axes)) for i in most

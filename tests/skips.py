@@ -1,7 +1,8 @@
-"""The only reasons for which CI may skip a test: a skip is a hole, through which a fault goes unseen.
+"""The only reasons for which CI may skip a test: a skip is a hole, through which a fault goes
+unseen.
 
-With `CI=true` a test that is skipped for another reason fails, and more tests than a row allows fail
-the run. Elsewhere tests may be skipped for programs and packages that are not installed.
+With `CI=true` a test that is skipped for another reason fails, and more tests than a row allows
+fail the run. Elsewhere tests may be skipped for programs and packages that are not installed.
 """
 
 import os

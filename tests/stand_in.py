@@ -4,7 +4,8 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
+# Status, headers, body
+Answer = tuple[int, dict[str, str], bytes]
 
 
 @contextmanager
@@ -13,7 +14,8 @@ def answering(answer):
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet
+        # Head and body in one packet
+        wbufsize = -1
 
         def do_GET(self):
             asked = self.rfile.read(int(self.headers.get("content-length", 0)))

@@ -1,4 +1,5 @@
-"""A bound of time that many share: who is late is told so, who is in time is not, and who leaves has left."""
+"""A bound of time that many share: who is late is told so, who is in time is not, and who leaves
+has left."""
 
 import asyncio
 from typing import TypeVar
@@ -10,7 +11,8 @@ from hybridtei.limits import Deadlines
 from tests.inference.engine.clock import Clock
 
 T = TypeVar("T")
-SOON, HANG = 0.01, 120  # a bound; seconds after which a test that should end at once has hung
+# A bound; seconds after which a test that should end at once has hung
+SOON, HANG = 0.01, 120
 
 
 async def within(deadlines, work):
@@ -57,7 +59,8 @@ async def test_looks_before_the_bound_find_nobody_late():
     def counting():
         nonlocal looks
         looks += 1
-        if looks > 3:  # the first was the beginning
+        # The first was the beginning
+        if looks > 3:
             looked.set()
         return clock.now
 
@@ -77,7 +80,8 @@ async def test_what_goes_on_after_its_bound_is_not_cancelled_again():
     async def patient():
         with pytest.raises(TimedOut):
             await within(deadlines, never())
-        await until_late(deadlines, clock)  # another look
+        # Another look
+        await until_late(deadlines, clock)
         task = asyncio.current_task()
         assert task.cancelling() == 0
         return "went on"
@@ -129,8 +133,7 @@ async def test_once_closed_nobody_is_late():
     left = asyncio.create_task(within(deadlines, never()))
     await asyncio.sleep(0)
     deadlines.close()
-    await until_late(
-        Deadlines(SOON, clock=clock), clock
-    )  # its timer comes after the other's would have
+    # Its timer comes after the other's would have
+    await until_late(Deadlines(SOON, clock=clock), clock)
     assert not left.done()
     left.cancel()

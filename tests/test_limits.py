@@ -1,4 +1,5 @@
-"""A bound counts what all hold; large holders leave a share, and who has held most for longest ends."""
+"""A bound counts what all hold; large holders leave a share, and who has held most for longest
+ends."""
 
 import asyncio
 from contextlib import ExitStack

@@ -1,4 +1,5 @@
-"""The page's scripts and the files in deploy/ name only what a server has; a name that is changed in one of them is found."""
+"""The page's scripts and the files in deploy/ name only what a server has; a name that is changed
+in one of them is found."""
 
 import argparse
 import re

@@ -1,4 +1,5 @@
-"""A keyword is a field, and a field of a request that is read by its name is the option of that name."""
+"""A keyword is a field, and a field of a request that is read by its name is the option of that
+name."""
 
 from typing import get_type_hints
 

@@ -1,4 +1,5 @@
-"""What all requests hold together is compared with its limit in `hybridtei/limits.py`. Each comparison with a limit elsewhere in server, store and engine has a reason here."""
+"""What all requests hold together is compared with its limit in `hybridtei/limits.py`. Each
+comparison with a limit elsewhere in server, store and engine has a reason here."""
 
 import ast
 import re

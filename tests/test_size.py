@@ -35,7 +35,8 @@ def product_files():
 
 @pytest.fixture(scope="module")
 def counts():
-    """Counted in a process of its own: `ast.parse` of Python 3.11 can fail beside another thread."""
+    """Counted in a process of its own: `ast.parse` of Python 3.11 can fail beside another
+    thread."""
     command = [sys.executable, "-m", "conformance.structure.ruler", "--json", *FOLDERS]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     counts: dict[str, int] = json.loads(ended.stdout)

@@ -1,13 +1,13 @@
 """Write `hybridtei/models/families/declared.json`: the keys of config.json that transformers reads,
-by `model_type`; and `hybridtei/models/checkpoint/declared.json`: the keys that sentence-transformers'
-classes of modules take.
+by `model_type`; and `hybridtei/models/checkpoint/declared.json`: the keys that
+sentence-transformers' classes of modules take.
 
     python -m conformance.families.declared          # writes both, with transformers 5.23
     python -m conformance.families.declared --check  # exits with 1 if a file is out of date
 
 A key counts where the configuration class has a field or an alias of that name, or where the class,
-the model's own module or what this module imports of the shared code reads it. A key that only other
-models' code reads does not count: transformers ignores it in this family.
+the model's own module or what this module imports of the shared code reads it. A key that only
+other models' code reads does not count: transformers ignores it in this family.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from hybridtei.models.families import SERVED
 from hybridtei.models.families.settings import DECLARED
 
 VERSION = "5.23.0"
-# Code that models share: masks, layers and rotary positions. It counts for the models that import it
+# Code that models share: masks, layers and rotary positions. It counts for the models that import
+# it
 SHARED = ("masking_utils", "modeling_layers", "modeling_rope_utils")
 # The base of all classes reads these, or transformers 4 did; a checkpoint that it trained with
 # another value is another model.
@@ -88,7 +89,8 @@ def _own(config_class: Any) -> set[str]:
 
 
 def _imported(module: ModuleType) -> Iterator[tuple[str, Collection[str] | None]]:
-    """What a module imports of the shared code; None: all of it, since tables name its functions."""
+    """What a module imports of the shared code; None: all of it, since tables name its
+    functions."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.ImportFrom) and node.module in SHARED:
             whole = node.module == "modeling_rope_utils"

@@ -1,5 +1,5 @@
-"""LFM2.5 as Liquid AI publishes it, and its states by transformers' layers with the mask removed and
-the convolutions centred: transformers has no class of it."""
+"""LFM2.5 as Liquid AI publishes it, and its states by transformers' layers with the mask removed
+and the convolutions centred: transformers has no class of it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,8 @@
 """The table of current models in `notebooks/models.md`, by publisher and name: `python -m
 conformance.families.published` writes it, `--check` exits with 1 if it is out of date.
 
-For each model the keys of its config.json that decide what computes it are translated and looked up,
-as they are when a folder is read: a row says "every backend" only if a family is found.
+For each model the keys of its config.json that decide what computes it are translated and looked
+up, as they are when a folder is read: a row says "every backend" only if a family is found.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """A backend without a model: its vectors are arithmetic on token ids and positions. For tests.
 
-Every number is a multiple of 2**-24, so sums are exact and a text's answer is the same to the last bit beside any neighbours.
-`fail_on` makes a batch that holds this token id fail; `nan_on` makes the outputs of texts with this token id NaN; `gate` is called with each batch before it is computed, and may wait
-(to hold a pass), sleep (to be slow), note what it sees, or raise.
+Every number is a multiple of 2**-24, so sums are exact and a text's answer is the same to the last
+bit beside any neighbours. `fail_on` makes a batch that holds this token id fail; `nan_on` makes the
+outputs of texts with this token id NaN; `gate` is called with each batch before it is computed, and
+may wait (to hold a pass), sleep (to be slow), note what it sees, or raise.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from hybridtei.system.machine import LaneKind
 
 Gate = Callable[[PackedBatch], object]
 STEPS = 2**24
-HANG = 120  # seconds after which what should end at once has hung
+# Seconds after which what should end at once has hung
+HANG = 120
 
 
 class FakeBackend(Backend):
@@ -102,7 +104,8 @@ def _spoil(outputs, batch, token_id):
 
 
 def _states(batch, width):
-    """float32[t, width] in [-0.5, 0.5): a multiplicative hash of token id, position, adapter and column."""
+    """float32[t, width] in [-0.5, 0.5): a multiplicative hash of token id, position, adapter and
+    column."""
     places = (
         batch.position_ids
         if batch.adapter_ids is None
@@ -122,7 +125,8 @@ def _mean(states, batch):
 
 
 def _splade(batch, vocab_size):
-    """Each id of a text, weighted; and its successor in the vocabulary, which stands for expansion."""
+    """Each id of a text, weighted; and its successor in the vocabulary, which stands for
+    expansion."""
     rows = np.zeros((len(batch), vocab_size), dtype=np.float32)
     row = np.repeat(np.arange(len(batch)), batch.lengths)
     weights = _states(batch, 2) + np.float32(0.5)

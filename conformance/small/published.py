@@ -1,6 +1,8 @@
-"""Tiny checkpoints as their makers publish them: config.json in the words of code of their own, tensors under their names.
+"""Tiny checkpoints as their makers publish them: config.json in the words of code of their own,
+tensors under their names.
 
-Written by transformers' class where it has one, so that this class is the oracle: ask it before the configuration is rewritten.
+Written by transformers' class where it has one, so that this class is the oracle: ask it before the
+configuration is rewritten.
 """
 
 import json
@@ -118,7 +120,8 @@ def as_llama_bidirec(folder, **changes):
 
 
 def as_ultrabert(folder, **changes):
-    """Rewrite an ultrabert with a window and a base for each layer, under the prefix of DMIS Lab's own code."""
+    """Rewrite an ultrabert with a window and a base for each layer, under the prefix of DMIS Lab's
+    own code."""
     config = json.loads((folder / "config.json").read_text())
     kinds, rotary = config["layer_types"], config["rope_parameters"]
     published = {
@@ -155,7 +158,8 @@ def as_pplx(folder, **changes):
 
 
 def as_jina_flash(folder, **changes):
-    """Rewrite an xlm-roberta as Jina publishes Reranker v2: transformers' model under other names."""
+    """Rewrite an xlm-roberta as Jina publishes Reranker v2: transformers' model under other
+    names."""
 
     def renamed(tensors):
         made = {_flash_name(name): tensor for name, tensor in tensors.items()}
@@ -204,7 +208,8 @@ REWRITES = {
 
 
 def write_jina(folder, *, code=False, **settings):
-    """JinaBERT v2, or with `code` its implementation with norms of queries and keys, as Jina publishes them."""
+    """JinaBERT v2, or with `code` its implementation with norms of queries and keys, as Jina
+    publishes them."""
     words = tokenizer("wordpiece")
     words.save_pretrained(folder)
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
@@ -276,7 +281,8 @@ def jina_shapes(config, code):
 
 
 def write_nomic(folder, **settings):
-    """What Nomic's own code runs and transformers' class does not: biases, MLPs without a gate, experts."""
+    """What Nomic's own code runs and transformers' class does not: biases, MLPs without a gate,
+    experts."""
     words = tokenizer("unigram")
     words.save_pretrained(folder)
     config = {
@@ -341,7 +347,8 @@ class OwnModel(BertModel):
 
 
 def add_own_code(folder, **classes):
-    """Give a BERT code of its publisher's, which computes other states; `classes`: further entries of `auto_map`."""
+    """Give a BERT code of its publisher's, which computes other states; `classes`: further entries
+    of `auto_map`."""
     (folder / "modeling_own.py").write_text(OWN_CODE, encoding="utf-8")
     tiny.edit_json(
         folder / "config.json", auto_map={"AutoModel": "modeling_own.OwnModel", **classes}
@@ -358,7 +365,8 @@ def _normed(name, width):
 
 
 def random_tensors(shapes, seed=0):
-    """0.5 for embeddings, 0.2 for matrices, 0.1 around the biases and weights of norms, as `tiny.randomise`."""
+    """0.5 for embeddings, 0.2 for matrices, 0.1 around the biases and weights of norms, as
+    `tiny.randomise`."""
     random = np.random.default_rng(seed)
     return {
         name: _drawn(name, random.standard_normal(shape, np.float32))

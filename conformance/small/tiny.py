@@ -1,7 +1,8 @@
 """Seeded tiny checkpoints in hub format, written into a folder and read back by the real loader.
 
-Random weights here are not degenerate: embeddings have a standard deviation of 0.5, biases and norms are not constant, so
-that a wrong position, a wrong neighbour or a dropped bias shows in the first digits of the output.
+Random weights here are not degenerate: embeddings have a standard deviation of 0.5, biases and
+norms are not constant, so that a wrong position, a wrong neighbour or a dropped bias shows in the
+first digits of the output.
 """
 
 import functools
@@ -21,7 +22,8 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
 
 HIDDEN = 32
-WINDOW = 16  # of families with local attention: shorter than the longest texts of the tests
+# Of families with local attention: shorter than the longest texts of the tests
+WINDOW = 16
 SMALL = {
     "hidden_size": HIDDEN,
     "num_hidden_layers": 2,
@@ -30,12 +32,13 @@ SMALL = {
 }
 ENCODER = {**SMALL, "max_position_embeddings": LONGEST}
 ROBERTA = {**SMALL, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1}
+# Of a BERT
 SHIPPED = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 512,
-}  # of a BERT
+}
 DECODER = {
     **ENCODER,
     "num_key_value_heads": 2,
@@ -200,7 +203,8 @@ OTHERS = {
 
 
 def write_family(folder, model_type, *, task="Model", seed=0, **settings):
-    """Model, tokenizer and configuration of a family; `task` is the end of the class's name, such as ForMaskedLM."""
+    """Model, tokenizer and configuration of a family; `task` is the end of the class's name, such
+    as ForMaskedLM."""
     family = {**FAMILIES, **OTHERS}[model_type]
     words = tokenizer(family.tokenizer)
     if family.classes in (
@@ -213,7 +217,8 @@ def write_family(folder, model_type, *, task="Model", seed=0, **settings):
     ):
         words.model_input_names = ["input_ids", "attention_mask"]
     words.save_pretrained(folder)
-    if model_type in TYPED:  # or transformers would feed them zeros
+    # Or transformers would feed them zeros
+    if model_type in TYPED:
         edit_json(
             folder / "tokenizer_config.json",
             model_input_names=["input_ids", "token_type_ids", "attention_mask"],
@@ -229,7 +234,8 @@ def write_family(folder, model_type, *, task="Model", seed=0, **settings):
 
 
 def model_of(folder):
-    """transformers' model of a checkpoint with its eager attention; of encoder and decoder the encoder."""
+    """transformers' model of a checkpoint with its eager attention; of encoder and decoder the
+    encoder."""
     model = transformers.AutoModel.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     ).eval()
@@ -265,15 +271,15 @@ MODERN_BERT_IDS = {
 
 
 def randomise(model, seed):
-    """Weights whose outputs differ from token to token: 0.5 for embeddings, 0.2 for matrices, 0.1 around biases and norms."""
+    """Weights whose outputs differ from token to token: 0.5 for embeddings, 0.2 for matrices, 0.1
+    around biases and norms."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=draw)
             if parameter.shape == (model.config.vocab_size,):
-                parameter.copy_(
-                    noise - 5
-                )  # a language model's bias: most of SPLADE's weights are zero
+                # A language model's bias: most of SPLADE's weights are zero
+                parameter.copy_(noise - 5)
             elif parameter.dim() < 2:
                 parameter.add_(0.1 * noise)
             else:
@@ -332,7 +338,8 @@ def write_own_heads(
     hidden=HIDDEN,
     **changes,
 ):
-    """`hybridtei_heads.safetensors`: a perceptron for lexical weights, a projection for multi-vectors. Returns the tensors."""
+    """`hybridtei_heads.safetensors`: a perceptron for lexical weights, a projection for
+    multi-vectors. Returns the tensors."""
     tensors = {
         "sparse.hidden.weight": _random(width, hidden * len(inputs), seed=seed),
         "sparse.hidden.bias": _random(width, seed=seed + 1),
@@ -366,7 +373,8 @@ def write_modules(
     prompts=None,
     default_prompt_name=None,
 ):
-    """modules.json and what it names, in the layout before or since sentence-transformers 6. `dense`: (in, out, activation)."""
+    """modules.json and what it names, in the layout before or since sentence-transformers 6.
+    `dense`: (in, out, activation)."""
     names = [
         "Transformer",
         "Pooling",
@@ -475,17 +483,19 @@ def _random(*shape, seed):
     return 0.3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+# Positions from 0, from the padding id, windows, causal attention
 QUICK = (
     "bert",
     "xlm-roberta",
     "modernbert",
     "qwen3",
-)  # positions from 0, from the padding id, windows, causal attention
+)
 
 
 @functools.cache
 def graph_of(model_type, rectangle=False):
-    """The graph of a tiny family; the checkpoint whose configuration it was made from is gone by then."""
+    """The graph of a tiny family; the checkpoint whose configuration it was made from is gone by
+    then."""
     with TemporaryDirectory() as folder:
         return family_graph(
             read_spec(write_family(Path(folder), model_type), pooling="mean"), rectangle=rectangle

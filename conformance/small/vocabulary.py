@@ -1,4 +1,5 @@
-"""Words, texts of them, and tokenizers of every kind that know these words whole and their letters."""
+"""Words, texts of them, and tokenizers of every kind that know these words whole and their
+letters."""
 
 import random
 import struct
@@ -11,7 +12,8 @@ from hybridtei.system.frames import nested, varint
 
 ENDS = ("ka", "ke", "lo", "lu", "mi", "mo", "na", "pe", "ra", "ti")
 WORDS = [start + end for start in ("ba", "be", "bo", "bu", "da", "du") for end in ENDS]
-LONGEST = 128  # tokens, special tokens included, in every tiny model
+# Tokens, special tokens included, in every tiny model
+LONGEST = 128
 OF_ROBERTA = {
     "bos": "<s>",
     "eos": "</s>",
@@ -54,7 +56,8 @@ def wordpiece(pieces, *, lowercase=True):
 
 
 def unigram(pieces):
-    """XLM-RoBERTa's tokenizer of pieces with their scores, which begin with <s>, <pad>, </s> and <unk>."""
+    """XLM-RoBERTa's tokenizer of pieces with their scores, which begin with <s>, <pad>, </s> and
+    <unk>."""
     raw = Tokenizer(models.Unigram(pieces, unk_id=3))
     raw.pre_tokenizer = pre_tokenizers.Metaspace()
     raw.decoder = decoders.Metaspace()
@@ -125,6 +128,7 @@ def _fast(raw, **names):
     return PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=LONGEST, **special)
 
 
+# Types of pieces
 SPECIALS = {
     "<unk>": 2,
     "<s>": 3,
@@ -134,11 +138,12 @@ SPECIALS = {
     "[SEP]": 3,
     "[MASK]": 3,
     "<x>": 4,
-}  # types of pieces
+}
 
 
 def sentencepiece(first, *, bpe=False, charsmap=b"", unknown="<unk>"):
-    """A SentencePiece file of WORDS and their letters, as its trainer writes one; `first`: its special pieces, in order."""
+    """A SentencePiece file of WORDS and their letters, as its trainer writes one; `first`: its
+    special pieces, in order."""
     letters = sorted({letter for word in WORDS for letter in word} | set("ABé,7"))
     if bpe:
         joined = dict.fromkeys(
@@ -177,7 +182,8 @@ def sentencepiece(first, *, bpe=False, charsmap=b"", unknown="<unk>"):
     for field, name in ids.items():
         trained += varint(field << 3) + varint(first.index(name) if name in first else 2**64 - 1)
     trained += nested(45, unknown.encode())
-    first_space = int(not bpe or "<bos>" not in first)  # Gemma's texts begin without one
+    # Gemma's texts begin without one
+    first_space = int(not bpe or "<bos>" not in first)
     keeps = (
         varint(3 << 3)
         + varint(first_space)

@@ -1,4 +1,5 @@
-"""A GPU, measured in 6.5 minutes: does it work, how fast is each model in each way, how fast a server.
+"""A GPU, measured in 6.5 minutes: does it work, how fast is each model in each way, how fast a
+server.
 
     python -m studies.load.gpu [--models BERT-base,BGE-M3] [--ways plain,fp8] [--minutes 6.5]
     [--out DIR]

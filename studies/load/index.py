@@ -1,5 +1,5 @@
-"""`Index` beside `encode` and beside Qdrant: the rate of building, the time of a search and the order
-of its hits.
+"""`Index` beside `encode` and beside Qdrant: the rate of building, the time of a search and the
+order of its hits.
 
     python -m studies.load index [--texts 10000] [--points 100000] [--queries 200] [--seed 0]
 

@@ -2,11 +2,11 @@
 
     python -m studies.load ranking [--models NAME,...] [--dtypes float32,int8] [--seconds 10]
 
-The models have the shapes of published rerankers (`studies.shapes`) and random weights,
-so the times are true and the scores mean nothing. A row is a model, a precision, a number of
-candidates and their tokens; `tokens/s` counts queries and candidates. `budget 300`: with `budget_ms:
-300`, and the share of the candidates that were scored. `windows`: documents of 1,500 tokens, of
-which the best of at most 10 windows counts.
+The models have the shapes of published rerankers (`studies.shapes`) and random weights, so the
+times are true and the scores mean nothing. A row is a model, a precision, a number of candidates
+and their tokens; `tokens/s` counts queries and candidates. `budget 300`: with `budget_ms: 300`, and
+the share of the candidates that were scored. `windows`: documents of 1,500 tokens, of which the
+best of at most 10 windows counts.
 """
 
 import argparse

@@ -7,13 +7,13 @@ first server's figure divided by each server's. COMMAND has `{port}` in it.
 
 `http_load` starts the servers one after the other, in each round, and compares useful tokens/s,
 counted with the embedded model's tokenizer, special tokens included, no padding; no text is sent
-twice at once. `--chart FILE` writes what `notebooks/writing/draw.py` draws; kinds of traffic that it has
-already stay.
+twice at once. `--chart FILE` writes what `notebooks/writing/draw.py` draws; kinds of traffic that
+it has already stay.
 
 `lone` is one client that waits for each answer. All servers run at the same time and get a few
-requests each in turn.
-`--sizes`: words of the text for /embed, texts of 60 words of one query for /rerank, with `--mixed`
-of 5 to 30 words for 70 % of these and 100 to 250 for the rest. Every text is new.
+requests each in turn. `--sizes`: words of the text for /embed, texts of 60 words of one query for
+/rerank, with `--mixed` of 5 to 30 words for 70 % of these and 100 to 250 for the rest. Every text
+is new.
 """
 
 import argparse

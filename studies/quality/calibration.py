@@ -5,10 +5,11 @@
 Each collection is ingested as `hybridtei ingest` does without flags, and each judged query has 100
 hits of each mode. A curve is fitted to the hits of a random half of the queries (seed 0). Prints
 the expected calibration error in ten equally wide bins of that half and of the other: of all hits;
-of a query's first ten, since of 100 hits most are improbable; and of the first one. Then the errors of a curve on the collection that it was not fitted to, and how
-many queries are answerable: of those that the curve's collection answers, and of the other
-collection's, which it does not. `--draw` writes the diagram of notebooks/quality.md. Exits 1 if the
-error of the half of cranfield that was not fitted, of all or of ten hits, is above its mark.
+of a query's first ten, since of 100 hits most are improbable; and of the first one. Then the errors
+of a curve on the collection that it was not fitted to, and how many queries are answerable: of
+those that the curve's collection answers, and of the other collection's, which it does not.
+`--draw` writes the diagram of notebooks/quality.md. Exits 1 if the error of the half of cranfield
+that was not fitted, of all or of ten hits, is above its mark.
 """
 
 import argparse

@@ -1,11 +1,13 @@
-"""Numbers of fewer bits in the embedded engine: bytes a document, nDCG@10 and milliseconds a search.
+"""Numbers of fewer bits in the embedded engine: bytes a document, nDCG@10 and milliseconds a
+search.
 
     python studies/quality/datatypes.py --data ../shared/data [--collections cranfield,xquad]
 
-Each judged collection is embedded once, and stored with each `--datatype` and `--quantization`, with
-multi-vectors of floats (64 vectors a document) and, last, as bits in the payload. Bytes are those of
-the files on disk, by part. The difference to float32 has the 95 % interval of a paired bootstrap
-over the queries. Searches are in the default mode, exact, and timed without the query's embedding.
+Each judged collection is embedded once, and stored with each `--datatype` and `--quantization`,
+with multi-vectors of floats (64 vectors a document) and, last, as bits in the payload. Bytes are
+those of the files on disk, by part. The difference to float32 has the 95 % interval of a paired
+bootstrap over the queries. Searches are in the default mode, exact, and timed without the query's
+embedding.
 """
 
 import argparse

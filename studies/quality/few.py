@@ -12,8 +12,8 @@ the deviation of each kind of vector:
     steps       what `hybridtei` does: from the first to the second by equal steps
     collection  of scores of the documents' first sentences, as queries, in the small collection
 
-The columns are nDCG@10, the lead over `shares` with the 95 % interval of a paired bootstrap over the
-queries, and the mean change of the best score when the last document joins the others.
+The columns are nDCG@10, the lead over `shares` with the 95 % interval of a paired bootstrap over
+the queries, and the mean change of the best score when the last document joins the others.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""What windows and a budget of time do to the order of `/v1/rerank`, with the embedded model's MaxSim.
+"""What windows and a budget of time do to the order of `/v1/rerank`, with the embedded model's
+MaxSim.
 
     python -m studies.quality.reranking --data ../shared/data [--queries 60] [--only windows]
 
 Windows: paragraphs of XQuAD are joined to documents of about 3,000 words, in whose middle a judged
 paragraph stands; each query ranks the document of its paragraph and nine others. nDCG@10 of the cut
-documents, which the model reads to its longest input, and of the best of their windows, with the 95 %
-interval of the difference over queries.
+documents, which the model reads to its longest input, and of the best of their windows, with the 95
+% interval of the difference over queries.
 
 Budget: each query of Cranfield ranks the 100 best documents by dense vectors, in that order, within
 `budget_ms`. Printed are nDCG@10, the share of documents that were scored, and the median and 95th

@@ -1,14 +1,14 @@
-"""Checkpoints of true sizes, served without torch: `python -m studies.shapes [NAME
-...] [--backend NAME]`
+"""Checkpoints of true sizes, served without torch: `python -m studies.shapes [NAME ...] [--backend
+NAME]`
 
 For each row of checkpoints.toml a folder with the files, tensor names, shapes and dtypes of that
 checkpoint is written, with random weights, and served twice by a process that cannot import torch,
 transformers or onnx: the second finds what the first has kept in its cache folder. Printed are
 seconds from the command to the first answer of /health, the peak of resident memory by then, and
 the proportional set size and the memory of no file at rest after requests of short, long and many
-texts, and the tokens a second of passages in requests of 32. Exit status 1 if a server does not come up, an answer is not finite or of another shape, or a
-bound is exceeded: 1.25 times the weights at the served dtype and 150 MB at rest. Linux only; needs
-room for three times the largest folder.
+texts, and the tokens a second of passages in requests of 32. Exit status 1 if a server does not
+come up, an answer is not finite or of another shape, or a bound is exceeded: 1.25 times the weights
+at the served dtype and 150 MB at rest. Linux only; needs room for three times the largest folder.
 """
 
 import argparse

@@ -62,7 +62,8 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
     [
         ([], {}, "COMMAND"),
         (["nonsense"], {}, "nonsense"),
-        (["serve", "--max-batch-tok", "5"], {}, "--max-batch-tok"),  # no abbreviations
+        # No abbreviations
+        (["serve", "--max-batch-tok", "5"], {}, "--max-batch-tok"),
         (["serve"], {"PROMETHEUS_PORT": "tcp"}, "PROMETHEUS_PORT: invalid value"),
         (["serve"], {"DISABLE_SPANS": "1"}, "DISABLE_SPANS: "),
         (["serve", "--default-prompt", "a"], {"DEFAULT_PROMPT_NAME": "b"}, "exclude each other"),
@@ -148,7 +149,8 @@ def message(capsys):
 
 
 def test_embed_writes_its_vectors_where_standard_error_is_closed(bert, tmp_path):
-    """The number of a closed stream goes to the next file that is opened: what is said must not land in the vectors."""
+    """The number of a closed stream goes to the next file that is opened: what is said must not
+    land in the vectors."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"body":"bake balo"}\n{"body":"bomo"}\n')
     flags = ["--field", "body", "--outputs", "dense", "--model-id", str(bert)]
@@ -177,7 +179,8 @@ ROUTER = ["-c", "import sys; from hybridtei.cli import router; sys.exit(router()
 
 @pytest.mark.parametrize("is_json", sampled([True, False], [False]))
 def test_serve_from_flag_to_answer_and_back(shipped, is_json):
-    """A real model in a real process: logs that parse and cannot be forged, the key in none of them, an orderly end."""
+    """A real model in a real process: logs that parse and cannot be forged, the key in none of
+    them, an orderly end."""
     program = ["-m", "hybridtei", "serve"] if is_json else ROUTER
     flags = [f"--json-output={str(is_json).lower()}", "--api-key", KEY, "--hostname", "not-an-ip"]
     environment = {"MAX_CLIENT_BATCH_SIZE": "3", "SERVED_MODEL_NAME": "tiny", "LOG_LEVEL": "debug"}
@@ -242,7 +245,8 @@ PORTS = ("Starting HTTP server", "Starting gRPC server", "Serving metrics")
 
 
 def test_a_log_of_objects_has_the_facts_of_each_line_at_start(shipped):
-    """And where no key is set, all ports are this machine's alone, also in a container, whose HOSTNAME is a name."""
+    """And where no key is set, all ports are this machine's alone, also in a container, whose
+    HOSTNAME is a name."""
     flags = ["--model-id", str(shipped), "--log-format", "json", "--port", "0", "--grpc-port", "0"]
     with process(
         ["-m", "hybridtei", "serve", *flags], {"HOSTNAME": "3f2a9c0d71be", "PROMETHEUS_PORT": "0"}
@@ -393,9 +397,8 @@ def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key
         assert (done.returncode, done.stderr.count("\n")) == (1, 2), done.stderr
         assert done.stderr.startswith("Error: ")
         assert message in done.stderr
-        assert ("Args { " in done.stdout) == (
-            "--json-output" in flags
-        )  # people read five lines, machines all settings
+        # People read five lines, machines all settings
+        assert ("Args { " in done.stdout) == ("--json-output" in flags)
         assert KEY not in done.stdout + done.stderr
 
 

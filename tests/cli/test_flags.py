@@ -75,7 +75,8 @@ def test_every_field_has_its_flag_and_its_variable(kind):
         if text is None:
             plain = next(plain for other, plain, _ in fields_of(kind) if other.name == field.name)
             text = get_args(plain)[-1] if get_origin(plain) is Literal else values.get(plain, "7")
-        text = {"memory_fraction": "0.5"}.get(field.name, text)  # seven is beyond their bounds
+        # Seven is beyond their bounds
+        text = {"memory_fraction": "0.5"}.get(field.name, text)
         flag = "--" + field.name.replace("_", "-")
         by_flag, by_variable = (
             settings(kind, flag, text),

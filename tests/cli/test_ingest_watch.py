@@ -1,4 +1,5 @@
-"""`ingest --watch`: a process that follows a folder, with watchfiles, without it, and when the system refuses."""
+"""`ingest --watch`: a process that follows a folder, with watchfiles, without it, and when the
+system refuses."""
 
 import ctypes
 import json

@@ -1,4 +1,5 @@
-"""Agents against the SDK's own client: `/mcp` of a server, and `mcp` over standard input, what is refused, and clients that leave midway."""
+"""Agents against the SDK's own client: `/mcp` of a server, and `mcp` over standard input, what is
+refused, and clients that leave midway."""
 
 import asyncio
 import json
@@ -28,7 +29,8 @@ from tests.server.live import HANG, ROOT, serving
 
 KEY = "a-key"
 KEYED = {"api_key": KEY}
-# anyio imports it at its first use, and pytest parses it then: within a running loop, CPython 3.11 once failed at that, with
+# anyio imports it at its first use, and pytest parses it then: within a running loop, CPython 3.11
+# once failed at that, with
 # "AST constructor recursion depth mismatch".
 OPEN_PROCESS = anyio.open_process
 HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}

@@ -1,4 +1,5 @@
-"""`hybridtei ingest` of a source that lost documents: it says so, and deletes them only where that is asked for and certain."""
+"""`hybridtei ingest` of a source that lost documents: it says so, and deletes them only where that
+is asked for and certain."""
 
 import asyncio
 import json
@@ -75,7 +76,8 @@ ALL = {"a1", "a2", "a3", "b1", "corpus/c.txt"}
 def test_documents_that_left_the_source_are_told_of_and_deleted_where_asked(corpus):
     corpus.write("a.jsonl", {"a1": "one", "a3": "three, changed"})
     (corpus.source / "b.jsonl").unlink()
-    for _ in range(2):  # the file is read in the first, and known to be unchanged in the second
+    # The file is read in the first, and known to be unchanged in the second
+    for _ in range(2):
         _, told, _ = corpus.in_words()
         assert (
             "2 documents left the source and stay searchable: --delete-missing deletes them" in told

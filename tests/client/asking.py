@@ -1,4 +1,5 @@
-"""Both clients, called alike: `ask(url, verb, …)`, with settings of the client among the options."""
+"""Both clients, called alike: `ask(url, verb, …)`, with settings of the client among the
+options."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""A server that is away, busy, slow or another program ends in one clear error, and is asked again where that may help."""
+"""A server that is away, busy, slow or another program ends in one clear error, and is asked again
+where that may help."""
 
 import asyncio
 import socket
@@ -18,7 +19,8 @@ GOOD = orjson.dumps([{"dense": [1.0, 0.0]}])
 
 @contextmanager
 def scripted(*answers):
-    """A server of these answers to POST, in turn, the last one for ever; and the paths that it was asked."""
+    """A server of these answers to POST, in turn, the last one for ever; and the paths that it was
+    asked."""
     asked = []
 
     def answer(method, path, _):
@@ -49,7 +51,8 @@ def test_patience_ends_with_the_last_failure(ask):
         pytest.raises(NoAnswer, match=busy),
     ):
         ask(url, "encode", "one", patience_s=1)
-    assert len(asked) == 1  # what it asks to wait is longer than the patience
+    # What it asks to wait is longer than the patience
+    assert len(asked) == 1
     down = r"no answer within 0.5 s \(patience_s\), \d tr(y|ies); the last: status 503: down"
     with scripted((503, {}, b"down")) as (url, asked), pytest.raises(ConnectionError, match=down):
         ask(url, "encode", "one", patience_s=0.5)
@@ -168,7 +171,8 @@ def test_a_slow_server_ends_in_an_error(ask, is_dripping):
 
 
 def test_a_server_that_is_restarted_is_found_again(ask):
-    """The next one listens while the client already tries: at a port where nothing answers at first."""
+    """The next one listens while the client already tries: at a port where nothing answers at
+    first."""
 
     async def behave(_, reader, writer):
         await reader.readuntil(b"\r\n\r\n")

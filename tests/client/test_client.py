@@ -26,8 +26,10 @@ from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import serving
 
 ALL = ("dense", "sparse", "multivector")
-MANY = [f"{TEXTS[i % len(TEXTS)]} {i}" for i in range(70)]  # of three requests
-MANY[40] += " one two three" * 60  # longer than the model
+# Of three requests
+MANY = [f"{TEXTS[i % len(TEXTS)]} {i}" for i in range(70)]
+# Longer than the model
+MANY[40] += " one two three" * 60
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""Vectors in base64, as the server writes them and the client reads them; and servers of 0.3, which know no base64."""
+"""Vectors in base64, as the server writes them and the client reads them; and servers of 0.3, which
+know no base64."""
 
 import numpy as np
 import orjson

@@ -1,4 +1,5 @@
-"""A server of which each route costs something known: `python -m tests.conformance.costly_app DESCRIPTOR PORT`."""
+"""A server of which each route costs something known: `python -m tests.conformance.costly_app
+DESCRIPTOR PORT`."""
 
 import asyncio
 import sys
@@ -18,11 +19,13 @@ async def costly(scope, receive, send):
         pass
     body = b"{}"
     if scope["path"] == "/memory":
-        bytes(bytearray(b"x" * (TAKEN_BYTES // 2)))  # twice, for a moment
+        # Twice, for a moment
+        bytes(bytearray(b"x" * (TAKEN_BYTES // 2)))
     elif scope["path"] == "/stall":
         burn()
     elif scope["path"] == "/thread":
-        await asyncio.to_thread(pow, 3, 1_500_000)  # in C, which keeps the lock
+        # In C, which keeps the lock
+        await asyncio.to_thread(pow, 3, 1_500_000)
     elif scope["path"] == "/wait":
         await asyncio.sleep(STALL_SECONDS)
     elif scope["path"] == "/answer":

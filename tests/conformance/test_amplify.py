@@ -1,4 +1,5 @@
-"""`conformance/amplify`: what it measures is what was taken, and its search finds the routes that take too much."""
+"""`conformance/amplify`: what it measures is what was taken, and its search finds the routes that
+take too much."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""`conformance/clients`: the clients of the extra `dev`, and how calls are compared and environments kept."""
+"""`conformance/clients`: the clients of the extra `dev`, and how calls are compared and
+environments kept."""
 
 import importlib.util
 import json
@@ -19,7 +20,8 @@ CLIENTS = ROOT / "conformance" / "clients"
 def module(path):
     found = importlib.util.spec_from_file_location(f"conformance_{path.stem}", path)
     loaded = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = loaded  # dataclasses look for their module there
+    # Dataclasses look for their module there
+    sys.modules[found.name] = loaded
     found.loader.exec_module(loaded)
     return loaded
 
@@ -111,7 +113,8 @@ def test_every_call_of_a_client_with_an_environment_of_its_own(client, request):
 
 
 def test_a_server_that_answers_wrongly_is_found_out():
-    with serving() as running:  # knows no such models, and another vocabulary
+    # Knows no such models, and another vocabulary
+    with serving() as running:
         status, table, (told,) = run("--base-url", running.url, "--embedder", "small")
     assert "dify_tei_rerank" in told["failed"]
     assert "FAILED dify_tei_rerank" in table

@@ -1,4 +1,5 @@
-"""`conformance/fuzz`: a short storm over each kind of model, and that the fuzzer finds what is wrong."""
+"""`conformance/fuzz`: a short storm over each kind of model, and that the fuzzer finds what is
+wrong."""
 
 import asyncio
 import json
@@ -180,14 +181,18 @@ def test_a_valid_request_that_is_answered_otherwise_is_found():
         (
             [100.0 + 2 * step for step in range(20)] + [140.0] * 80,
             "",
-        ),  # it has seen its largest request
+            # It has seen its largest request
+        ),
         (
             [300.0 + 400 * (step % 10 > 2) for step in range(100)],
             "",
-        ),  # what large requests take is given back
+            # What large requests take is given back
+        ),
         ([300.0 + step / 2 + 400 * (step % 10 > 2) for step in range(100)], "from 316 to 336 MB"),
-        ([300.0] * 60 + [400.0] * 40, "from 300 to 400 MB"),  # a step that stays, late
-        ([100.0 + 2 * step for step in range(50)], ""),  # too short to say
+        # A step that stays, late
+        ([300.0] * 60 + [400.0] * 40, "from 300 to 400 MB"),
+        # Too short to say
+        ([100.0 + 2 * step for step in range(50)], ""),
     ],
 )
 def test_memory_that_grows_is_found(megabytes, grows):

@@ -1,4 +1,5 @@
-"""`conformance/quiet`: what it reads in recorded lines of `strace`; and ONNX Runtime's reports, which it sees."""
+"""`conformance/quiet`: what it reads in recorded lines of `strace`; and ONNX Runtime's reports,
+which it sees."""
 
 import os
 import shutil

@@ -1,4 +1,5 @@
-"""Packages import downwards only, as pyproject.toml says; and the figures of a source tree small enough to count by hand."""
+"""Packages import downwards only, as pyproject.toml says; and the figures of a source tree small
+enough to count by hand."""
 
 import re
 import sys
@@ -61,7 +62,8 @@ def test_circles_are_found(package):
 
 
 def test_the_package_has_no_circle():
-    """In a process of its own, since Python 3.11's `ast.parse` can fail while another thread of the process parses too."""
+    """In a process of its own, since Python 3.11's `ast.parse` can fail while another thread of the
+    process parses too."""
     ended = ran([sys.executable, "-m", "conformance.structure"])
     assert (ended.returncode, ended.stderr) == (0, "")
 

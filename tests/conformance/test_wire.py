@@ -1,4 +1,5 @@
-"""The conformance suite against our server, in this process: one start a profile, every case of it."""
+"""The conformance suite against our server, in this process: one start a profile, every case of
+it."""
 
 from contextlib import contextmanager
 

@@ -10,9 +10,8 @@ from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfi
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 OURS = frozenset(field.name.upper() for kind in SETTINGS for field, _, _ in fields_of(kind))
-REPORTS = frozenset(
-    {"HF_HUB_DISABLE_TELEMETRY", "ORT_DISABLE_TELEMETRY"}
-)  # of libraries, turned off
+# Of libraries, turned off
+REPORTS = frozenset({"HF_HUB_DISABLE_TELEMETRY", "ORT_DISABLE_TELEMETRY"})
 OTHERS = (
     frozenset(
         {
@@ -34,7 +33,8 @@ DEVICE = frozenset(
 
 
 def check_serve(words, environment):
-    """The server's settings, as `text-embeddings-router` with these flags and variables would have them."""
+    """The server's settings, as `text-embeddings-router` with these flags and variables would have
+    them."""
     assert set(environment) <= OURS | OTHERS | DEVICE, set(environment) - OURS - OTHERS - DEVICE
     parser = argparse.ArgumentParser(allow_abbrev=False)
     serve.add_serve_flags(parser)

@@ -1,4 +1,5 @@
-"""A small Dockerfile's steps performed, and servers that do not behave. The real one: `python deploy/build_steps.py`."""
+"""A small Dockerfile's steps performed, and servers that do not behave. The real one: `python
+deploy/build_steps.py`."""
 
 import os
 import subprocess

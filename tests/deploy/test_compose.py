@@ -1,4 +1,5 @@
-"""The compose file: valid by the specification's schema, and of one mind with the image, the command and its neighbours."""
+"""The compose file: valid by the specification's schema, and of one mind with the image, the
+command and its neighbours."""
 
 import re
 import subprocess

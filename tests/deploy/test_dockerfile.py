@@ -1,4 +1,5 @@
-"""The Dockerfile: what is read of it, hadolint's rules, and each path, flag and variable in it against the real thing."""
+"""The Dockerfile: what is read of it, hadolint's rules, and each path, flag and variable in it
+against the real thing."""
 
 import os
 import shutil
@@ -63,7 +64,8 @@ def test_all_that_is_copied_is_there_and_let_through():
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line and not line.startswith("#")
     ]
-    assert ignore[0] == "*"  # so that only what is named comes in
+    # So that only what is named comes in
+    assert ignore[0] == "*"
     admitted = {line[1:] for line in ignore if line.startswith("!")}
     copied = {
         path
@@ -90,15 +92,15 @@ def test_the_final_layers_have_a_user_without_rights_and_no_compiler(target):
 
 @pytest.mark.parametrize("target", FINAL)
 def test_the_entry_point_takes_teis_flags_and_the_images_variables(target):
-    assert last(target, "ENTRYPOINT") == [
-        "text-embeddings-router"
-    ]  # which listens on all interfaces, as TEI's images do
+    # Which listens on all interfaces, as TEI's images do
+    assert last(target, "ENTRYPOINT") == ["text-embeddings-router"]
     assert "text-embeddings-router" in PROJECT["scripts"]
     variables = environment(target)
+    # As TEI's images
     assert (variables["PORT"], variables["HUGGINGFACE_HUB_CACHE"]) == (
         "80",
         "/data",
-    )  # as TEI's images
+    )
     assert last(target, "CMD") == ["--json-output"]
     settings = check_serve(last(target, "CMD"), variables)
     assert (settings.port, settings.json_output) == (80, True)
@@ -150,7 +152,8 @@ def test_the_embedded_model_lies_where_no_volume_covers_it_and_nobody_writes(tar
     variables = environment(target)
     folder, cache = variables["HYBRIDTEI_EMBEDDED_MODEL"], Path(variables["HYBRIDTEI_CACHE"])
     [copy] = [each for each in STAGES[target].all("COPY") if each.paths()[-1] == folder]
-    assert "chown" not in copy.flags()  # root's, and the server's user is another
+    # Root's, and the server's user is another
+    assert "chown" not in copy.flags()
     assert not Path(folder).is_relative_to(cache)
     [made] = [
         each.arguments for each in STAGES["runtime"].all("RUN") if "install -d" in each.arguments

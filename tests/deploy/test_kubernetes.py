@@ -1,4 +1,5 @@
-"""The overlays, rendered by kubectl: valid by Kubernetes' schemas, and of one mind with the image and the command."""
+"""The overlays, rendered by kubectl: valid by Kubernetes' schemas, and of one mind with the image
+and the command."""
 
 import pytest
 import yaml

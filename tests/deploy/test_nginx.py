@@ -1,4 +1,5 @@
-"""nginx before a real server, configured so but for addresses and certificate: what it passes on, what it keeps."""
+"""nginx before a real server, configured so but for addresses and certificate: what it passes on,
+what it keeps."""
 
 import os
 import shutil

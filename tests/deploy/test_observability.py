@@ -1,5 +1,5 @@
-"""The words of labels that the dashboard and the alerts look for, and the forms of their files. `tests/test_names.py` checks the
-names of metrics and labels."""
+"""The words of labels that the dashboard and the alerts look for, and the forms of their files.
+`tests/test_names.py` checks the names of metrics and labels."""
 
 import json
 import re

@@ -63,7 +63,8 @@ def test_openvino_comes_with_a_plain_install_where_it_is_the_faster_engine(syste
     assert (
         openvino.marker.evaluate({"platform_system": system, "platform_machine": machine}) is comes
     )
-    assert "openvino" in PYPROJECT["project"]["optional-dependencies"]  # of commands that name it
+    # Of commands that name it
+    assert "openvino" in PYPROJECT["project"]["optional-dependencies"]
 
 
 def test_hooks_are_commands_of_the_development_environment():

@@ -1,5 +1,6 @@
-"""An installation without extras, played by a process that cannot find torch: it serves the embedded model, and refuses what
-needs torch with the command that helps. `conformance/plain_install.py` does the same with a real one."""
+"""An installation without extras, played by a process that cannot find torch: it serves the
+embedded model, and refuses what needs torch with the command that helps.
+`conformance/plain_install.py` does the same with a real one."""
 
 import json
 import math
@@ -82,7 +83,8 @@ TEXTS = ["hybrid search", "a wing in a slipstream"]
 def environment(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
     yield {"HYBRIDTEI_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    shutil.rmtree(cache)  # pytest keeps folders of three runs, and this one is large
+    # pytest keeps folders of three runs, and this one is large
+    shutil.rmtree(cache)
 
 
 def run(code, *arguments, environment):
@@ -146,7 +148,8 @@ def test_it_serves(environment):
 
 
 def test_bge_m3_as_its_makers_lay_it_out(environment, m3, tmp_path):
-    """`pytorch_model.bin`, `sparse_linear.pt` and `colbert_linear.pt`: one pass gives all three vectors without torch."""
+    """`pytorch_model.bin`, `sparse_linear.pt` and `colbert_linear.pt`: one pass gives all three
+    vectors without torch."""
     folder = tmp_path / "m3"
     shutil.copytree(m3, folder)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
@@ -184,8 +187,8 @@ NEEDS_BESIDE_QDRANT = {
 
 @pytest.mark.parametrize("with_store", [False, True])
 def test_a_command_asks_for_its_extra_before_anything_else(with_store, environment):
-    """Neither the folder nor the model that it names is there; Ray's is looked for once the folder is. pip adds an extra to
-    the installed package, also where no index knows it."""
+    """Neither the folder nor the model that it names is there; Ray's is looked for once the folder
+    is. pip adds an extra to the installed package, also where no index knows it."""
     wanted = NEEDS_BESIDE_QDRANT if with_store else NEEDS
     commands = [command for several in wanted.values() for command in several]
     code = (

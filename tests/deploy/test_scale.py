@@ -1,4 +1,5 @@
-"""The paper: sizes against points as they are really made, laws of growth, and the page against its script."""
+"""The paper: sizes against points as they are really made, laws of growth, and the page against its
+script."""
 
 import re
 

@@ -45,7 +45,8 @@ def test_the_template_is_the_unit_on_a_share_of_the_cores_and_of_the_port():
     taskset, *words = many["ExecStart"][0].split()
     assert (Path(taskset).name, words[:3]) == ("taskset", ["--cpu-list", "%i", *one["ExecStart"]])
     assert check_serve(words[3:], environment()).reuse_port
-    assert many["User"] == ["hybridtei"]  # the kernel lets no other user share the port
+    # The kernel lets no other user share the port
+    assert many["User"] == ["hybridtei"]
     own = {"Description", "ExecStart", "EnvironmentFile", "User"}
     assert {name: value for name, value in many.items() if name not in own} == {
         name: value for name, value in one.items() if name not in own

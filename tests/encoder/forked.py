@@ -1,4 +1,5 @@
-"""What an application opens before it forks, for `test_forks.py`: gunicorn and Celery import this module in the parent."""
+"""What an application opens before it forks, for `test_forks.py`: gunicorn and Celery import this
+module in the parent."""
 
 import asyncio
 import json

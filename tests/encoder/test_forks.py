@@ -1,4 +1,5 @@
-"""What works in a forked process answers there as in its parent, and the rest fails at once and names spawn."""
+"""What works in a forked process answers there as in its parent, and the rest fails at once and
+names spawn."""
 
 import os
 import subprocess

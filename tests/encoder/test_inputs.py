@@ -41,9 +41,8 @@ def test_many_inputs_cost_as_many_passes_as_batches(hybrid):
     encoder = Encoder.load(str(hybrid), engine=EngineConfig(max_batch_requests=5))
     for count, batches in ((1, 1), (5, 1), (6, 2), (23, 5)):
         before = encoder.forwards
-        encoder.encode(
-            vocabulary.WORDS[:count], EVERYTHING
-        )  # so few tokens that cores do not share them
+        # So few tokens that cores do not share them
+        encoder.encode(vocabulary.WORDS[:count], EVERYTHING)
         assert encoder.forwards - before == batches
 
 
@@ -62,9 +61,8 @@ def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid, monkeypatch):
     )
     encoder = Encoder.load(str(hybrid))
     before = encoder.forwards
-    encoder.encode(
-        [f"{word} " + "baka " * 61 for word in vocabulary.WORDS[:6]]
-    )  # 64 tokens each, two a pass
+    # 64 tokens each, two a pass
+    encoder.encode([f"{word} " + "baka " * 61 for word in vocabulary.WORDS[:6]])
     assert encoder.forwards - before == 3
 
 

@@ -1,4 +1,5 @@
-"""What an `Encoder` shows, what of its answers shows, and what it says where it is used as other libraries are."""
+"""What an `Encoder` shows, what of its answers shows, and what it says where it is used as other
+libraries are."""
 
 import pickle
 

@@ -1,4 +1,5 @@
-"""Ctrl-C, a cancelled coroutine, and an error end a call: no further pass begins, and the next call works."""
+"""Ctrl-C, a cancelled coroutine, and an error end a call: no further pass begins, and the next call
+works."""
 
 import asyncio
 import json

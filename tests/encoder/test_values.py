@@ -1,4 +1,5 @@
-"""Whole checkpoints against sentence-transformers and definitions of outputs; the embedded model against its upstream."""
+"""Whole checkpoints against sentence-transformers and definitions of outputs; the embedded model
+against its upstream."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Without the modules and functions that Windows lacks, the library and the client run, and the rest says what it needs."""
+"""Without the modules and functions that Windows lacks, the library and the client run, and the
+rest says what it needs."""
 
 import sys
 import textwrap

@@ -1,4 +1,5 @@
-"""The same laws on every backend and precision that runs here: one oracle, one tolerance a precision, one set of refusals."""
+"""The same laws on every backend and precision that runs here: one oracle, one tolerance a
+precision, one set of refusals."""
 
 from importlib.util import find_spec
 
@@ -45,13 +46,13 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory):
-    """A cache of graphs that other modules' tests do not see, and a guard that random weights pass."""
+    """A cache of graphs that other modules' tests do not see, and a guard that random weights
+    pass."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hybridtei.inference.backends.graph.int8.Guard", lambda: LOOSE)
         if find_spec("openvino") is not None:
-            patch.setattr(
-                "hybridtei.inference.backends.graph.openvino_int8.GUARD", LOOSE
-            )  # neighbours of random texts are near ties
+            # Neighbours of random texts are near ties
+            patch.setattr("hybridtei.inference.backends.graph.openvino_int8.GUARD", LOOSE)
         patch.setenv("HYBRIDTEI_CACHE", str(tmp_path_factory.mktemp("graphs")))
         yield
 
@@ -64,7 +65,8 @@ def folder(request, graphs):
 
 @pytest.fixture(scope="module")
 def reference(folder):
-    """torch, float32, each text by itself: what test_encoder.py holds against sentence-transformers."""
+    """torch, float32, each text by itself: what test_encoder.py holds against
+    sentence-transformers."""
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
     return Embeddings.concat([encoder.encode([text], EVERYTHING) for text in TEXTS])
 
@@ -120,5 +122,6 @@ def refusal_of(encoder, name):
 def test_bad_input_is_refused_alike_and_harms_nothing(encoder, refusals, name):
     before = encoder.forwards
     assert refusal_of(encoder, name) == refusals[name]
-    assert encoder.forwards == before  # before any work is done
+    # Before any work is done
+    assert encoder.forwards == before
     assert len(encoder.encode(["baka"])) == 1

@@ -1,4 +1,5 @@
-"""SPLADE whose queries are looked up in a table, against sentence-transformers' SparseEncoder; and its second logarithm."""
+"""SPLADE whose queries are looked up in a table, against sentence-transformers' SparseEncoder; and
+its second logarithm."""
 
 import json
 
@@ -70,7 +71,8 @@ def test_both_sides_are_those_of_sentence_transformers(tmp_path, model_type, act
     ours, theirs = Encoder.load(str(folder)), SparseEncoder(str(folder), device="cpu")
     close(sparse(ours, QUERIES, "query"), theirs.encode_query(QUERIES).to_dense().numpy())
     documents = theirs.encode_document(DOCUMENTS).to_dense().numpy()
-    documents[:, sorted(ours.spec.removed_ids)] = 0  # no query ever asks for them
+    # No query ever asks for them
+    documents[:, sorted(ours.spec.removed_ids)] = 0
     close(sparse(ours, DOCUMENTS, "document"), documents)
     close(sparse(ours, DOCUMENTS), documents)
 

@@ -102,7 +102,8 @@ def test_a_model_of_very_short_texts_loads(tmp_path, longest):
     assert loaded(folder).model.reader.max_input_length == longest
 
 
-# --- which backend -----------------------------------------------------------------------------------------------------
+# --- which backend
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -254,7 +255,8 @@ def test_a_tensor_from_under_another_prefix_does_not_stand_in(bert, copied, cach
         backend_of(moved, backend="ort")
 
 
-# --- the embedded model ------------------------------------------------------------------------------------------------
+# --- the embedded model
+# ------------------------------------------------------------------------------------------------
 
 WITHOUT_TORCH = """
 import sys

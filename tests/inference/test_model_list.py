@@ -1,4 +1,5 @@
-"""Lists of models: what a file may say, what is taken from the flags, and what is refused by name."""
+"""Lists of models: what a file may say, what is taken from the flags, and what is refused by
+name."""
 
 from pathlib import Path
 

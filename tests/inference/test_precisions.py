@@ -1,4 +1,5 @@
-"""A precision of an engine that this machine lacks is one skip, in place of each test that was left out."""
+"""A precision of an engine that this machine lacks is one skip, in place of each test that was left
+out."""
 
 import pytest
 

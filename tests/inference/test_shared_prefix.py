@@ -1,4 +1,5 @@
-"""A causal model computes the common prefix of a request's texts once, and this changes no output."""
+"""A causal model computes the common prefix of a request's texts once, and this changes no
+output."""
 
 import numpy as np
 import pytest

@@ -46,7 +46,8 @@ def test_every_backend_computes_what_a_checkpoint_of_that_form_gives(folder, exp
         encoder(folder, backend=backend, gelu=gelu).encode(TEXTS, normalize=False).dense
         for gelu in ("checkpoint", "tanh")
     )
-    assert np.abs(exact - expected).max() > 1e-4  # ten tolerances: or this would show nothing
+    # Ten tolerances: or this would show nothing
+    assert np.abs(exact - expected).max() > 1e-4
     near(ours, expected, tolerances.HIDDEN["float32"])
 
 

@@ -1,4 +1,5 @@
-"""Checkpoints of `conformance.checkpoints`: served as their oracle computes them, or refused by every engine with the cure."""
+"""Checkpoints of `conformance.checkpoints`: served as their oracle computes them, or refused by
+every engine with the cure."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Rerankers and classifiers of every family against transformers and sentence-transformers, and what callers can rely on."""
+"""Rerankers and classifiers of every family against transformers and sentence-transformers, and
+what callers can rely on."""
 
 from itertools import pairwise, product
 
@@ -71,9 +72,8 @@ def theirs(folder, inputs, **options):
     ).eval()
     rows = []
     for item in inputs:
-        sides = (
-            ([item],) if isinstance(item, str) else ([item[0]], [item[1]])
-        )  # lists, or an empty second side would count as none
+        # Lists, or an empty second side would count as none
+        sides = ([item],) if isinstance(item, str) else ([item[0]], [item[1]])
         with torch.inference_mode():
             rows.append(
                 model(
@@ -146,7 +146,8 @@ def test_half_precision_is_about_the_same(tmp_path, model_type):
     close(ours(encoder, TEXTS), theirs(folder, TEXTS), tolerances.LOGITS["bfloat16"])
 
 
-# --- what callers can rely on -------------------------------------------------------------------------------------------
+# --- what callers can rely on
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,8 @@ def test_bad_input_is_refused(encoder, query, documents, options, error):
         encoder.rerank(query, documents, **options)
 
 
-# --- weights, strictly ----------------------------------------------------------------------------------------------------
+# --- weights, strictly
+# ----------------------------------------------------------------------------------------------------
 
 
 def damage(folder, **changes):

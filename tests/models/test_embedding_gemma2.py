@@ -1,4 +1,5 @@
-"""EmbeddingGemma 2 as Google publishes it: settings nested under `text_config`, and towers for images beside the text tower."""
+"""EmbeddingGemma 2 as Google publishes it: settings nested under `text_config`, and towers for
+images beside the text tower."""
 
 import numpy as np
 import pytest

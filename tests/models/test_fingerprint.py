@@ -74,7 +74,8 @@ def test_a_folder_that_is_gone_has_none(tmp_path):
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors"])
 @pytest.mark.parametrize("change", ["cut", "gone", "other"])
 def test_files_that_change_after_the_load_give_none(tmp_path, name, change):
-    """The vectors are those of the loaded files: a search goes on, without a comparison of fingerprints."""
+    """The vectors are those of the loaded files: a search goes on, without a comparison of
+    fingerprints."""
     folder = tiny.write_bert(tmp_path)
     spec, file = read_spec(folder), folder / name
     if change == "gone":
@@ -92,7 +93,8 @@ class Owner:
 
 
 def test_where_the_folders_lie_does_not_count(tmp_path):
-    """The embedded model's weights are in the cache folder, its heads in the package: either path may sort first."""
+    """The embedded model's weights are in the cache folder, its heads in the package: either path
+    may sort first."""
     folder, heads = embedded_model()
     model = shutil.copytree(folder, tmp_path / "m")
     found = {fingerprint(read_spec(folder, heads_file=heads))["id"]}

@@ -1,4 +1,5 @@
-"""The head of a language model that ranks: what transformers' class does between the last state and the logits of words."""
+"""The head of a language model that ranks: what transformers' class does between the last state and
+the logits of words."""
 
 import json
 

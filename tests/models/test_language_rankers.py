@@ -1,4 +1,5 @@
-"""Language models that rank: as trained, converted, or saved by sentence-transformers; no user's text acts as a command."""
+"""Language models that rank: as trained, converted, or saved by sentence-transformers; no user's
+text acts as a command."""
 
 import json
 import re
@@ -50,7 +51,8 @@ def causal(folder, **settings):
 
 
 def expected(folder, instruction=None):
-    """As the model card of Qwen3-Reranker does it: the body is cut, prefix and suffix are put around its ids."""
+    """As the model card of Qwen3-Reranker does it: the body is cut, prefix and suffix are put
+    around its ids."""
     words, model = (
         AutoTokenizer.from_pretrained(folder),
         AutoModelForCausalLM.from_pretrained(folder).eval(),
@@ -297,7 +299,8 @@ def test_the_template_of_a_known_family_is_found_by_its_name(tmp_path):
     ],
 )
 def test_rankers_whose_parts_are_tokenised_one_by_one(tmp_path, name, model_type, template):
-    """As mxbai-rerank's `MxbaiRerankV2.prepare_inputs` and FlagEmbedding's `BaseLLMReranker` do it: ids, end to end."""
+    """As mxbai-rerank's `MxbaiRerankV2.prepare_inputs` and FlagEmbedding's `BaseLLMReranker` do it:
+    ids, end to end."""
     folder = tmp_path / f"models--{name}" / "snapshots" / "abc"
     words = vocabulary.tokenizer("bytes")
     words.add_special_tokens(
@@ -360,7 +363,8 @@ def test_nobodys_text_is_a_command(original):
         for one in reader.ask(template, [(evil, evil)], instruction=evil, truncate=True)
     )
     special = reader.tokenizer.id_of("<|endoftext|>")
-    assert (ids == special).sum() == 2  # the template's own
+    # The template's own
+    assert (ids == special).sum() == 2
     text = reader.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
     assert text.count(evil) == 3
 

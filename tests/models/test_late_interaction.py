@@ -1,4 +1,5 @@
-"""ColBERT in its three layouts against sentence-transformers' MultiVectorEncoder: vectors, scores, order."""
+"""ColBERT in its three layouts against sentence-transformers' MultiVectorEncoder: vectors, scores,
+order."""
 
 import json
 import string

@@ -1,4 +1,5 @@
-"""LFM2.5 as Liquid AI publishes it, against transformers' layers with the mask removed and the convolutions centred."""
+"""LFM2.5 as Liquid AI publishes it, against transformers' layers with the mask removed and the
+convolutions centred."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Checkpoints whose heads are modules of their own, and tables of token vectors, against sentence-transformers."""
+"""Checkpoints whose heads are modules of their own, and tables of token vectors, against
+sentence-transformers."""
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ BACKENDS = ["ort", "openvino", "torch"]
 
 def trunk(folder, model_type):
     base = tiny.write_family(folder / "base", model_type)
-    if model_type in tiny.TYPED:  # or transformers would feed them zeros
+    # Or transformers would feed them zeros
+    if model_type in tiny.TYPED:
         tiny.edit_json(
             base / "tokenizer_config.json",
             model_input_names=["input_ids", "token_type_ids", "attention_mask"],
@@ -156,12 +158,12 @@ def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path):
     agrees(folder)
     encoder = Encoder.load(str(folder))
     assert encoder.backend_name == "static"
-    both = encoder.encode(TEXTS, ("dense", "tokens"))  # by another way than the dense vectors alone
+    # By another way than the dense vectors alone
+    both = encoder.encode(TEXTS, ("dense", "tokens"))
     near(both.dense, encoder.encode(TEXTS).dense, 1e-6)
     tokens = encoder.encode(["baka bulo"], ("tokens",)).tokens
-    assert len(tokens.values) < len(
-        vocabulary.tokenizer("wordpiece")("baka bulo")["input_ids"]
-    )  # without special tokens
+    # Without special tokens
+    assert len(tokens.values) < len(vocabulary.tokenizer("wordpiece")("baka bulo")["input_ids"])
 
 
 def test_what_modules_cannot_run_is_refused_by_name(tmp_path):

@@ -1,4 +1,5 @@
-"""Decoders with one score: a template that the folder declares is applied, and a ranker without one says so."""
+"""Decoders with one score: a template that the folder declares is applied, and a ranker without one
+says so."""
 
 import logging
 

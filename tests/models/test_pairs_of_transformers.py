@@ -1,4 +1,5 @@
-"""Rerankers that read pairs as transformers' tokenizer and class do: token types by the tokenizer's class, blocks by a text alone."""
+"""Rerankers that read pairs as transformers' tokenizer and class do: token types by the tokenizer's
+class, blocks by a text alone."""
 
 import json
 from itertools import product

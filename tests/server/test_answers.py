@@ -1,4 +1,5 @@
-"""The bytes of every route's answer are of the type that its handler is annotated with, which OpenAPI tells."""
+"""The bytes of every route's answer are of the type that its handler is annotated with, which
+OpenAPI tells."""
 
 from contextlib import suppress
 
@@ -14,7 +15,8 @@ from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.server.live import serving
 
 APP = framework()
-LINES = "/collections/{name}/import"  # whose body is no JSON, and which needs a key: see api/test_transfer
+# Whose body is no JSON, and which needs a key: see api/test_transfer
+LINES = "/collections/{name}/import"
 ROUTES = {
     path: handler for path, handler in documented(APP) if answers_of(handler) and path != LINES
 }

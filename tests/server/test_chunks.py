@@ -1,4 +1,5 @@
-"""Requests of more inputs than one may have, in chunks: answers as of one, few permits, and nothing done for who has left."""
+"""Requests of more inputs than one may have, in chunks: answers as of one, few permits, and nothing
+done for who has left."""
 
 import asyncio
 import socket
@@ -138,9 +139,8 @@ def test_who_leaves_stops_the_rest():
         with socket.create_connection(("127.0.0.1", running.port)) as connection:
             connection.sendall(head + body)
             assert begun.wait(HANG)
-        while (
-            'err="dropped"' not in running.get("/metrics").text
-        ):  # the server hears of it when the loop comes round
+        # The server hears of it when the loop comes round
+        while 'err="dropped"' not in running.get("/metrics").text:
             pass
         assert running.service.admission.free == running.service.config.max_concurrent_requests
         go.set()

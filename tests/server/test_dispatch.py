@@ -23,7 +23,8 @@ def test_head_is_answered_wherever_get_is(server, path):
     assert head.status_code == got.status_code == 200
     assert head.content == b""
     assert head.headers.get("content-type") == got.headers.get("content-type")
-    if path != "/metrics":  # it grows with each request
+    # It grows with each request
+    if path != "/metrics":
         assert head.headers["content-length"] == got.headers["content-length"]
 
 

@@ -1,4 +1,5 @@
-"""Errors lead to their section of the page on errors: by a header on our own routes, in the log, and below a message."""
+"""Errors lead to their section of the page on errors: by a header on our own routes, in the log,
+and below a message."""
 
 import re
 

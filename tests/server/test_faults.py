@@ -1,4 +1,5 @@
-"""Faults on purpose, through the seams that are there: what fails harms its own requests, is told as what it is, and passes."""
+"""Faults on purpose, through the seams that are there: what fails harms its own requests, is told
+as what it is, and passes."""
 
 import os
 import subprocess
@@ -41,7 +42,8 @@ def test_whatever_a_backend_raises_is_its_batchs_misfortune(act, told):
         failed = running.post("/embed", BAD)
         assert (failed.status_code, failed.json()["error_type"]) == (424, "Backend")
         assert told in failed.json()["error"]
-        assert running.get("/health").status_code == 200  # a probe went well
+        # A probe went well
+        assert running.get("/health").status_code == 200
         running.is_well()
 
 
@@ -102,11 +104,11 @@ def test_a_stuck_pass_takes_health_with_it_until_it_returns():
         assert "a pass of 1 inputs, 4 tokens" in failed.json()["error"]
         assert "pass-timeout" in failed.json()["error"]
         assert running.get("/health").status_code == 503
-        assert (
-            running.post("/embed", {"inputs": "three"}).status_code == 503
-        )  # the only lane is kept
+        # The only lane is kept
+        assert running.post("/embed", {"inputs": "three"}).status_code == 503
         assert 'hybridtei_refusals_total{limit="pass_timeout"} 1' in running.get("/metrics").text
-        running.service._own_device._watchdog._seconds = HANG  # from now on no pass is late
+        # From now on no pass is late
+        running.service._own_device._watchdog._seconds = HANG
         hold.let_go()
         until(lambda: running.get("/health").status_code == 200)
         running.is_well()

@@ -1,5 +1,5 @@
-"""A text whose outputs are NaN is an error of its own request, on every route and in every format; other requests of the same
-pass get their vectors."""
+"""A text whose outputs are NaN is an error of its own request, on every route and in every format;
+other requests of the same pass get their vectors."""
 
 import threading
 from collections.abc import Callable, Mapping

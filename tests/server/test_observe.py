@@ -69,7 +69,8 @@ def test_series_kinds_order_and_bucket_text(server):
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.M))
     assert {name: kinds.get(name) for name in SERIES} == SERIES
     order = list(kinds.values())
-    assert order == sorted(order)  # counter, gauge, histogram
+    # Counter, gauge, histogram
+    assert order == sorted(order)
     assert "# HELP te_" not in text
     assert not re.search(r"^te_\w+_total", text, re.M)
     bounds = re.findall(r'^te_request_duration_bucket\{le="([^"]+)"\}', text, re.M)

@@ -1,4 +1,5 @@
-"""schemathesis over our own OpenAPI document, all its checks: what the schemas admit is taken, all else refused."""
+"""schemathesis over our own OpenAPI document, all its checks: what the schemas admit is taken, all
+else refused."""
 
 import pytest
 

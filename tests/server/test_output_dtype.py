@@ -1,4 +1,5 @@
-"""`output_dtype` on every route that gives vectors; int8 only with ranges measured beforehand: the embedded model has them."""
+"""`output_dtype` on every route that gives vectors; int8 only with ranges measured beforehand: the
+embedded model has them."""
 
 import base64
 
@@ -60,7 +61,8 @@ def test_dense_vectors_on_every_route(ranged, ranges, dtype):
     packed = ranged.post("/v1/embeddings", {**openai, "encoding_format": "base64"}).json()["data"]
     rows = [np.frombuffer(base64.b64decode(item["embedding"]), DTYPES[dtype]) for item in packed]
     same(rows, wanted)
-    if dtype != "float16":  # which Cohere does not know
+    # Which Cohere does not know
+    if dtype != "float16":
         cohere = ranged.post("/v2/embed", {"texts": TEXTS, "embedding_types": [dtype]}).json()[
             "embeddings"
         ]

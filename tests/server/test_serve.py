@@ -1,4 +1,5 @@
-"""Many clients at once: none lost, none wrong; overload told at once; whoever leaves costs nothing."""
+"""Many clients at once: none lost, none wrong; overload told at once; whoever leaves costs
+nothing."""
 
 import asyncio
 import threading
@@ -95,7 +96,8 @@ def test_overload_is_told_at_once_and_permits_come_back():
             holder.start()
         until(lambda: running.service.admission.free == 0)
         refused = asyncio.run(all_at_once(running, [("/embed_hybrid", {"inputs": "one"})] * 100))
-        for response in refused:  # while the engine stands still: nobody waited
+        # While the engine stands still: nobody waited
+        for response in refused:
             assert response.status_code == 429
             assert response.json() == {"error": "Model is overloaded", "error_type": "Overloaded"}
             assert response.headers["retry-after"] == "1"
@@ -103,8 +105,10 @@ def test_overload_is_told_at_once_and_permits_come_back():
             'hybridtei_refusals_total{limit="max_concurrent_requests"} 100\n'
             in running.get("/metrics").text
         )
-        assert running.service.engine.metrics.queued.value() <= 8  # none took a place
-        assert running.post("/tokenize", {"inputs": "one"}).status_code == 200  # takes no permit
+        # None took a place
+        assert running.service.engine.metrics.queued.value() <= 8
+        # Takes no permit
+        assert running.post("/tokenize", {"inputs": "one"}).status_code == 200
         assert running.get("/health").status_code == 200
         hold.let_go()
         for holder in holders:
@@ -131,8 +135,10 @@ def test_work_ends_when_its_client_leaves_and_only_then():
         ):
             await work()
         assert ended == [True]
-        disconnect.notify()  # once more, when nobody works any longer
-        with while_connected({"type": "http"}):  # under a server that does not tell
+        # Once more, when nobody works any longer
+        disconnect.notify()
+        # Under a server that does not tell
+        with while_connected({"type": "http"}):
             return await asyncio.sleep(0, 7)
 
     assert asyncio.run(leave()) == 7

@@ -1,4 +1,5 @@
-"""The GPU's program, on a machine without one: it says so; it works with tiny models on the CPU, and loses no row."""
+"""The GPU's program, on a machine without one: it says so; it works with tiny models on the CPU,
+and loses no row."""
 
 import json
 import os

@@ -122,6 +122,7 @@ def test_an_index_has_the_hits_of_the_embedded_engine():
 
 @pytest.mark.slow
 def test_a_promise_that_is_broken_is_told():
+    # No client is refused
     flags = [
         "--permits",
         "4",
@@ -131,7 +132,7 @@ def test_a_promise_that_is_broken_is_told():
         "1",
         "--rounds",
         "1",
-    ]  # no client is refused
+    ]
     status, told = run("overload", *flags)
     assert told["broken"] == ["embedded: 4 connections for 4 permits"]
     assert status == 1

@@ -1,4 +1,5 @@
-"""Files in the working folder are documents: no process of ours runs them, whatever they are called."""
+"""Files in the working folder are documents: no process of ours runs them, whatever they are
+called."""
 
 import os
 import sys
@@ -8,6 +9,7 @@ import pytest
 from tests.ran import ran
 from tests.server.live import ROOT
 
+# Of all these, one is enough
 HOSTILE = (
     "msgspec",
     "numpy",
@@ -15,12 +17,13 @@ HOSTILE = (
     "select",
     "uvicorn",
     "qdrant_edge",
-)  # of all these, one is enough
+)
 
 
 @pytest.fixture
 def corpus(tmp_path):
-    """A folder of documents, among them modules that tell if they are run, and one that only breaks others."""
+    """A folder of documents, among them modules that tell if they are run, and one that only breaks
+    others."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for name in HOSTILE:
@@ -56,13 +59,13 @@ def was_run(corpus):
     [
         ["-P", "-c", SCRIPT],
         pytest.param(["-m", "hybridtei"], marks=pytest.mark.slow),
-    ],  # the command, which lies elsewhere
+        # The command, which lies elsewhere
+    ],
 )
 def test_an_ingest_runs_nothing_that_lies_in_its_folder(corpus, words):
     if "-m" in words:
-        (
-            corpus / "types.py"
-        ).unlink()  # `python -m` itself imports that one, before any code of ours
+        # `python -m` itself imports that one, before any code of ours
+        (corpus / "types.py").unlink()
     done = ingest(corpus, sys.executable, *words)
     assert was_run(corpus) == ""
     assert done.returncode == 0, done.stderr
@@ -82,10 +85,10 @@ def test_what_a_child_may_import(tmp_path, monkeypatch):
     assert machine.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
     monkeypatch.setenv("PYTHONPATH", f":.:{there}")
     assert machine.search_path() == [str(there), "/usr/lib/elsewhere", str(ROOT)]
-    monkeypatch.setattr(
-        sys, "path", ["/usr/lib/elsewhere"]
-    )  # found by other means, as an editable installation is
+    # Found by other means, as an editable installation is
+    monkeypatch.setattr(sys, "path", ["/usr/lib/elsewhere"])
     assert machine.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
     monkeypatch.setattr(sys, "path", [str(ROOT)])
     monkeypatch.chdir(ROOT)
-    assert machine.search_path() == [str(ROOT)]  # a source tree is run in its own folder
+    # A source tree is run in its own folder
+    assert machine.search_path() == [str(ROOT)]

@@ -59,7 +59,8 @@ def test_who_has_said_how_many_heaps_there_are_is_obeyed():
 
 @needs_glibc
 def test_freed_memory_goes_back_to_the_operating_system():
-    """Blocks below the size that glibc maps by itself, of which the last stays: nothing of the heap's top can be given back."""
+    """Blocks below the size that glibc maps by itself, of which the last stays: nothing of the
+    heap's top can be given back."""
     allocate, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
     allocate.restype, free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
     blocks = []
@@ -73,7 +74,8 @@ def test_freed_memory_goes_back_to_the_operating_system():
     kept = sum(map(pages_held, blocks[:-1]))
     free(blocks[-1])
     assert used >= 200 * (BLOCK // PAGESIZE - 1)
-    assert kept < used / 10  # where other threads have taken some of it again
+    # Where other threads have taken some of it again
+    assert kept < used / 10
 
 
 BLOCK = 60_000

@@ -269,7 +269,8 @@ def test_an_unread_output_stops_no_logger_and_loses_lines_beyond_the_bound(
 
 def test_a_closed_output_ends_nothing(root, output, monkeypatch):
     errors = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", errors)  # where logging tells that it failed
+    # Where logging tells that it failed
+    monkeypatch.setattr(sys, "stderr", errors)
     logs.configure(json_output=False, level="info")
     logging.getLogger("hybridtei.x").error("heard")
     flush()

@@ -1,4 +1,5 @@
-"""What a process may use: processors, priorities of lanes, the user's cache folder; and what its children are given."""
+"""What a process may use: processors, priorities of lanes, the user's cache folder; and what its
+children are given."""
 
 import os
 import threading

@@ -250,4 +250,5 @@ def test_a_collector_that_never_answers_does_not_keep_the_server(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         asyncio.run(cancelled(f"http://127.0.0.1:{silent.getsockname()[1]}"))
         silent.settimeout(HANG)
-        silent.accept()[0].close()  # it was asked
+        # It was asked
+        silent.accept()[0].close()

@@ -1,4 +1,5 @@
-"""Dependencies report nothing to their makers, because the package says so before any of them can be imported."""
+"""Dependencies report nothing to their makers, because the package says so before any of them can
+be imported."""
 
 import json
 import os
@@ -10,11 +11,12 @@ from tests.ran import ran
 from tests.server.live import ROOT, process
 
 NAMES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED")
+# Where one of these is set, ONNX Runtime is silent anyway
 REPORTS_ONLY_ELSEWHERE = (
     "CI",
     "TF_BUILD",
     "GITHUB_ACTIONS",
-)  # where one of these is set, ONNX Runtime is silent anyway
+)
 
 
 def bare(home, **more):
@@ -71,7 +73,8 @@ def test_one_that_imported_onnx_runtime_before_is_warned_once(tmp_path):
         "<string>:2: RuntimeWarning: onnxruntime was imported before hybridtei, so hybridtei cannot turn off "
         "onnxruntime's usage reports: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment"
     ]
-    assert device_ids(tmp_path) != []  # so this test would see it if the others left one too
+    # So this test would see it if the others left one too
+    assert device_ids(tmp_path) != []
     quiet = run(
         "import onnxruntime, hybridtei", bare(tmp_path, ORT_DISABLE_TELEMETRY="1"), "-W", "error"
     )

@@ -1,10 +1,12 @@
-"""Texts for the backends of tiny models, what comes out for each of them, and how near two backends are."""
+"""Texts for the backends of tiny models, what comes out for each of them, and how near two backends
+are."""
 
 import numpy as np
 
 from conformance.small import tolerances
 from hybridtei.batch import Encoding, pack
 
+# Some longer than every window, some on its edges
 LENGTHS = (
     7,
     1,
@@ -17,11 +19,12 @@ LENGTHS = (
     3,
     15,
     120,
-)  # some longer than every window, some on its edges
+)
 
 
 def random_encodings(spec, lengths=LENGTHS):
-    """Ids of the whole vocabulary, padding and other special ids among them; token types where the model has them."""
+    """Ids of the whole vocabulary, padding and other special ids among them; token types where the
+    model has them."""
     draw = np.random.default_rng(0)
     return [
         Encoding(
@@ -61,8 +64,8 @@ def columns_of(outputs, i):
 
 
 def same(ours, theirs, rows, dtype="float32"):
-    """Every column of the first rows in float32, and as near as the precision allows: relative to a row's largest value, where
-    that is above 1."""
+    """Every column of the first rows in float32, and as near as the precision allows: relative to a
+    row's largest value, where that is above 1."""
     for i in range(rows):
         found, expected = columns_of(ours, i), columns_of(theirs, i)
         assert found.keys() == expected.keys()

@@ -1,8 +1,9 @@
-"""Every engine in every precision against transformers in float32, a text at a time: a table of what attention can be asked.
+"""Every engine in every precision against transformers in float32, a text at a time: a table of
+what attention can be asked.
 
-A cell is a kind of model (causal, window, bias, adapters and their combinations) and a kind of batch (one text, a ragged one,
-one token, 1,500 tokens, tokens that no other attends to, a shared prefix). Tolerances: `TOLERANCES` of
-conformance/families/oracle.py, by precision.
+A cell is a kind of model (causal, window, bias, adapters and their combinations) and a kind of
+batch (one text, a ragged one, one token, 1,500 tokens, tokens that no other attends to, a shared
+prefix). Tolerances: `TOLERANCES` of conformance/families/oracle.py, by precision.
 """
 
 from collections.abc import Sequence
@@ -69,7 +70,8 @@ def adapters(folder):
     return long(folder)
 
 
-# Kinds of models: plain, causal, with a window, both, with a bias by distance in a table, by products, and by a slope.
+# Kinds of models: plain, causal, with a window, both, with a bias by distance in a table, by
+# products, and by a slope.
 MODELS = {
     "plain": family("bert"),
     "rotary": family("nomic_bert"),
@@ -84,13 +86,15 @@ MODELS = {
     "adapters": adapters,
 }
 CAUSAL = ("causal", "causal window", "two rotations")
-# transformers has no attention for these that gives zero to a token without keys, and none has a window.
+# transformers has no attention for these that gives zero to a token without keys, and none has a
+# window.
 EAGER = ("bias", "unscaled bias", "products of distances")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Lengths of texts, of their ends that no token attends to, and of the prefix that all share."""
+    """Lengths of texts, of their ends that no token attends to, and of the prefix that all
+    share."""
 
     lengths: Sequence[int]
     unseen: Sequence[int] = ()
@@ -109,7 +113,8 @@ BATCHES = {
     "prefix": Batch([50, 41, 90], prefix=40),
     "long prefix": Batch([1400, 1310, 1350], prefix=1300),
 }
-# Not in transformers, or with another meaning there: torch in float32 is the oracle, a text at a time. tests/models/families
+# Not in transformers, or with another meaning there: torch in float32 is the oracle, a text at a
+# time. tests/models/families
 # holds that to a formula. DeBERTa's mask in transformers also hides keys from masked queries.
 OWN = {(model, batch) for model in ("slopes", "adapters") for batch in BATCHES} | {
     ("products of distances", batch) for batch in BATCHES if "unseen" in batch

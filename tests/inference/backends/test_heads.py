@@ -56,14 +56,16 @@ def layer(outputs, inputs, activation="identity", *, bias=True, seed=0):
     )
 
 
-# --- one for each name -------------------------------------------------------------------------------------------------
+# --- one for each name
+# -------------------------------------------------------------------------------------------------
 
 
 def test_every_activation_has_a_twin_in_both():
     assert set(NUMPY.activations) == set(TORCH.activations) == set(layers.ACTIVATIONS)
 
 
-UNITS = {"erf": 0.6, "sigmoid": 4}  # in the last place of float32, from the value in float64
+# In the last place of float32, from the value in float64
+UNITS = {"erf": 0.6, "sigmoid": 4}
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -124,12 +126,14 @@ def test_long_texts_are_pooled_as_well(mode):
     np.testing.assert_allclose(ours, exact, rtol=tolerances.WEIGHTS["float32"], atol=0)
 
 
-# --- heads -------------------------------------------------------------------------------------------------------------
+# --- heads
+# -------------------------------------------------------------------------------------------------------------
 
 
 @given(values=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30))
 def test_rounding_agrees(values):
-    """To one where a tangent is half a step from two numbers, and the libraries' last digits differ."""
+    """To one where a tangent is half a step from two numbers, and the libraries' last digits
+    differ."""
     x = np.array(values, dtype=np.float32)
     ours, theirs = heads.rounded(NUMPY, x), heads.rounded(TORCH, torch.from_numpy(x)).numpy()
     assert ours.dtype == theirs.dtype == np.float32

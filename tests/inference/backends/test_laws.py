@@ -1,6 +1,7 @@
-"""Laws of every backend: a pass changes no output of another pass in any lane; a failure is a BackendError, and the
-next pass works; weights that do not fit are refused by name. States are held to transformers in tests/families, every head,
-alone and among neighbours, in tests/inference/test_every_backend.py."""
+"""Laws of every backend: a pass changes no output of another pass in any lane; a failure is a
+BackendError, and the next pass works; weights that do not fit are refused by name. States are held
+to transformers in tests/families, every head, alone and among neighbours, in
+tests/inference/test_every_backend.py."""
 
 from concurrent.futures import ThreadPoolExecutor
 

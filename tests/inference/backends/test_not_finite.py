@@ -10,7 +10,8 @@ from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.backends.outputs import near
 
 POISON = 7
-LARGE = 3e38  # finite in float32, as a checkpoint's numbers must be; a product or sum of it is not
+# Finite in float32, as a checkpoint's numbers must be; a product or sum of it is not
+LARGE = 3e38
 EMBEDDINGS = ("word_embeddings.weight", "embed_tokens.weight", "tok_embeddings.weight")
 FAMILIES = ("bert", "mpnet", "deberta-v2", "modernbert", "qwen2", "mistral")
 LENGTHS = (20, 40, 3)
@@ -19,8 +20,8 @@ LENGTHS = (20, 40, 3)
 def with_poison(tensors):
     """The tensors, changed so that the states of POISON become NaN, and no other token's.
 
-    A layer norm of its embedding overflows. An RMS norm's does not: there, values of the first layer overflow by a column that
-    every other token multiplies by zero.
+    A layer norm of its embedding overflows. An RMS norm's does not: there, values of the first
+    layer overflow by a column that every other token multiplies by zero.
     """
     tensors = dict(tensors)
     name = next(name for name in tensors if name.endswith(EMBEDDINGS))

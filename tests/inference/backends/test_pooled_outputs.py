@@ -1,4 +1,5 @@
-"""Operations of some checkpoints on pooled vectors, besides Dense modules: Perplexity's rounding, Qwen3's own projection."""
+"""Operations of some checkpoints on pooled vectors, besides Dense modules: Perplexity's rounding,
+Qwen3's own projection."""
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def test_perplexitys_vectors_are_whole_numbers(tmp_path, engine):
     assert (spec.kind.is_rounded, spec.pooling) == (True, ("mean",))
     ours = vectors(engine, spec)
     same(ours, np.round(ours))
-    assert np.abs(ours - exact).max() <= 0.5 + 1e-3  # the nearest whole number
+    # The nearest whole number
+    assert np.abs(ours - exact).max() <= 0.5 + 1e-3
     assert np.ptp(ours) > 100
 
 
@@ -70,9 +72,8 @@ def test_qwen3s_projection_follows_the_pooling(tmp_path, engine):
     matrix = np.random.default_rng(1).standard_normal((WIDTH, tiny.HIDDEN), np.float32)
     file = folder / "model.safetensors"
     save_file({**load_file(file), "linear.weight": matrix}, file, metadata={"format": "pt"})
-    assert (
-        read_spec(folder, pooling="mean").dense_width == tiny.HIDDEN
-    )  # without `num_labels` as in TEI
+    # Without `num_labels` as in TEI
+    assert read_spec(folder, pooling="mean").dense_width == tiny.HIDDEN
     tiny.edit_json(folder / "config.json", num_labels=WIDTH)
     spec = read_spec(folder, pooling="mean")
     assert spec.dense_width == WIDTH

@@ -1,4 +1,5 @@
-"""Which backend runs a model: what was asked for, what can, in the order that is usually the best; and always a reason."""
+"""Which backend runs a model: what was asked for, what can, in the order that is usually the best;
+and always a reason."""
 
 import logging
 from dataclasses import replace
@@ -158,9 +159,8 @@ def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, mon
     caplog.set_level(logging.INFO, "hybridtei")
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     open_backend(config, spec).close()
-    monkeypatch.setattr(
-        backend_choice, "NVIDIA", bert
-    )  # there is a device, and this torch cannot use it
+    # There is a device, and this torch cannot use it
+    monkeypatch.setattr(backend_choice, "NVIDIA", bert)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     for built in (None, "13.0"):

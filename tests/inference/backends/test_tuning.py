@@ -1,4 +1,5 @@
-"""`hybridtei tune`: the curve of tokens a second against the size of a pass, and the flags it names."""
+"""`hybridtei tune`: the curve of tokens a second against the size of a pass, and the flags it
+names."""
 
 import threading
 from itertools import pairwise
@@ -20,7 +21,8 @@ curves = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=10).map(
 
 
 class Hardware:
-    """A clock that the passes move on: a fixed cost, and one for each token beyond what fits the fixed cost."""
+    """A clock that the passes move on: a fixed cost, and one for each token beyond what fits the
+    fixed cost."""
 
     def __init__(self, saturated_at):
         self.now = 0.0

@@ -1,4 +1,5 @@
-"""A small real model without weights: a WordPiece tokenizer built in code, and the fake backend's arithmetic."""
+"""A small real model without weights: a WordPiece tokenizer built in code, and the fake backend's
+arithmetic."""
 
 import string
 from pathlib import Path
@@ -38,7 +39,8 @@ WORDS = [
     "six",
     "seven",
 ]
-CONTROL = "\x01"  # the normaliser removes it, so its id decodes to nothing that becomes a token
+# The normaliser removes it, so its id decodes to nothing that becomes a token
+CONTROL = "\x01"
 LETTERS = [*string.ascii_lowercase, *string.digits, *".,:;!?-_'"]
 PIECES = [
     *SPECIALS,

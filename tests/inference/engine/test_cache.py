@@ -1,4 +1,5 @@
-"""Laws of the result cache: within its bound, the least recently used goes first, and an answer is what was kept."""
+"""Laws of the result cache: within its bound, the least recently used goes first, and an answer is
+what was kept."""
 
 from dataclasses import replace
 
@@ -59,9 +60,8 @@ def test_what_is_wanted_besides_is_computed_again_and_then_kept():
     assert found.tokens is not None
     assert cache.find(encoding(1), DENSE).tokens is None
     sparse = SparseVectors(np.array([1]), np.ones(1, dtype=np.float32), np.array([0, 1]), 10)
-    assert (
-        HeadOutputs(splade=sparse, tokens=tokens).nbytes == 8 + 4 + 16 + 16 + 16
-    )  # every array counts
+    # Every array counts
+    assert HeadOutputs(splade=sparse, tokens=tokens).nbytes == 8 + 4 + 16 + 16 + 16
     assert len(cache) == 1
 
 

@@ -1,4 +1,5 @@
-"""Laws of the queue: every output comes back once and in order to its own request, and no request waits for ever."""
+"""Laws of the queue: every output comes back once and in order to its own request, and no request
+waits for ever."""
 
 import itertools
 
@@ -116,7 +117,8 @@ def test_more_cancelled_than_one_look_ahead():
 
 def test_a_failed_batch_fails_its_riders_only():
     queue, backend = core(10), FakeBackend(SPEC)
-    failing = queue.add(different(7, 5), DENSE)  # of whom the next pass would have more
+    # Of whom the next pass would have more
+    failing = queue.add(different(7, 5), DENSE)
     other = queue.add([encoding(10)], DENSE)
     batch = queue.take()
     assert {ticket for ticket, _ in batch.callers} == {failing}
@@ -178,7 +180,8 @@ def test_a_shared_text_runs_while_anybody_waits_for_it():
     third, fourth = queue.add([encoding(6)], DENSE), queue.add([encoding(6)], DENSE)
     third.cancelled = fourth.cancelled = True
     assert queue.take() is None
-    fifth = queue.add([encoding(6)], DENSE)  # not one with those that were dropped
+    # Not one with those that were dropped
+    fifth = queue.add([encoding(6)], DENSE)
     assert [ticket for ticket, _ in queue.take().callers] == [fifth]
 
 
@@ -224,7 +227,8 @@ def test_a_text_that_is_alone_has_all_cores_until_another_comes():
     queue.add([encoding(5)], DENSE)
     first = queue.take(kind=LaneKind.EXPRESS)
     queue.add([encoding(6)], DENSE)
-    second = queue.take(kind=LaneKind.EXPRESS)  # while the first runs
+    # While the first runs
+    second = queue.take(kind=LaneKind.EXPRESS)
     assert (first.use_all_cores, second.use_all_cores) == (True, False)
     queue.give(first, first.split(backend.forward(first.packed)))
     queue.fail(second, BackendError("no"))
@@ -235,9 +239,8 @@ def test_a_text_that_is_alone_has_all_cores_until_another_comes():
     queue.add(different(3, 30), DENSE)
     queue.take(kind=LaneKind.BULK)
     queue.add([encoding(8)], DENSE)
-    assert not queue.take(
-        kind=LaneKind.EXPRESS
-    ).use_all_cores  # beside bulk work, one thread of higher priority does more
+    # Beside bulk work, one thread of higher priority does more
+    assert not queue.take(kind=LaneKind.EXPRESS).use_all_cores
 
 
 def test_two_lanes_share_what_waits():
@@ -247,9 +250,11 @@ def test_two_lanes_share_what_waits():
             queue.add([encoding_], DENSE)
         if not first:
             sizes = [len(queue.take(kind=LaneKind.EXPRESS).packed) for _ in range(2)]
-            assert sizes == [20, 20]  # a burst, in equal parts
+            # A burst, in equal parts
+            assert sizes == [20, 20]
     sizes = [len(queue.take(kind=LaneKind.EXPRESS).packed) for _ in range(2)]
-    assert sizes == [15, 12]  # half of what waits each time, but no less than keeps a core busy
+    # Half of what waits each time, but no less than keeps a core busy
+    assert sizes == [15, 12]
 
 
 def test_endless_queries_wait_at_last_for_bulk_work_that_they_overtake():
@@ -296,7 +301,8 @@ def test_what_was_computed_is_remembered():
 def test_bulk_work_that_may_not_overtake_a_query_goes_after_it():
     queue = core(lanes=(LaneKind.EXPRESS, LaneKind.BULK))
     short = queue.add(different(1, 5), DENSE)
-    long = queue.add(different(2, 30), DENSE)  # more than may overtake the short one
+    # More than may overtake the short one
+    long = queue.add(different(2, 30), DENSE)
     assert queue.take(kind=LaneKind.BULK) is None
     assert [request for request, _ in queue.take(kind=LaneKind.EXPRESS).callers] == [short]
     assert {request for request, _ in queue.take(kind=LaneKind.BULK).callers} == {long}

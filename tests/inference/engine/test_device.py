@@ -1,4 +1,5 @@
-"""Several models on one device: shared fairly by tokens, and none harmed by another's coming, going or failing."""
+"""Several models on one device: shared fairly by tokens, and none harmed by another's coming, going
+or failing."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -65,7 +66,8 @@ async def test_models_share_a_device_by_tokens():
             await asyncio.sleep(0.001)
         gate.open()
         await asyncio.gather(held, long, short)
-        half = order[: order.index("second") + 800]  # while both had work
+        # While both had work
+        half = order[: order.index("second") + 800]
         assert abs(half.count("first") - half.count("second")) <= 80
 
 
@@ -79,13 +81,15 @@ async def test_an_idle_model_saves_nothing_up():
     async with on_device(device, busy, late):
         await busy.run(encodings(200, 20), DENSE, 0)
         order.clear()
-        with device.lock:  # both wait before any lane looks
+        # Both wait before any lane looks
+        with device.lock:
             pass
         both = asyncio.gather(
             late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0)
         )
         await both
-        assert "busy" in order[:25]  # it does not wait for 200 texts of the other
+        # It does not wait for 200 texts of the other
+        assert "busy" in order[:25]
 
 
 async def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
@@ -123,7 +127,8 @@ async def test_a_failing_model_leaves_the_others_healthy():
             await bad.run([Encoding(np.array([1]))], DENSE, 0)
         assert len((await good.run([Encoding(np.array([1]))], DENSE, 0)).outputs().dense) == 1
         await good.check_health()
-        await bad.check_health()  # a probe decides, and this one passes
+        # A probe decides, and this one passes
+        await bad.check_health()
 
 
 async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):

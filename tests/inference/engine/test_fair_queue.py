@@ -1,4 +1,5 @@
-"""The queue by itself: callers who leave while somebody looks, and the bound on what comes later. See also `test_core`."""
+"""The queue by itself: callers who leave while somebody looks, and the bound on what comes later.
+See also `test_core`."""
 
 import itertools
 import random
@@ -22,7 +23,8 @@ LANES = [both_lanes(2), (LaneKind.BULK,)]
 
 @dataclass(eq=False)
 class Leaving:
-    """A caller who leaves, from another thread, once it has been asked `looks` times whether it still waits."""
+    """A caller who leaves, from another thread, once it has been asked `looks` times whether it
+    still waits."""
 
     looks: Iterator[int]
     heads: frozenset[Head] = frozenset({Head.DENSE})
@@ -54,7 +56,8 @@ def test_who_leaves_while_the_queue_is_looked_through_is_in_it_or_out_of_it(look
     assert (len(queue), queue.tokens) == (0, 0)
     assert queue.head(10) == []
     again = Leaving(iter(range(100)))
-    queue.add(again, [0, 1, 2], encodings)  # none of them waits there already
+    # None of them waits there already
+    queue.add(again, [0, 1, 2], encodings)
     assert (len(queue), queue.shared) == (3, 0)
 
 
@@ -81,7 +84,8 @@ def test_a_text_that_waits_for_another_takes_the_earlier_turn_of_the_two():
     assert (len(queue), queue.tokens, queue.shared) == (30, 60, 2)
     first = queue.head(2)[1]
     assert [caller for caller, _ in first.callers] == [bulk, query]
-    queue.add(Staying(), [0], [text(0, 0)])  # whose turn is early enough stays where it is
+    # Whose turn is early enough stays where it is
+    queue.add(Staying(), [0], [text(0, 0)])
     assert turns(queue) == [0, 29, 1, 28, *range(2, 28)]
     queue.remove(queue.head(30))
     assert (len(queue), queue.tokens) == (0, 0)
@@ -89,7 +93,8 @@ def test_a_text_that_waits_for_another_takes_the_earlier_turn_of_the_two():
 
 @dataclass
 class Witness:
-    """What the bound says of one request, counted from what was seen alone: arrivals, batches and callers who left."""
+    """What the bound says of one request, counted from what was seen alone: arrivals, batches and
+    callers who left."""
 
     tokens: int
     left: int
@@ -114,7 +119,8 @@ def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(
 ):
     core = EngineCore(max_tokens=budget, positions=Positions(), padding=padding, lanes=lanes)
     first = itertools.count()
-    open_requests = {}  # in order of arrival
+    # In order of arrival
+    open_requests = {}
     for event, value in [*events, *[("take", kind) for kind in lanes] * 400]:
         if event == "arrival":
             encodings = [text(next(first), *range(length - 1)) for length in value]
@@ -141,14 +147,16 @@ def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(
                 assert not witness.left or witness.overtaken <= OVERTAKEN * witness.tokens
             for request in [request for request in order if not open_requests[request].left]:
                 del open_requests[request]
-    assert not open_requests  # lanes of both kinds that go on asking serve everybody
+    # Lanes of both kinds that go on asking serve everybody
+    assert not open_requests
 
 
 @pytest.mark.parametrize("padding", [Padding.NONE, Padding.ATTENTION])
 def test_queries_that_have_waited_enough_share_a_pass(padding):
     core = EngineCore(max_tokens=128, positions=Positions(), padding=padding, lanes=both_lanes(2))
     first, sizes, requests = itertools.count(), [], 0
-    for _ in range(200):  # 32 callers, of whom each asks again once it is answered
+    # 32 callers, of whom each asks again once it is answered
+    for _ in range(200):
         for _ in range(32 - requests):
             core.add(
                 [text(next(first), *range(5 + 7 * (next(first) % 4)))], frozenset({Head.DENSE})
@@ -192,7 +200,8 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
 
     requests, running = [bulk() for _ in range(4)], deque()
     for query in range(400):
-        if query % 10 == 0:  # a bulk lane is done
+        # A bulk lane is done
+        if query % 10 == 0:
             if len(running) == 2:
                 end(running.popleft())
             requests = [bulk() if request.done else request for request in requests]
@@ -200,7 +209,6 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
                 running.append(batch)
         add([draw.randint(5, 30)])
         batch = core.take(0, LaneKind.EXPRESS)
-        assert (
-            batch is not None
-        )  # bulk work did not take all that may overtake the bulk request that came first
+        # Bulk work did not take all that may overtake the bulk request that came first
+        assert batch is not None
         end(batch)

@@ -1,4 +1,5 @@
-"""Every sequence gets its outputs, however many threads compute them; what fails, fails all at once."""
+"""Every sequence gets its outputs, however many threads compute them; what fails, fails all at
+once."""
 
 import asyncio
 import threading
@@ -39,7 +40,8 @@ def queued(backend, count, callers, max_tokens=64):
 async def test_many_requests_at_once_are_answered_as_by_the_plain_loop(
     lanes,
 ):
-    """`run_all` takes one request after the other; the engine has lanes, threads and an event loop."""
+    """`run_all` takes one request after the other; the engine has lanes, threads and an event
+    loop."""
     draw, spec = np.random.default_rng(0), small.model_spec()
     requests = [
         [
@@ -83,7 +85,8 @@ def test_outputs_do_not_depend_on_how_many_compute(callers, count):
     assert theirs.dense is not None
     same(ours.dense, theirs.dense)
     assert len(core) == core.running == 0
-    assert 0 < sum(done) <= count  # equal ones are computed once
+    # Equal ones are computed once
+    assert 0 < sum(done) <= count
 
 
 def test_several_compute_at_once():
@@ -92,7 +95,8 @@ def test_several_compute_at_once():
     class Meeting(FakeBackend):
         def forward(self, batch, *, use_all_cores=False):
             if self.forwards == 0:
-                met.wait()  # for the other one's first pass
+                # For the other one's first pass
+                met.wait()
             return super().forward(batch)
 
     backend = Meeting(small.model_spec())
@@ -125,7 +129,8 @@ def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two
     encoder = Encoder(small.model(), backend, 8, EngineConfig())
     texts = ["one", "two", "three", "four", "five six", "seven", "one two three"]
     found = encoder.encode(texts).dense
-    assert backend.forwards == 4  # in pairs
+    # In pairs
+    assert backend.forwards == 4
     expected = (
         Encoder(small.model(), FakeBackend(small.model_spec()), 8, EngineConfig())
         .encode(texts)

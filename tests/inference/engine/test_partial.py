@@ -1,4 +1,5 @@
-"""A backend that can compute only some of a batch, and one that takes batches ahead of its lanes."""
+"""A backend that can compute only some of a batch, and one that takes batches ahead of its
+lanes."""
 
 import asyncio
 
@@ -68,9 +69,8 @@ async def test_only_the_requests_that_do_not_fit_fail():
         await first
         for i, one in enumerate(small_ones, start=1):
             outputs = (await one).outputs()
-            expected = FakeBackend(SPEC).forward(
-                packed([encoding(8, i), encoding(9, i)])
-            )  # as if nobody else had been there
+            # As if nobody else had been there
+            expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))
             same(outputs.dense, expected.dense)
         with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
             await large

@@ -94,9 +94,8 @@ def test_packed_keeps_arrival_order_and_fills_gaps():
 def test_express_is_what_is_short_and_not_behind_too_much(tokens, backlog):
     express = tokens <= EXPRESS_TOKENS and backlog + tokens <= EXPRESS_BACKLOG_TOKENS
     assert (lane_for(tokens, backlog) is LaneKind.EXPRESS) == express
-    if (
-        lane_for(tokens, backlog) is LaneKind.EXPRESS
-    ):  # who asks for less, or comes earlier, is never worse off
+    # Who asks for less, or comes earlier, is never worse off
+    if lane_for(tokens, backlog) is LaneKind.EXPRESS:
         assert lane_for(max(tokens - 1, 1), max(backlog - 1, 0)) is LaneKind.EXPRESS
 
 

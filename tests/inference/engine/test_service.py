@@ -1,4 +1,5 @@
-"""The engine under asyncio, with the fake backend as seam: whom a failure hits, what a cancelled caller costs, how it ends."""
+"""The engine under asyncio, with the fake backend as seam: whom a failure hits, what a cancelled
+caller costs, how it ends."""
 
 import asyncio
 import itertools
@@ -21,7 +22,8 @@ from tests.inference.engine import small
 from tests.near import near, same
 from tests.sampled import paired
 
-HANG = 120  # seconds after which a test that should end at once has hung
+# Seconds after which a test that should end at once has hung
+HANG = 120
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
@@ -86,9 +88,8 @@ async def test_one_request_of_many_batches_wakes_every_lane():
     gate = Held()
     async with running(small.service(lanes=3, gate=gate, budget_tokens=8)) as service:
         asking = asyncio.create_task(answer(service, embed(*different(12))))
-        for _ in range(
-            3
-        ):  # three passes stand at the gate at once: nobody sleeps while there is work
+        # Three passes stand at the gate at once: nobody sleeps while there is work
+        for _ in range(3):
             await gate.someone_waits()
         gate.open()
         assert len(await asking) == 12
@@ -174,7 +175,8 @@ async def test_health_flips_and_comes_back_by_a_one_token_probe():
     switch = Switch()
     async with running(small.service(gate=switch)) as service:
         await service.check_health()
-        assert service.backend.forwards == 0  # healthy until shown otherwise: no probe
+        # Healthy until shown otherwise: no probe
+        assert service.backend.forwards == 0
         switch.error = RuntimeError("gone")
         with pytest.raises(BackendError):
             await answer(service, embed("one"))
@@ -189,7 +191,8 @@ async def test_health_flips_and_comes_back_by_a_one_token_probe():
         with pytest.raises(BackendError):
             await answer(service, embed("one"))
         switch.error = None
-        await answer(service, embed("one"))  # a good pass is as good as a probe
+        # A good pass is as good as a probe
+        await answer(service, embed("one"))
         await service.check_health()
         assert service.backend.forwards == 6
 
@@ -270,7 +273,8 @@ async def test_stop_refuses_what_is_still_being_tokenised():
     service = small.service(config={"tokenization_workers": 1})
     await service.start()
     go, tasks = threading.Event(), []
-    for _ in range(3):  # one holds the only worker, two wait for it
+    # One holds the only worker, two wait for it
+    for _ in range(3):
         task = Slow(["one"], frozenset({Head.DENSE}))
         object.__setattr__(task, "go", go)
         tasks.append(asyncio.create_task(answer(service, task)))

@@ -1,4 +1,5 @@
-"""A pass that takes longer than it may: its callers are told, health is down while it runs, and comes back with it."""
+"""A pass that takes longer than it may: its callers are told, health is down while it runs, and
+comes back with it."""
 
 import asyncio
 import threading
@@ -11,7 +12,8 @@ from hybridtei.system.machine import LaneKind
 from tests.inference.engine.clock import Clock
 from tests.inference.engine.test_device import DENSE, HANG, encodings, new_engine, on_device
 
-SOON = 0.05  # the bound of a pass, on a clock that tests move: none is overdue because the machine is slow
+# The bound of a pass, on a clock that tests move: none is overdue because the machine is slow
+SOON = 0.05
 
 
 class Stuck:
@@ -87,9 +89,8 @@ async def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_do
         assert [record.levelname for record in caplog.records] == ["CRITICAL"]
         with pytest.raises(Unhealthy):
             await engine.check_health()
-        assert (
-            len((await engine.run(encodings(2, 5), DENSE, 0)).outputs().dense) == 2
-        )  # the other lane goes on
+        # The other lane goes on
+        assert len((await engine.run(encodings(2, 5), DENSE, 0)).outputs().dense) == 2
         with pytest.raises(Unhealthy):
             await engine.check_health()
         stuck.go.set()
@@ -109,7 +110,8 @@ async def test_while_every_lane_is_stuck_nobody_is_let_wait():
         waiting = [
             asyncio.create_task(one.run(encodings(1, 10, 300), DENSE, 0)) for one in (engine, other)
         ]
-        await asyncio.sleep(0)  # both wait
+        # Both wait
+        await asyncio.sleep(0)
         await overdue(stuck, clock)
         for each in (first, *waiting):
             with pytest.raises(PassOverdue):
@@ -132,7 +134,8 @@ async def test_a_pass_that_never_ends_does_not_keep_the_server_from_ending():
         await overdue(stuck, clock)
         with pytest.raises(PassOverdue):
             await first
-    assert device.overdue == 1  # and yet it has stopped
+    # And yet it has stopped
+    assert device.overdue == 1
     stuck.go.set()
 
 

@@ -1,4 +1,5 @@
-"""A prompt's name chooses the adapter of its inputs: from the checkpoint to the vectors, cached or not."""
+"""A prompt's name chooses the adapter of its inputs: from the checkpoint to the vectors, cached or
+not."""
 
 import asyncio
 

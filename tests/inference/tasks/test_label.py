@@ -1,4 +1,5 @@
-"""Tokens one by one: special ones where they are wanted, raw scores, places; what is asked once is what is asked twice."""
+"""Tokens one by one: special ones where they are wanted, raw scores, places; what is asked once is
+what is asked twice."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Documents' multi-vectors, merged and quantised: laws, and sentence-transformers' pooling as the oracle."""
+"""Documents' multi-vectors, merged and quantised: laws, and sentence-transformers' pooling as the
+oracle."""
 
 import string
 
@@ -159,5 +160,7 @@ def test_words_are_merged_and_what_is_between_them_is_left_out(model):
     ]
     assert 5 < len(words) < len(pieces[0])
     same(found.row(0), unit(merge(rows.row(0)[words], 5)))
-    same(found.row(1), unit(rows.row(1)))  # it has no more tokens than vectors that it may have
-    same(found.row(2), unit(merge(rows.row(2), 5)))  # of nothing else
+    # It has no more tokens than vectors that it may have
+    same(found.row(1), unit(rows.row(1)))
+    # Of nothing else
+    same(found.row(2), unit(merge(rows.row(2), 5)))

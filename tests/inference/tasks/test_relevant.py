@@ -82,7 +82,8 @@ def test_coheres_own_client_reads_them(url):
 
 @pytest.mark.parametrize("name", ["m3", "hybrid"])
 def test_all_gains_together_are_maxsim(name, request):
-    """Without a threshold, of texts of words alone, the shares of the spans sum to what the document's tokens give."""
+    """Without a threshold, of texts of words alone, the shares of the spans sum to what the
+    document's tokens give."""
     encoder = Encoder.load(str(request.getfixturevalue(name)))
     model = encoder._model
     texts = ["baka beke bolo. dumi duna! boti", "kaba " * 300, "buka"]

@@ -67,7 +67,8 @@ def test_parts_give_what_the_whole_gives():
 
 
 def in_parts(task, model, read):
-    """The answer of a chunk whose windows are read in several parts; `read` gets their encodings."""
+    """The answer of a chunk whose windows are read in several parts; `read` gets their
+    encodings."""
     parts = []
     while task is not None:
         encodings = task.prepare(model)

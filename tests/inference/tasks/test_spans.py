@@ -1,4 +1,5 @@
-"""Spans against transformers' hidden states, and against slices of what the same model gives for whole texts."""
+"""Spans against transformers' hidden states, and against slices of what the same model gives for
+whole texts."""
 
 from dataclasses import replace
 
@@ -120,7 +121,8 @@ def test_at_most_four_times_the_texts_tokens():
 def test_a_long_text_is_read_by_windows_and_each_span_in_one_of_them(prompt):
     model, words = small.model(), [small.WORDS[i * i % len(small.WORDS)] for i in range(200)]
     text, edges = " ".join(words), np.cumsum([0, *(len(word) + 1 for word in words)])
-    asked = [(150, 160), (0, 20), (90, 91), (0, 3), (175, 200), (40, 60)]  # in words, in no order
+    # In words, in no order
+    asked = [(150, 160), (0, 20), (90, 91), (0, 3), (175, 200), (40, 60)]
     item = SpanText(text, [(int(edges[begin]), int(edges[end]) - 1) for begin, end in asked])
     encodings = task(SpanText("one", [(0, 3)]), item, prompt_name=prompt).prepare(model)
     around = [small.PIECES[i] for i in encodings[0].input_ids]
@@ -196,7 +198,8 @@ def test_models_that_pool_otherwise_are_refused_by_name(pooling):
 def test_the_numbers_of_an_answer_are_bounded_by_how_often_spans_overlap():
     model = small.model()
     heads = frozenset({Head.DENSE, Head.MULTIVECTOR})
-    states = 4 * small.HIDDEN  # which are pooled
+    # Which are pooled
+    states = 4 * small.HIDDEN
     apart = task(SpanText("one two", [(0, 3), (4, 7)]), heads=heads)
     assert apart.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 4 * small.DIM
     twice = task(SpanText("one two", [(0, 7), (4, 7)]), heads=heads)

@@ -1,4 +1,5 @@
-"""Windows over long texts: full, half a length apart, and each span in the one with the most context on its poorer side."""
+"""Windows over long texts: full, half a length apart, and each span in the one with the most
+context on its poorer side."""
 
 import numpy as np
 from hypothesis import given
@@ -46,7 +47,8 @@ def test_every_span_of_half_a_window_has_one_and_none_is_better(length, room, da
 def test_chunks_are_never_cut_by_the_window_they_are_read_in(
     lengths,
 ):
-    """Chunks of 1 to 10 tokens, of which the next repeats some; windows begin and end with chunks."""
+    """Chunks of 1 to 10 tokens, of which the next repeats some; windows begin and end with
+    chunks."""
     starts, ends, at = [], [], 0
     for length, repeated in lengths:
         starts.append(max(at - min(repeated, length), starts[-1] + 1 if starts else 0))

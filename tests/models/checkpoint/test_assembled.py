@@ -1,4 +1,5 @@
-"""The embedded model's folder, put together in the cache: upstream's tensors bit for bit, or an error that names the place."""
+"""The embedded model's folder, put together in the cache: upstream's tensors bit for bit, or an
+error that names the place."""
 
 import hashlib
 import json
@@ -17,11 +18,12 @@ from hybridtei.models.checkpoint import files
 from hybridtei.models.checkpoint.files import INSTALL, WEIGHTS, assembled_model, embedded_model
 from tests.models.upstream import SHA256, upstream_folder
 
+# A buffer, and what nothing here uses
 NOT_THERE = {
     "embeddings.position_ids",
     "pooler.dense.bias",
     "pooler.dense.weight",
-}  # a buffer, and what nothing here uses
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,8 @@ def shared(tmp_path_factory):
     """A cache for the whole module; what a test damages in it, it mends."""
     folder = tmp_path_factory.mktemp("cache")
     yield folder
-    shutil.rmtree(folder)  # pytest keeps folders of three runs, and this one is large
+    # pytest keeps folders of three runs, and this one is large
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -48,7 +51,8 @@ def parts(folder):
     return list(folder.rglob("*.part"))
 
 
-# --- what it holds -----------------------------------------------------------------------------------------------------
+# --- what it holds
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_every_tensor_is_upstreams_bit_for_bit(cache):
@@ -70,11 +74,13 @@ def test_the_files_beside_it_are_upstreams(cache):
     ours, theirs = (
         json.loads((each / "tokenizer.json").read_text()) for each in (folder, upstream)
     )
-    assert ours["truncation"].pop("direction") == "Right"  # what a tokenizer does that does not say
+    # What a tokenizer does that does not say
+    assert ours["truncation"].pop("direction") == "Right"
     assert ours == theirs
 
 
-# --- later starts ------------------------------------------------------------------------------------------------------
+# --- later starts
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(cache, tmp_path, monkeypatch):
@@ -129,7 +135,8 @@ def test_processes_that_start_at_once_do_no_harm(empty):
     shutil.rmtree(empty)
 
 
-# --- what cannot be ----------------------------------------------------------------------------------------------------
+# --- what cannot be
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_without_the_package_it_is_named(empty, monkeypatch):
@@ -174,7 +181,8 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
 def test_a_cache_that_is_full_is_named_and_left_clean(empty):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, before[1]))  # stands in for a full disk
+    # Stands in for a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, before[1]))
     try:
         with pytest.raises(LoadError, match=rf"{empty}.*HYBRIDTEI_CACHE"):
             assembled_model()

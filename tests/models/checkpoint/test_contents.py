@@ -1,4 +1,5 @@
-"""Folders that no backend serves: each is refused alike by all, before any is tried, with what to use instead."""
+"""Folders that no backend serves: each is refused alike by all, before any is tried, with what to
+use instead."""
 
 import json
 import re

@@ -16,7 +16,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A hub cache with two revisions of org/name, laid out as the hub's client does: blobs, and links to them."""
+    """A hub cache with two revisions of org/name, laid out as the hub's client does: blobs, and
+    links to them."""
     root = tmp_path_factory.mktemp("cache")
     repository = root / "models--org--name"
     for seed, (name, commit) in enumerate(COMMITS.items()):
@@ -48,7 +49,8 @@ def test_a_cached_model_loads_without_the_hub_at_each_revision(cache):
     one, other = (encoder.encode(["baka bulo"]).dense for encoder in (first, second))
     assert one is not None
     assert other is not None
-    assert abs(one - other).max() > 0.01  # other weights, not only another name
+    # Other weights, not only another name
+    assert abs(one - other).max() > 0.01
     by_commit = load(cache, COMMITS["v2"]).encode(["baka bulo"]).dense
     assert by_commit is not None
     assert (by_commit == other).all()

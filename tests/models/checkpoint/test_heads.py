@@ -102,7 +102,8 @@ def test_a_head_file_that_is_none_is_named(tmp_path, name, content, kind):
     assert type(caught.value) is kind
 
 
-# --- our own file ------------------------------------------------------------------------------------------------------
+# --- our own file
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head", ["sparse", "multivector"])

@@ -27,9 +27,8 @@ def test_nomics_sizes_are_the_models(tmp_path):
         pooling="mean",
     )
     assert (spec.hidden_size, spec.vocab_size, spec.has_token_types) == (tiny.HIDDEN, 99, True)
-    assert (
-        spec.max_input_length == 64
-    )  # max_trained_positions: longer texts need rotary_scaling_factor
+    # max_trained_positions: longer texts need rotary_scaling_factor
+    assert spec.max_input_length == 64
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,8 @@ STRANGE = [..., None, -1, 0, 10**30, "x", [None], True, float("inf"), {**NTK, "f
 
 @pytest.mark.parametrize("write", WRITERS)
 def test_no_strange_value_ends_in_another_error(tmp_path, write):
-    """A value that is missing, of another type or beyond all bounds: served where it changes nothing, or refused by file."""
+    """A value that is missing, of another type or beyond all bounds: served where it changes
+    nothing, or refused by file."""
     file = write(tmp_path) / "config.json"
     config = json.loads(file.read_text())
     refused = []

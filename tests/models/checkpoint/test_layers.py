@@ -37,7 +37,8 @@ def holds(
     assert layer.activation == activation
 
 
-# --- activations -------------------------------------------------------------------------------------------------------
+# --- activations
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,8 @@ def test_other_activations_are_refused_with_the_file(name):
         activation_name(name, Path("here/config.json"))
 
 
-# --- Dense modules -----------------------------------------------------------------------------------------------------
+# --- Dense modules
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["model.safetensors", "pytorch_model.bin"])
@@ -101,7 +103,8 @@ def test_a_bias_that_is_declared_must_be_there(tmp_path):
         dense_layer(DenseModule(tmp_path, 4, 3, True, "tanh"))
 
 
-# --- heads -------------------------------------------------------------------------------------------------------------
+# --- heads
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,7 +156,8 @@ def test_our_perceptron_is_two_layers_in_order(tmp_path):
     ("changes", "name"),
     [
         ({"sparse.hidden.weight": (8, tiny.HIDDEN)}, "sparse.hidden.weight"),
-        ({"sparse.hidden.bias": (7,)}, "sparse.hidden.weight"),  # the width is read off the bias
+        # The width is read off the bias
+        ({"sparse.hidden.bias": (7,)}, "sparse.hidden.weight"),
         ({"sparse.hidden.bias": (8, 1)}, "sparse.hidden.bias"),
         ({"sparse.out.weight": (2, 8)}, "sparse.out.weight"),
         ({"sparse.out.weight": (1, 9)}, "sparse.out.weight"),

@@ -1,4 +1,5 @@
-"""Chains of sentence-transformers modules, in every dialect; and each way they can be wrong, by class and file."""
+"""Chains of sentence-transformers modules, in every dialect; and each way they can be wrong, by
+class and file."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +26,8 @@ def with_pooling(tmp_path, settings):
 
 
 def in_its_own_folder(folder, kind="Transformer"):
-    """The same checkpoint as sentence-transformers wrote it at first: the transformer in `0_Transformer`."""
+    """The same checkpoint as sentence-transformers wrote it at first: the transformer in
+    `0_Transformer`."""
     (folder / "0_Transformer").mkdir()
     for file in [
         file for file in folder.iterdir() if file.is_file() and file.name != "modules.json"
@@ -43,7 +45,8 @@ def in_its_own_folder(folder, kind="Transformer"):
     return folder
 
 
-# --- pooling -----------------------------------------------------------------------------------------------------------
+# --- pooling
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", POOLINGS)
@@ -110,7 +113,8 @@ def test_a_pooling_we_do_not_know_is_refused(tmp_path, settings, kind):
     raised(kind, with_pooling(tmp_path, settings), "1_Pooling/config.json")
 
 
-# --- SPLADE ------------------------------------------------------------------------------------------------------------
+# --- SPLADE
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_splade_is_asked_for_or_declared_never_guessed(splade):
@@ -137,7 +141,8 @@ def test_a_splade_of_another_formula_is_refused(splade, copied, settings):
     raised(UnsupportedArchitecture, folder, "1_SpladePooling")
 
 
-# --- modules -----------------------------------------------------------------------------------------------------------
+# --- modules
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_one_dense_module_can_be_replaced_two_cannot(tmp_path):

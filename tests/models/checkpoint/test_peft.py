@@ -45,7 +45,8 @@ def write(
     ranks=None,
     **changes,
 ):
-    """Write an adapter of these modules' weights, and return `B A` of each, in the weight's shape."""
+    """Write an adapter of these modules' weights, and return `B A` of each, in the weight's
+    shape."""
     folder.mkdir(exist_ok=True)
     draw, factors, products = torch.Generator().manual_seed(seed), {}, {}
     for module, (out, width) in shapes.items():

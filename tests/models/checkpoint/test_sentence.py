@@ -1,4 +1,5 @@
-"""Settings of sentence-transformers' own files that change vectors: served as it serves them, or refused by name."""
+"""Settings of sentence-transformers' own files that change vectors: served as it serves them, or
+refused by name."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Configuration files in every dialect, and each way in which they can be wrong, by class and file."""
+"""Configuration files in every dialect, and each way in which they can be wrong, by class and
+file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +88,8 @@ def test_the_length_is_that_of_sentence_transformers_else_the_smallest(bert, cop
     assert read_spec(lengths(copied(bert), **told)).max_input_length == length
 
 
-LENGTHS = [("modernbert", 300), ("qwen3", 300), ("gte", 300), ("bert", 128)]  # positions: 128
+# Positions: 128
+LENGTHS = [("modernbert", 300), ("qwen3", 300), ("gte", 300), ("bert", 128)]
 
 
 @pytest.mark.parametrize(("model_type", "length"), LENGTHS)
@@ -95,9 +97,8 @@ def test_a_family_without_a_table_of_positions_reads_what_is_declared(tmp_path, 
     folder = lengths(tiny.write_family(tmp_path, model_type), table=128, tokenizer=100)
     tiny.write_modules(folder, layout="old", max_seq_length=300)
     assert read_spec(folder).max_input_length == length
-    assert (
-        SentenceTransformer(str(folder), device="cpu").max_seq_length == 300
-    )  # even above a table
+    # Even above a table
+    assert SentenceTransformer(str(folder), device="cpu").max_seq_length == 300
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,8 @@ def test_no_length_anywhere_is_an_error(bert, copied, told):
             {"prompts": {"s2p": "s: "}, "default_prompt_name": "document"},
             {"s2p": "s: "},
             None,
-        ),  # an empty one of the library's
+            # An empty one of the library's
+        ),
         ({"default_prompt_name": "query"}, None, None),
     ],
 )
@@ -156,7 +158,8 @@ def test_lexical_weights_leave_special_ids_out_but_not_the_mask(tmp_path, model_
     assert read_spec(tiny.write_family(tmp_path, model_type), pooling="mean").removed_ids == removed
 
 
-# --- values that are none --------------------------------------------------------------------------------------------------
+# --- values that are none
+# --------------------------------------------------------------------------------------------------
 
 NOT_POSITIVE = ("x", "12", -5, 0, 1.5, True, [3], {})
 
@@ -176,10 +179,11 @@ def test_a_size_that_is_no_whole_number_above_zero(bert, copied, name, key):
     folder = copied(bert)
     tiny.write_json(folder / "sentence_bert_config.json", {})
     for value in NOT_POSITIVE:
+        # As good as absent: there is no table
         if value or key not in (
             "max_position_embeddings",
             "type_vocab_size",
-        ):  # as good as absent: there is no table
+        ):
             tiny.edit_json(folder / name, **{key: value})
             assert f"`{key}` is {value!r}" in raised(LoadError, folder, name)
 
@@ -208,7 +212,8 @@ def test_a_table_that_leaves_no_position(tmp_path):
     assert "positions begin at 2" in raised(LoadError, folder, "config.json", pooling="mean")
 
 
-# --- padding and positions -----------------------------------------------------------------------------------------------
+# --- padding and positions
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [..., None])
@@ -217,7 +222,8 @@ def test_a_table_that_leaves_no_position(tmp_path):
     sorted(
         {name for name, known in FAMILIES.items() if known.after_padding} - {"xlm-roberta-flash"}
     ),
-)  # which transformers lacks
+    # Which transformers lacks
+)
 def test_an_offset_family_that_is_silent_pads_as_transformers_does(tmp_path, model_type, value):
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(folder / "config.json", model_type=model_type, pad_token_id=value)

@@ -1,5 +1,6 @@
-"""A checkpoint is material to judge: whatever its files say, loading ends with an error that names the file, costs no more
-memory than the files have bytes, reads nothing outside the folder, and runs nothing."""
+"""A checkpoint is material to judge: whatever its files say, loading ends with an error that names
+the file, costs no more memory than the files have bytes, reads nothing outside the folder, and runs
+nothing."""
 
 import itertools
 import json
@@ -108,7 +109,8 @@ def test_a_value_of_the_wrong_kind_is_refused_or_does_not_matter(bert, copied, k
         tiny.edit_json(folder / "config.json", **{key: value})
         try:
             encoder = load(folder)
-        except LoadError:  # of no other kind
+        except LoadError:
+            # Of no other kind
             assert str(folder) in refused(folder)
         else:
             dense = encoder.encode(["baka bulo"]).dense
@@ -148,11 +150,13 @@ def test_weights_that_are_not_there_yet_decide_nothing(tmp_path):
 def test_a_weight_that_is_no_number_is_refused_by_name(bert, copied, value, name):
     folder = copied(bert)
     arrays = {key: array.copy() for key, array in load_file(folder / "model.safetensors").items()}
-    arrays[name].reshape(-1)[-1] = value  # of a word that no self-test holds
+    # Of a word that no self-test holds
+    arrays[name].reshape(-1)[-1] = value
     save_file(arrays, folder / "model.safetensors")
     told = f"`{name}` holds NaN or infinity, at 1 of {arrays[name].size} places"
     assert told in refused(folder)
-    weights = Weights.open(folder)  # where graphs without weights have them from
+    # Where graphs without weights have them from
+    weights = Weights.open(folder)
     with pytest.raises(LoadError, match=told):
         weights.float32(name)
     if arrays[name].ndim == 2:
@@ -230,7 +234,8 @@ def test_links_within_and_those_of_the_hubs_cache_are_fine(tmp_path):
     check_links(snapshot)
     linked = tmp_path / "chosen"
     linked.symlink_to(snapshot)
-    check_links(linked)  # whoever runs the server chose this one
+    # Whoever runs the server chose this one
+    check_links(linked)
     (snapshot / "other").symlink_to("../../../models--b/blobs/1")
     with pytest.raises(LoadError, match="other: a link that leads out"):
         check_links(snapshot)
@@ -280,7 +285,8 @@ def test_a_settings_file_of_any_other_content_is_refused_by_name(hybrid, copied,
 def test_a_settings_file_without_end_is_not_read(tmp_path):
     path = tmp_path / "tokenizer.json"
     with path.open("wb") as file:
-        file.truncate(MAX_JSON_BYTES + 1)  # of holes: it takes no disk
+        # Of holes: it takes no disk
+        file.truncate(MAX_JSON_BYTES + 1)
     with pytest.raises(LoadError, match=r"tokenizer\.json: larger than"):
         read_json(path)
 

@@ -1,4 +1,5 @@
-"""Tensors by name, without torch: prefixes, shards, half precision, and files that are not what they should be."""
+"""Tensors by name, without torch: prefixes, shards, half precision, and files that are not what
+they should be."""
 
 import json
 
@@ -34,7 +35,8 @@ def shards(folder):
     return folder
 
 
-# --- names -------------------------------------------------------------------------------------------------------------
+# --- names
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,8 @@ def test_tensors_are_widened_to_single_precision(tmp_path, stored):
     same(found, values.float().numpy())
 
 
-# --- views of the file -------------------------------------------------------------------------------------------------
+# --- views of the file
+# -------------------------------------------------------------------------------------------------
 
 
 def test_single_precision_is_a_view_of_the_file_that_nobody_can_write(tmp_path):
@@ -136,7 +139,8 @@ def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(tmp_path, dty
         weights.float32("ids")
 
 
-# --- files -------------------------------------------------------------------------------------------------------------
+# --- files
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_shards_are_one_checkpoint(tmp_path):

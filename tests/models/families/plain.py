@@ -1,8 +1,9 @@
-"""Models of which transformers has no class, in plain numpy of 64 bits, a text at a time, after the code of their makers.
+"""Models of which transformers has no class, in plain numpy of 64 bits, a text at a time, after the
+code of their makers.
 
-The oracle of families: it shares nothing with them, and takes config.json as the maker writes it. Sources: `modeling_bert.py`
-of jinaai/jina-bert-implementation and jinaai/jina-bert-v2-qk-post-norm; `modeling_hf_nomic_bert.py` of nomic-ai/contrastors
-and nomic-ai/nomic-bert-2048.
+The oracle of families: it shares nothing with them, and takes config.json as the maker writes it.
+Sources: `modeling_bert.py` of jinaai/jina-bert-implementation and jinaai/jina-bert-v2-qk-post-norm;
+`modeling_hf_nomic_bert.py` of nomic-ai/contrastors and nomic-ai/nomic-bert-2048.
 """
 
 import math
@@ -24,7 +25,8 @@ def states(model, config, tensors, texts):
 
 
 def jina(config, w, ids):
-    """`JinaBertModel` of either implementation, told apart by their tensors. All tokens are of type 0."""
+    """`JinaBertModel` of either implementation, told apart by their tensors. All tokens are of type
+    0."""
     eps, heads = config["layer_norm_eps"], config["num_attention_heads"]
     x = (
         w["embeddings.word_embeddings.weight"][ids]
@@ -120,7 +122,8 @@ def nomic_mlp(config, layer, x):
 
 
 def nomic_experts(config, layer, x):
-    """Token by token: only the chosen experts are computed, weighted by the softmax over all of them."""
+    """Token by token: only the chosen experts are computed, weighted by the softmax over all of
+    them."""
     count, size = config["num_experts"], config["n_inner"]
     w1, w2 = (layer[f"mlp.experts.mlp.{name}"].reshape(count, size, -1) for name in ("w1", "w2"))
     chances = softmax(linear(x, layer, "mlp.router.layer"))

@@ -1,4 +1,5 @@
-"""Keys of config.json that a family does not read: transformers' class declares them, or ignores them."""
+"""Keys of config.json that a family does not read: transformers' class declares them, or ignores
+them."""
 
 import logging
 from dataclasses import replace
@@ -17,7 +18,8 @@ from hybridtei.models.families.settings import IRRELEVANT, declared_keys
 from tests.models.families.test_families import equals_transformers
 from tests.sampled import paired
 
-WITHOUT_CLASS = {"jina_bert", "lfm2_bidirectional", "xlm-roberta-flash"}  # in transformers
+# In transformers
+WITHOUT_CLASS = {"jina_bert", "lfm2_bidirectional", "xlm-roberta-flash"}
 # Keys of the hub's checkpoints that no class reads.
 NOTES = {
     "_num_labels": 5,
@@ -83,11 +85,11 @@ def test_the_implementation_of_attention_is_ours(tmp_path, implementation):
     family_graph(read_spec(folder, pooling="mean"))
 
 
-# Read, and of no effect here: rotary positions have no table, `rope_parameters` has another base, and whole heads are rotated.
+# Read, and of no effect here: rotary positions have no table, `rope_parameters` has another base,
+# and whole heads are rotated.
 ROTARY = {"max_position_embeddings", "partial_rotary_factor", "rope_theta"}
-PASSED = {
-    "deberta-v2": {"norm_rel_ebd", "pos_att_type"}
-}  # lists in a text, of which parts are looked for
+# Lists in a text, of which parts are looked for
+PASSED = {"deberta-v2": {"norm_rel_ebd", "pos_att_type"}}
 
 
 @pytest.mark.parametrize("family", sorted({*SERVED} - WITHOUT_CLASS))

@@ -1,4 +1,5 @@
-"""Every family against transformers, on both engines, alone and among neighbours; and what is not understood is refused."""
+"""Every family against transformers, on both engines, alone and among neighbours; and what is not
+understood is refused."""
 
 from dataclasses import replace
 from importlib.util import find_spec
@@ -82,7 +83,8 @@ def opened(engine, spec):
 
 
 def equals_transformers(folder, engine="ort", expected=None):
-    """States of the common texts, together and alone; `expected`: instead of those that transformers reads from the folder."""
+    """States of the common texts, together and alone; `expected`: instead of those that
+    transformers reads from the folder."""
     spec = read_spec(folder, pooling="mean")
     texts = texts_of(spec)
     found = difference(
@@ -93,7 +95,8 @@ def equals_transformers(folder, engine="ort", expected=None):
     assert found.is_within, found
 
 
-# A family itself on every engine; what its settings change is in the graph, which two engines read, and in torch.
+# A family itself on every engine; what its settings change is in the graph, which two engines read,
+# and in torch.
 EVERY = [
     (*one, engine) for one in VARIANTS for engine in (ENGINES if not one[1] else ("ort", "torch"))
 ]
@@ -148,7 +151,8 @@ def test_a_rectangle_gives_the_same(tmp_path, family):
 
 
 def in_a_rectangle(spec, expected):
-    """Texts padded at the end, as other programs' ONNX files take them. The values of padding have no effect."""
+    """Texts padded at the end, as other programs' ONNX files take them. The values of padding have
+    no effect."""
     graph = family_graph(spec, rectangle=True)
     session = ort.InferenceSession(
         graph.body + contents(graph_tensors(graph, Weights.open(spec.folder)))
@@ -254,11 +258,12 @@ def test_an_unknown_family_is_refused_by_name(bert):
 
 
 def test_every_family_has_a_checkpoint_here():
+    # Of which transformers has no class: see test_hub_layouts and test_lfm2
     without = {
         "jina_bert",
         "lfm2_bidirectional",
         "xlm-roberta-flash",
-    }  # of which transformers has no class: see test_hub_layouts and test_lfm2
+    }
     assert set(SERVED) == {*tiny.FAMILIES, *without}
     assert sorted(SERVED) == [*SERVED]
     assert {*SERVED} < {*FAMILIES}

@@ -1,4 +1,5 @@
-"""Checkpoints as makers publish them, against transformers' class of the same model, alone and among neighbours."""
+"""Checkpoints as makers publish them, against transformers' class of the same model, alone and
+among neighbours."""
 
 import numpy as np
 import pytest
@@ -17,12 +18,14 @@ from tests.models.families.test_families import equals_transformers, opened
 from tests.near import near
 from tests.sampled import paired
 
+# Of a factor of 8, for heads of 8
 NTK = {
     "rope_type": "linear",
     "rope_theta": 8 * 500.0,
     "factor": 8 ** (2 / 8),
-}  # of a factor of 8, for heads of 8
+}
 # (family, transformers' settings, the maker's settings)
+# The class's name says it
 PUBLISHED = [
     ("nomic_bert", {}, {}),
     ("nomic_bert", {"hidden_act": "gelu", "type_vocab_size": 1}, {"activation_function": "geglu"}),
@@ -42,7 +45,7 @@ PUBLISHED = [
         "llama",
         {"is_causal": False},
         {"model_type": "llama", "pooling": ..., "temperature": ...},
-    ),  # the class's name says it
+    ),
     ("qwen3", {"is_causal": False}, {}),
     ("ministral3", {}, {}),
     ("ultrabert", {}, {}),
@@ -76,14 +79,16 @@ def test_it_computes_what_transformers_does(tmp_path, family, settings, changes,
     ],
 )
 def test_torch_does_not_fall_back_on_another_model(tmp_path, family, rewrite, changes, why):
-    """transformers would read Nomic's sizes as its own defaults, and this llama as one that looks back only."""
+    """transformers would read Nomic's sizes as its own defaults, and this llama as one that looks
+    back only."""
     folder = rewrite(tiny.write_family(tmp_path, family), **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
         TorchBackend(read_spec(folder, pooling="mean"))
 
 
 def test_a_gte_without_types_has_no_table_of_them(tmp_path):
-    """As gte-base-en-v1.5; transformers' class cannot be built so, and adds a row that is zero here."""
+    """As gte-base-en-v1.5; transformers' class cannot be built so, and adds a row that is zero
+    here."""
     table = "embeddings.token_type_embeddings.weight"
     folder = tiny.change(
         tiny.write_family(tmp_path, "gte"), lambda tensors: {**tensors, table: 0 * tensors[table]}

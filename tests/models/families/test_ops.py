@@ -1,4 +1,5 @@
-"""Adapters against transformers' native class with merged weights, alone and among neighbours of other adapters."""
+"""Adapters against transformers' native class with merged weights, alone and among neighbours of
+other adapters."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Models of which transformers has no class, against plain numpy, on both engines, alone and among neighbours."""
+"""Models of which transformers has no class, against plain numpy, on both engines, alone and among
+neighbours."""
 
 import itertools
 import json
@@ -53,7 +54,8 @@ EXPERTS = {
 NOMIC = [
     {},
     BIASES,
-    dict.fromkeys(BIASES, ...),  # they are there unless it is said that they are not
+    # They are there unless it is said that they are not
+    dict.fromkeys(BIASES, ...),
     {**BIASES, "activation_function": "gelu"},
     {"activation_function": "gelu", "mlp_fc2_bias": True},
     {**EXPERTS, "moe_every_n_layers": 2},

@@ -64,7 +64,8 @@ def test_maxsim_is_the_mean_best_match():
         for text, (first, last) in {0: (0, 4), 2: (4, 9)}.items():
             best = [max(float(q @ t) for t in texts[first:last]) for q in queries[start:stop]]
             assert float(scores[query, text]) == pytest.approx(sum(best) / len(best), abs=1e-6)
-    assert scores[:, 1].tolist() == [0.0, 0.0]  # a text without vectors
+    # A text without vectors
+    assert scores[:, 1].tolist() == [0.0, 0.0]
 
 
 def test_the_projection_starts_orthonormal_with_the_strongest_direction_first():

@@ -43,7 +43,8 @@ def refused(reader, inputs, **options):
 def test_texts_come_in_order_with_special_tokens_around():
     reader = reader_of()
     assert ids_of(reader, []) == []
-    assert ids_of(reader, [" "]) == [[2, 3]]  # a blank is not empty
+    # A blank is not empty
+    assert ids_of(reader, [" "]) == [[2, 3]]
     assert reader.read(["baka"], truncate=True)[0].input_ids.dtype == np.int64
     assert ids_of(reader, ["baka", "bulo dura"]) == [
         [2, *words(reader, "baka"), 3],
@@ -61,7 +62,8 @@ def test_as_many_tokens_as_the_limit_pass_one_more_does_not():
 
 def test_as_many_characters_as_the_limit_pass_one_more_does_not():
     reader = reader_of()
-    assert len(ids_of(reader, ["x" * CHARACTERS])[0]) == 3  # one unknown word
+    # One unknown word
+    assert len(ids_of(reader, ["x" * CHARACTERS])[0]) == 3
     error = refused(reader, ["x" * (CHARACTERS + 1)])
     assert type(error) is InvalidInput
     assert (
@@ -100,10 +102,11 @@ def test_an_unknown_prompt_is_refused_after_emptiness():
 def test_ids_are_the_text_they_stand_for_without_more_special_tokens(kind):
     reader = reader_of(kind, limit=20)
     whole = ids_of(reader, ["baka bulo dura"])[0]
+    # Side by side with texts
     assert ids_of(reader, [whole, "baka bulo dura", whole[1:-1]])[:2] == [
         whole,
         whole,
-    ]  # side by side with texts
+    ]
 
 
 def test_ids_with_a_prompt_are_a_text_like_any():

@@ -1,4 +1,5 @@
-"""Our truncation against the library's own, offsets in bytes, ids that are none, and many threads."""
+"""Our truncation against the library's own, offsets in bytes, ids that are none, and many
+threads."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -72,10 +73,10 @@ def test_both_sides_of_a_pair_have_a_fair_share(first, second, room):
         min(given, share)
         for given, share in zip((first, second), shares(first, second, room), strict=True)
     )
-    assert one + other == min(first + second, room)  # no room is wasted
-    assert (
-        one == first or other == second or abs(one - other) <= 1
-    )  # cut is the longer side, or both, to alike
+    # No room is wasted
+    assert one + other == min(first + second, room)
+    # Cut is the longer side, or both, to alike
+    assert one == first or other == second or abs(one - other) <= 1
 
 
 def test_a_located_token_is_where_its_text_is(raw):
@@ -139,8 +140,10 @@ def test_tokens_tell_their_place_in_utf8_bytes(kind, text):
         assert token.start is not None
         assert token.stop is not None
         assert 0 <= token.start <= token.stop <= len(data)
-        assert token.text == data[token.start : token.stop].decode()  # never half a character
-        assert token.start >= place - 4  # tokens of one character's bytes share its place
+        # Never half a character
+        assert token.text == data[token.start : token.stop].decode()
+        # Tokens of one character's bytes share its place
+        assert token.start >= place - 4
         place = token.start
 
 

@@ -1,4 +1,5 @@
-"""Curves of probabilities: against the definition of isotonic regression, scipy's function, and errors counted by hand."""
+"""Curves of probabilities: against the definition of isotonic regression, scipy's function, and
+errors counted by hand."""
 
 import numpy as np
 import pytest
@@ -35,7 +36,8 @@ def test_a_curve_rises_within_0_and_1(judged, asked):
 
 
 def by_definition(shares, weights):
-    """The isotonic fit: at each place the greatest, over beginnings before it, of the least mean to an end behind it."""
+    """The isotonic fit: at each place the greatest, over beginnings before it, of the least mean to
+    an end behind it."""
 
     def mean(begin, end):
         return np.average(shares[begin : end + 1], weights=weights[begin : end + 1])

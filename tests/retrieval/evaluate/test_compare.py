@@ -1,4 +1,5 @@
-"""`hybridtei compare` over real servers: a planted difference ends an index, and backends in float32 agree."""
+"""`hybridtei compare` over real servers: a planted difference ends an index, and backends in
+float32 agree."""
 
 import base64
 import json
@@ -39,7 +40,8 @@ def write(folder, **modules):
 
 
 def rewriting(url, **changes):
-    """A server in front of another that sets fields of every request: what a wrong client or proxy does."""
+    """A server in front of another that sets fields of every request: what a wrong client or proxy
+    does."""
 
     def answer(method, path, body):
         passed = httpx.request(
@@ -194,7 +196,8 @@ def test_a_recording_of_any_length_has_one_verdict():
         True,
     )
     odd = rows.copy()
-    odd[0, 0] += 1.0  # one text, which is not among the last
+    # One text, which is not among the last
+    odd[0, 0] += 1.0
     far, _ = replay(Recorded(rows), Recorded(odd), lines)
     assert (far.median_cosine, far.overlap, far.keeps_index) == (1.0, 1.0, False)
     wide, _ = replay(Recorded(rows), Recorded(np.hstack([rows, rows])), lines)
@@ -206,14 +209,14 @@ def test_a_recording_of_any_length_has_one_verdict():
 def test_recorded_requests_are_replayed_on_both_servers(tmp_path, capsys):
     right, wrong = write(tmp_path / "right"), tiny.change(write(tmp_path / "wrong"), other_weights)
     bodies = [{"inputs": [text, f"{text} again"]} for text in SAMPLES]
-    entries = [
-        {"path": "/embed", "body": json.dumps(body)} for body in bodies
-    ]  # as nginx logs a body
+    # As nginx logs a body
+    entries = [{"path": "/embed", "body": json.dumps(body)} for body in bodies]
     entries += [
         {"path": "/v1/embeddings", "body": {"input": SAMPLES[0], "encoding_format": "base64"}},
         {"path": "/health", "body": ""},
     ]
-    entries += [{"path": "/embed", "body": {"inputs": ""}}]  # refused by both
+    # Refused by both
+    entries += [{"path": "/embed", "body": {"inputs": ""}}]
     recorded = tmp_path / "access.jsonl"
     recorded.write_text("\n".join(map(json.dumps, entries)), encoding="utf-8")
     with ExitStack() as stack:

@@ -1,4 +1,5 @@
-"""An evaluation over a small collection: its measures against their definitions, its parts against what was searched."""
+"""An evaluation over a small collection: its measures against their definitions, its parts against
+what was searched."""
 
 import json
 import math
@@ -119,7 +120,8 @@ def test_an_interval_is_that_of_resampled_means():
     differences = random.normal(0.02, 0.1, 400)
     mean, low, high = paired_bootstrap(differences)
     assert mean == pytest.approx(differences.mean())
-    error = differences.std() / 20  # of a mean of 400
+    # Of a mean of 400
+    error = differences.std() / 20
     assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.1 * error)
 
 
@@ -196,7 +198,8 @@ def test_an_evaluation_is_what_searching_gives(tmp_path):
 
 
 def test_rows_of_two_files_with_one_id_are_two_documents():
-    """The one that is found first is the judged one; the other keeps its place, and is not relevant."""
+    """The one that is found first is the judged one; the other keeps its place, and is not
+    relevant."""
     rows = [("a", "d1"), ("b", "d1"), ("a", "d2"), (None, "d2"), ("a", "d1")]
     hits = [
         SearchHit(place, 1.0, {"document_id": name, "source": source})

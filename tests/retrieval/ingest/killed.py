@@ -1,7 +1,8 @@
-"""Ingests that are killed, each followed by a whole one: python -m tests.retrieval.ingest.killed FOLDER KILLS SEED
+"""Ingests that are killed, each followed by a whole one: python -m tests.retrieval.ingest.killed
+FOLDER KILLS SEED
 
-Before each kill some documents of the source change. After the whole ingest the collection must equal a fresh one. Only
-kills that hit a running ingest count.
+Before each kill some documents of the source change. After the whole ingest the collection must
+equal a fresh one. Only kills that hit a running ingest count.
 """
 
 import asyncio

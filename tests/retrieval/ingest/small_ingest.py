@@ -1,7 +1,9 @@
-"""An ingest over the small model and the fake backend: the real pipeline and stores, without weights.
+"""An ingest over the small model and the fake backend: the real pipeline and stores, without
+weights.
 
-Also a process of its own, to be killed: python -m tests.retrieval.ingest.small_ingest SOURCE FOLDER [TEXTS]; once it has
-embedded so many texts it stands still until a line comes in. It prints its counts at the end.
+Also a process of its own, to be killed: python -m tests.retrieval.ingest.small_ingest SOURCE FOLDER
+[TEXTS]; once it has embedded so many texts it stands still until a line comes in. It prints its
+counts at the end.
 """
 
 import asyncio
@@ -65,7 +67,8 @@ def reasons(path):
 
 @dataclass
 class Ingest:
-    """What stays from run to run: a folder with the quarantine. `backend`: settings of the fake one."""
+    """What stays from run to run: a folder with the quarantine. `backend`: settings of the fake
+    one."""
 
     folder: Path
     backend: Mapping[str, Any] = field(default_factory=dict)
@@ -142,7 +145,8 @@ def write(path, texts, **more):
 
 
 def standing_still(after):
-    """A gate that holds the first pass after `after` texts until a line comes in: the moment for a signal."""
+    """A gate that holds the first pass after `after` texts until a line comes in: the moment for a
+    signal."""
     embedded = 0
 
     def gate(batch):

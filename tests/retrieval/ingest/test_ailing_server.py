@@ -1,4 +1,5 @@
-"""Ingests whose embedding server, or something in front of it, goes wrong: what is stored stays as it is."""
+"""Ingests whose embedding server, or something in front of it, goes wrong: what is stored stays as
+it is."""
 
 import json
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ REFUSED = json.dumps(
 
 
 class Proxy:
-    """In front of a server: passes on what it is asked, or answers `instead(body)` where that gives something."""
+    """In front of a server: passes on what it is asked, or answers `instead(body)` where that gives
+    something."""
 
     def __init__(self, server_url):
         self.server_url, self.url = server_url, ""
@@ -71,7 +73,8 @@ def stored(records):
 
 
 async def changed_against(tmp_path, count, proxy, instead):
-    """An ingest, and then one of other texts while the server is ill: (what the second raised, the ingest)."""
+    """An ingest, and then one of other texts while the server is ill: (what the second raised, the
+    ingest)."""
     store, ingest, raised = MemoryStore(), Ingest(tmp_path), None
     await ingest.run(
         write(tmp_path / "in.jsonl", texts_of(count, "by words")), store, Client(proxy.url)

@@ -1,6 +1,8 @@
-"""A collection of 0.1: an ingest into it is refused, and the message says how the collection is made anew.
+"""A collection of 0.1: an ingest into it is refused, and the message says how the collection is
+made anew.
 
-`tests/data/collection-0.1.tar.xz` was made by commit c5404b2: `hybridtei ingest docs --collection old`.
+`tests/data/collection-0.1.tar.xz` was made by commit c5404b2: `hybridtei ingest docs --collection
+old`.
 """
 
 import tarfile

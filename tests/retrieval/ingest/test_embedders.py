@@ -1,4 +1,5 @@
-"""Embedders: in process and by a server the same rows; a bad text alone; a server that is busy, away, or no hybridtei."""
+"""Embedders: in process and by a server the same rows; a bad text alone; a server that is busy,
+away, or no hybridtei."""
 
 from contextlib import contextmanager
 from functools import partial

@@ -1,4 +1,5 @@
-"""Whose documents are, who writes them, and that what is stored is never embedded again: from elsewhere too."""
+"""Whose documents are, who writes them, and that what is stored is never embedded again: from
+elsewhere too."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -71,7 +72,8 @@ def source(tmp_path):
 
 
 def run(source, url, machine, monkeypatch, **more):
-    """The command's work on a machine, which is a folder. `tell`: takes its lines; others are options."""
+    """The command's work on a machine, which is a folder. `tell`: takes its lines; others are
+    options."""
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(machine))
     tell = more.pop("tell", lambda line: None)
     quarantine = str(machine / "quarantine.jsonl")
@@ -97,9 +99,8 @@ def test_another_address_and_another_machine_embed_nothing_again(
         {f"d{i}": f"a boundary layer on plate {i}" for i in range(1, COUNT)} | {"d0": "a wing"},
     )
     assert run(changed, b, tmp_path / "m2", monkeypatch).stats.documents == 1
-    back = run(
-        changed, a, tmp_path / "m1", monkeypatch
-    )  # whose cache has the old version of the file
+    # Whose cache has the old version of the file
+    back = run(changed, a, tmp_path / "m1", monkeypatch)
     assert (back.stats.documents, back.stats.unchanged, back.stats.points) == (0, COUNT, COUNT)
 
 
@@ -157,7 +158,8 @@ def test_an_ingest_goes_on_across_a_failover(tmp_path, source, nodes, monkeypatc
 
 
 async def test_a_version_that_is_there_in_part_is_done_again(tmp_path):
-    """A chunk is missing, one is of another version, a payload claims more chunks than there are points."""
+    """A chunk is missing, one is of another version, a payload claims more chunks than there are
+    points."""
     text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(20))
     texts = {name: f"{text} {name}" for name in ("whole", "short", "mixed", "forged")}
     store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
@@ -191,14 +193,17 @@ KNOWN = {
     ("place", "chosen", "label"),
     [
         ("/data/docs", None, "docs"),
-        ("/data/docs/b/c.txt", None, "docs/b/c.txt"),  # a file refreshed by its own path
-        ("/data/docs/deep/a.txt", None, "a.txt"),  # the nearest
+        # A file refreshed by its own path
+        ("/data/docs/b/c.txt", None, "docs/b/c.txt"),
+        # The nearest
+        ("/data/docs/deep/a.txt", None, "a.txt"),
         ("/elsewhere/new", None, "new"),
         (
             "/elsewhere/docs",
             "docs",
             "docs",
-        ),  # the folder has moved, or is seen from another machine
+            # The folder has moved, or is seen from another machine
+        ),
         ("/elsewhere/docs", "other", "other"),
         ("/srv/all/x", None, "named/x"),
         ("/data/docs", "other", "other"),
@@ -301,7 +306,8 @@ def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(
 
 
 async def test_ids_of_two_kinds_and_rows_of_two_files_hide_nothing(tmp_path):
-    """1 is not "1"; the place of a row without an id is not another row's id; files have rows of their own."""
+    """1 is not "1"; the place of a row without an id is not another row's id; files have rows of
+    their own."""
     folder = tmp_path / "docs"
     folder.mkdir()
     rows = [

@@ -183,7 +183,8 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
         def spoil(batch):
             passes.append(1)
             if len(passes) == 5:
-                until(lambda: ingest.stats.documents > 0)  # something is acknowledged
+                # Something is acknowledged
+                until(lambda: ingest.stats.documents > 0)
                 if how == "hangs":
                     store._timeout_s = 0.5
                     qdrant.held.clear()
@@ -239,7 +240,8 @@ def held(command, texts):
 
 
 async def test_killed_and_resumed_everything_is_there_once(tmp_path):
-    """The process is killed while it stores the first version of long documents, and while it replaces them by shorter ones."""
+    """The process is killed while it stores the first version of long documents, and while it
+    replaces them by shorter ones."""
     source = tmp_path / "texts.jsonl"
     command = [*SMALL_INGEST, str(source), str(tmp_path)]
     for lines in (9, 3):
@@ -264,7 +266,8 @@ async def test_killed_and_resumed_everything_is_there_once(tmp_path):
 
 
 def test_a_signal_ends_it_in_order(tmp_path):
-    """The signal comes while a pass is held; what was embedded is stored, and the next run stores the rest."""
+    """The signal comes while a pass is held; what was embedded is stored, and the next run stores
+    the rest."""
     source = write(
         tmp_path / "texts.jsonl", {f"d{i}": f"text number {i} of words" for i in range(500)}
     )
@@ -283,7 +286,8 @@ def test_a_signal_ends_it_in_order(tmp_path):
 
 
 async def test_the_encoder_does_not_wait_for_the_store(tmp_path, source):
-    """While the first batch is written, later ones are embedded: the store lets go only when they are."""
+    """While the first batch is written, later ones are embedded: the store lets go only when they
+    are."""
     loop = asyncio.get_running_loop()
     later = asyncio.Event()
     passes = []

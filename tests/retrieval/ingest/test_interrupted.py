@@ -1,4 +1,5 @@
-"""Ingests that are killed at any moment, and two at once: a later run makes the collection equal to a fresh one."""
+"""Ingests that are killed at any moment, and two at once: a later run makes the collection equal to
+a fresh one."""
 
 import asyncio
 import sys

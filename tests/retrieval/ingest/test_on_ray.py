@@ -22,7 +22,8 @@ from tests.retrieval.ingest.ray_processes import named
 from tests.retrieval.ingest.small_ingest import points
 
 ACTORS = "ray::Worker"
-TEXTS = 1600  # so many short ones are seven batches: more than the actors have in hand when one is killed
+# So many short ones are seven batches: more than the actors have in hand when one is killed
+TEXTS = 1600
 CLOSE = 1e-5
 
 
@@ -88,7 +89,8 @@ def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for name, record in found.items():
         other = expected[name]
-        assert record.payload == other.payload  # with its multi-vector
+        # With its multi-vector
+        assert record.payload == other.payload
         assert np.allclose(record.vector["dense"], other.vector["dense"], atol=CLOSE)
         ours, theirs = (
             dict(zip(one.vector["sparse"]["indices"], one.vector["sparse"]["values"], strict=True))
@@ -177,7 +179,8 @@ def test_a_text_that_ends_each_process_is_quarantined_alone(cluster, monkeypatch
 
     from tests.retrieval.ingest import test_on_ray
 
-    cloudpickle.register_pickle_by_value(test_on_ray)  # the actors do not have the tests
+    # The actors do not have the tests
+    cloudpickle.register_pickle_by_value(test_on_ray)
     monkeypatch.setattr(on_ray, "Worker", Mortal)
     folder = tmp_path / "source"
     folder.mkdir()

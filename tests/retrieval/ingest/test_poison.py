@@ -27,7 +27,8 @@ async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(t
     (tmp_path / "in.jsonl").write_bytes(b"\n".join(rows) + b"\n")
 
     class Poisoned:
-        """The small model's, but for two texts: sparse lengths that differ, a vector that is not a number."""
+        """The small model's, but for two texts: sparse lengths that differ, a vector that is not a
+        number."""
 
         def __init__(self, inner):
             self.inner = inner

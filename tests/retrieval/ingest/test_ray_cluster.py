@@ -1,4 +1,5 @@
-"""Joining: an address that nobody answers at is said at once. Processes of Ray's keep to the processors they were given."""
+"""Joining: an address that nobody answers at is said at once. Processes of Ray's keep to the
+processors they were given."""
 
 import ast
 import os

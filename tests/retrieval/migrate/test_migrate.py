@@ -1,4 +1,5 @@
-"""Migrations of small collections by tiny models: written to meanwhile, killed, flipped, rolled back, finished."""
+"""Migrations of small collections by tiny models: written to meanwhile, killed, flipped, rolled
+back, finished."""
 
 import asyncio
 import itertools
@@ -99,8 +100,9 @@ async def write(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind, folders):
-    """A writer changes, adds and deletes points before each call of the migration to the store, without a wait: a write may be
-    acknowledged only if it is there in the end, and a search always finds points of one model."""
+    """A writer changes, adds and deletes points before each call of the migration to the store,
+    without a wait: a write may be acknowledged only if it is there in the end, and a search always
+    finds points of one model."""
 
     async def story(store):
         encoders = {
@@ -158,7 +160,8 @@ def test_searches_follow_the_switch_and_the_way_back(kind, folders, tmp_path):
         before = await searched(store, old, folders[0])
         with pytest.raises(InvalidInput, match="--yes accepts this"):
             await step(store, to=str(folders[1]))
-        assert await store.collections() == [NAME]  # nothing was begun
+        # Nothing was begun
+        assert await store.collections() == [NAME]
         said = []
         await step(store, said, to=str(folders[1]), no_switch=True)
         assert f"{NAME}.1 (40 points of {folders[1]}) is a copy" in said[-1]
@@ -176,9 +179,8 @@ def test_searches_follow_the_switch_and_the_way_back(kind, folders, tmp_path):
         assert 3 not in await payloads(store, NAME)
         await store.upsert(NAME, points(old, [3], [texts()[3]]))
         assert await searched(store, old, folders[0]) == before
-        await step(
-            store, to=str(folders[1])
-        )  # an alias moves: no --yes; the copy of before catches up
+        # An alias moves: no --yes; the copy of before catches up
+        await step(store, to=str(folders[1]))
         await step(store, step="delete_old")
         assert await store.collections() == [f"{NAME}.1"]
         with pytest.raises(InvalidInput, match="the previous one was deleted"):
@@ -194,7 +196,8 @@ def test_searches_follow_the_switch_and_the_way_back(kind, folders, tmp_path):
 
 
 def test_without_a_fingerprint_the_way_back_proves_the_weights_first(folders, tmp_path):
-    """As 0.3 left it: the files of the old model have changed, and nothing says so but its texts."""
+    """As 0.3 left it: the files of the old model have changed, and nothing says so but its
+    texts."""
     old = tmp_path / "old"
     shutil.copytree(folders[0], old)
 
@@ -219,7 +222,8 @@ def test_without_a_fingerprint_the_way_back_proves_the_weights_first(folders, tm
 
 
 def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, monkeypatch):
-    monkeypatch.setattr(running, "KEPT_S", -1.0)  # no search is under way
+    # No search is under way
+    monkeypatch.setattr(running, "KEPT_S", -1.0)
 
     async def story(state, store, writes):
         (await filled(store, folders[0], texts(9))).close()
@@ -253,9 +257,8 @@ def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, 
             store = ServerStore(StoreConfig(qdrant_url=f"grpc://127.0.0.1:{state.grpc_port}"))
             if not asyncio.run(story(state, store, writes)):
                 break
-    assert (
-        writes == 8
-    )  # a collection, its points, a mark, two of metadata, the deletion, the alias, metadata of two
+    # A collection, its points, a mark, two of metadata, the deletion, the alias, metadata of two
+    assert writes == 8
 
 
 @pytest.mark.parametrize("kind", KINDS)

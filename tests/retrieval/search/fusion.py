@@ -20,16 +20,16 @@ class Ranking:
 
 
 def rrf(rankings, *, k=2, weights=None):
-    """Reciprocal rank fusion as Qdrant computes it: the sum of 1 / (rank / weight + k - 1); k=61 is Cormack's 60.
+    """Reciprocal rank fusion as Qdrant computes it: the sum of 1 / (rank / weight + k - 1); k=61 is
+    Cormack's 60.
 
     A weight of 0 or less adds nothing.
     """
 
     def part(ranking, weight):
         ranks = np.arange(1, len(ranking.ids) + 1)
-        with np.errstate(
-            over="ignore"
-        ):  # a rank divided by next to nothing is infinite, and its part 0
+        # A rank divided by next to nothing is infinite, and its part 0
+        with np.errstate(over="ignore"):
             return np.zeros(len(ranks)) if weight <= 0 else 1.0 / (ranks / weight + k - 1)
 
     return _sum(
@@ -39,7 +39,8 @@ def rrf(rankings, *, k=2, weights=None):
 
 
 def weighted_sum(rankings, weights):
-    """The sum of weight × score; a list that lacks a point adds 0, so let every list hold every candidate."""
+    """The sum of weight × score; a list that lacks a point adds 0, so let every list hold every
+    candidate."""
     return _sum(
         rankings,
         [weight * ranking.scores for ranking, weight in zip(rankings, weights, strict=True)],

@@ -1,4 +1,5 @@
-"""What tests of searching share: a small model whose tokenizer is a file, as labels of collections want it, and a few texts."""
+"""What tests of searching share: a small model whose tokenizer is a file, as labels of collections
+want it, and a few texts."""
 
 import asyncio
 

@@ -26,7 +26,8 @@ def encoder(tmp_path_factory):
 
 
 def searched(encoder, curves, *, query=QUERY, rank=None, blank=False, **options):
-    """The result of a search in a collection with these curves. `blank`: it has a point without a text."""
+    """The result of a search in a collection with these curves. `blank`: it has a point without a
+    text."""
 
     async def scenario():
         store = await filled(encoder)

@@ -1,4 +1,5 @@
-"""Candidates in tiers: normalised scores are numpy's, pages hold every point once, and a document has one hit."""
+"""Candidates in tiers: normalised scores are numpy's, pages hold every point once, and a document
+has one hit."""
 
 import numpy as np
 import pytest
@@ -45,7 +46,8 @@ def shared(tmp_path_factory):
 
 
 def searched(kind, shared, encoder, texts, work, **plan):
-    """What `work` makes of a searcher over the texts; five texts in a row are chunks of a document."""
+    """What `work` makes of a searcher over the texts; five texts in a row are chunks of a
+    document."""
     store = shared.store if kind == "embedded" else MemoryStore()
 
     async def scenario():
@@ -113,7 +115,8 @@ def test_a_sum_that_maxsim_replaced_is_not_explained_as_one(encoder, shared):
 
 
 def test_legs_that_agree_on_all_points_of_a_tier_hide_no_others(encoder, shared):
-    """The two best of each leg are the next best of the other, so a second tier of four holds nothing new."""
+    """The two best of each leg are the next best of the other, so a second tier of four holds
+    nothing new."""
     dense_order, sparse_order = [0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 0, 1, 4, 5, 6, 7]
     one, width = np.zeros(1, np.int64), encoder.spec.dense_width
 
@@ -164,9 +167,8 @@ def test_a_leg_that_finds_nothing_changes_no_place(encoder, shared):
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
 @pytest.mark.parametrize("mode", ["zscore", "dense", "rrf"])
 def test_as_many_documents_as_asked_for_with_the_best_chunk_of_each(encoder, shared, kind, mode):
-    texts = [QUERY] * 20 + [
-        f"{one} {QUERY}" for one in TEXTS
-    ]  # the first four documents fill every first tier
+    # The first four documents fill every first tier
+    texts = [QUERY] * 20 + [f"{one} {QUERY}" for one in TEXTS]
 
     async def work(searcher):
         asked = chunks(mode=mode, limit=6, prefetch_limit=5)

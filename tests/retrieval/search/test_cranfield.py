@@ -1,5 +1,5 @@
-"""Ranking quality through the database is the exhaustive ranking's, mode by mode: a real model, a part of a real collection,
-the embedded engine. Skipped where the collection is not there."""
+"""Ranking quality through the database is the exhaustive ranking's, mode by mode: a real model, a
+part of a real collection, the embedded engine. Skipped where the collection is not there."""
 
 import asyncio
 import json
@@ -22,8 +22,10 @@ from tests.retrieval.search.fusion import Ranking, rrf
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "cranfield"
 ALL = ("dense", "sparse", "multivector")
 TOLERANCE = 0.01
-DEPTH = 100  # of the lists that are fused, on both sides
-DOCUMENTS, QUERIES = 250, 75  # of 1,400 and 225: more than twice what a list holds
+# Of the lists that are fused, on both sides
+DEPTH = 100
+# Of 1,400 and 225: more than twice what a list holds
+DOCUMENTS, QUERIES = 250, 75
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,15 +60,14 @@ def part_of_it(folder):
 def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
     source = part_of_it(tmp_path / "cranfield")
     judged, place = read_judgements(source), StoreConfig(qdrant_path=str(tmp_path / "qdrant"))
+    # All ways, also those that find by MaxSim
     summary = ingest(
         source,
         "cranfield",
         store=place,
         no_chunking=True,
         quiet=True,
-        plan=CollectionPlan(
-            multivector_tokens=0, multivector_dtype="float"
-        ),  # all ways, also those that find by MaxSim
+        plan=CollectionPlan(multivector_tokens=0, multivector_dtype="float"),
         quarantine=str(tmp_path / "quarantine.jsonl"),
     )
     assert summary.stats.points == DOCUMENTS

@@ -1,4 +1,5 @@
-"""Which vectors of a query take part in a search, what they weigh, and that ranks are fused as Qdrant fuses them."""
+"""Which vectors of a query take part in a search, what they weigh, and that ranks are fused as
+Qdrant fuses them."""
 
 import numpy as np
 import pytest

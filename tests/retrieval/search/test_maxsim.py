@@ -1,4 +1,5 @@
-"""Multi-vectors as bytes of the payload: what a point and a collection say of them, and every way of ranking by them."""
+"""Multi-vectors as bytes of the payload: what a point and a collection say of them, and every way
+of ranking by them."""
 
 import asyncio
 from threading import current_thread
@@ -64,7 +65,8 @@ def test_bytes_of_a_point_have_a_bound(value, message):
     else:
         with pytest.raises(InvalidPoint, match=rf"payload\.{PACKED}.*{message}"):
             check_points([point], schema("binary"))
-    assert check_points([point], plan())[0].payload == {PACKED: value}  # somebody's own key
+    # Somebody's own key
+    assert check_points([point], plan())[0].payload == {PACKED: value}
 
 
 def test_a_key_of_that_name_is_refused():
@@ -76,7 +78,8 @@ def test_of_a_collection_its_outputs_and_widths():
     kept = schema("binary")
     assert heads_of(kept) == {"dense", "sparse", "multivector"}
     assert packed_format(plan()) is None
-    assert packed_format(plan(**{WIDTH: 8})) is None  # metadata of somebody else
+    # Metadata of somebody else
+    assert packed_format(plan(**{WIDTH: 8})) is None
     assert without_packed({"text": "a", PACKED: "AA=="}) == {"text": "a"}
     wide = Embeddings(multivector=Ragged(np.zeros((3, 4), np.uint8), np.array([0, 3])))
     fitted = fit_to_schema(wide, kept).multivector

@@ -1,4 +1,5 @@
-"""Passages: texts around hits, by a law over chunks that overlap, and with a document that was ingested, on every surface."""
+"""Passages: texts around hits, by a law over chunks that overlap, and with a document that was
+ingested, on every surface."""
 
 from itertools import pairwise
 
@@ -36,7 +37,8 @@ WORDS = [
 
 
 def chunks_of(name, text, cuts, overlap, source):
-    """The payloads of a text that is cut at places; each chunk repeats the end of the one before."""
+    """The payloads of a text that is cut at places; each chunk repeats the end of the one
+    before."""
     edges = [0, *sorted(cuts), len(text)]
     return [
         {

@@ -1,4 +1,5 @@
-"""Collections that other software made are searched as they are: by its own names of vectors, texts and ids."""
+"""Collections that other software made are searched as they are: by its own names of vectors, texts
+and ids."""
 
 import json
 import logging

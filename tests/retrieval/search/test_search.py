@@ -425,7 +425,8 @@ class CountedStore(MemoryStore):
 
 @pytest.mark.parametrize("with_payload", [True, ["text"], ["text", PACKED], False])
 def test_few_points_are_read_once(encoder, monkeypatch, with_payload):
-    """The payloads come with the multi-vectors that rank the points, and are those that a further call would read."""
+    """The payloads come with the multi-vectors that rank the points, and are those that a further
+    call would read."""
     store = run(filled(encoder, CountedStore(), multivector_dtype="int8", multivector_tokens=None))
     searcher = Searcher(store, encoder.named(MODEL))
     store.calls.clear()

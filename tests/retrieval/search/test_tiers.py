@@ -1,4 +1,5 @@
-"""Searches by document, whose candidates come in tiers: laws over random collections, with numpy as the oracle."""
+"""Searches by document, whose candidates come in tiers: laws over random collections, with numpy as
+the oracle."""
 
 import numpy as np
 import pytest
@@ -148,7 +149,8 @@ def test_where_it_does_not_nothing_is_twice_or_left_out(collection, mode, prefet
 
 
 def test_a_long_document_puts_no_better_one_behind(tmp_path):
-    """One document fills the first tiers: what a later tier finds is sorted in, and the threshold keeps all above it."""
+    """One document fills the first tiers: what a later tier finds is sorted in, and the threshold
+    keeps all above it."""
     shelf = Shelf([("manual", "manual")] * 60 + [(f"n{n}", f"n{n}") for n in range(12)], 5)
     options = {"mode": "rrf", "group_by": "document", "prefetch_limit": 20, "limit": 13}
     (whole,) = shelf.pages(options)

@@ -2,8 +2,8 @@
 
     python collections_of_others.py PACKAGE FOLDER GIVEN.json
 
-GIVEN: `texts`, `dense` and `sparse` vectors of each, or the `model` that the package runs itself. It runs in the package's own
-environment, so it imports nothing of ours.
+GIVEN: `texts`, `dense` and `sparse` vectors of each, or the `model` that the package runs itself.
+It runs in the package's own environment, so it imports nothing of ours.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""What the stand-in for a Qdrant server keeps, and how it can be told to fail: the same for both of its protocols."""
+"""What the stand-in for a Qdrant server keeps, and how it can be told to fail: the same for both of
+its protocols."""
 
 import threading
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ class Failure(Exception):
 
 @dataclass
 class Qdrant:
-    """The state behind both protocols. `failures`: what the next calls get, one each; `lost`: how many writes are done, and
-    answered with a failure all the same; `held`: calls wait until it is set. `peers`: of the cluster that it is in, if any;
-    `status`: of collections, the last one for ever; `made` and `optimizers`: by collection, what local mode does not keep."""
+    """The state behind both protocols. `failures`: what the next calls get, one each; `lost`: how
+    many writes are done, and answered with a failure all the same; `held`: calls wait until it is
+    set. `peers`: of the cluster that it is in, if any; `status`: of collections, the last one for
+    ever; `made` and `optimizers`: by collection, what local mode does not keep."""
 
     key: str | None = None
     failures: list[Failure] = field(default_factory=list)
@@ -36,7 +38,8 @@ class Qdrant:
     status: list[str] = field(default_factory=lambda: ["green"])
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # By collection, the type of each key's payload index. `strict`: a filter on a key without one is refused, as in Qdrant
+    # By collection, the type of each key's payload index. `strict`: a filter on a key without one
+    # is refused, as in Qdrant
     # Cloud's strict mode
     indexes: dict[str, dict[str, str]] = field(default_factory=dict)
     strict: bool = False

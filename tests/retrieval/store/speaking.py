@@ -1,5 +1,6 @@
-"""A small server that speaks Qdrant's protocol, REST and gRPC, on free ports: what arrives is read by the client's own models,
-kept in its local mode, and answered in its own words. It can be told to be slow, full, limited, or to lose an answer.
+"""A small server that speaks Qdrant's protocol, REST and gRPC, on free ports: what arrives is read
+by the client's own models, kept in its local mode, and answered in its own words. It can be told to
+be slow, full, limited, or to lose an answer.
 """
 
 import asyncio

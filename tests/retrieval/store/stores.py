@@ -1,4 +1,5 @@
-"""Shared by the tests of stores: stores with points, an event loop for their calls, and small data."""
+"""Shared by the tests of stores: stores with points, an event loop for their calls, and small
+data."""
 
 import asyncio
 import os
@@ -24,7 +25,8 @@ WIDTH, ROW_WIDTH, VOCABULARY = 16, 8, 50
 STAND_INS = ("grpc", "rest")
 SERVER = os.environ.get("QDRANT_TEST_URL")
 KINDS = ("embedded", "memory", *STAND_INS, *(["server"] if SERVER else []))
-TOLERANCE = 1e-5  # engines add in float32, Python in float64
+# Engines add in float32, Python in float64
+TOLERANCE = 1e-5
 
 
 @dataclass
@@ -113,7 +115,8 @@ def plan(*, idf=False, **metadata):
 
 
 def embeddings(count, seed=0):
-    """Random vectors: unit rows, a few sparse entries each, and one to six rows in a multi-vector."""
+    """Random vectors: unit rows, a few sparse entries each, and one to six rows in a
+    multi-vector."""
     random = np.random.default_rng(seed)
     sparse = np.where(
         random.random((count, VOCABULARY)) < 0.15, random.random((count, VOCABULARY)), 0

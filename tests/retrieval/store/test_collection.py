@@ -1,4 +1,5 @@
-"""Schemas and plans of collections: made for a model, compared field by field, chosen once and never changed by the way."""
+"""Schemas and plans of collections: made for a model, compared field by field, chosen once and
+never changed by the way."""
 
 import dataclasses
 import hashlib
@@ -142,7 +143,8 @@ def test_every_difference_is_shown(spec):
 
 def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec):
     bare, wanted = new_schema(spec, "m", CollectionPlan(), None), schema_for(spec, "m")
-    check_fits(bare, wanted)  # of a release that kept no fingerprint
+    # Of a release that kept no fingerprint
+    check_fits(bare, wanted)
     check_fits(wanted, bare)
     check_fits(wanted, wanted)
     old = dataclasses.replace(bare, metadata={**bare.metadata, FINGERPRINT: "old"})
@@ -154,7 +156,8 @@ def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec):
         == f"  metadata model_fingerprint: there old, wanted {fingerprint(spec)['model']}"
     )
     assert "`hybridtei migrate docs`" in command
-    check_searchable(old, spec, "m", "docs")  # whoever has not read the files compares nothing
+    # Whoever has not read the files compares nothing
+    check_searchable(old, spec, "m", "docs")
     with pytest.raises(CollectionMismatch, match="hybridtei migrate docs"):
         check_searchable(old, spec, "m", "docs", fingerprint="new")
 

@@ -1,4 +1,5 @@
-"""Whatever makes a collection makes the same one, and its vectors are proved to be the searching model's."""
+"""Whatever makes a collection makes the same one, and its vectors are proved to be the searching
+model's."""
 
 import asyncio
 import logging

@@ -1,5 +1,5 @@
-"""Nodes of a server or cluster: calls go on elsewhere where one is gone, hangs or fails half its calls; callers learn at once
-that all are away, and reach them again when they are back."""
+"""Nodes of a server or cluster: calls go on elsewhere where one is gone, hangs or fails half its
+calls; callers learn at once that all are away, and reach them again when they are back."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,8 @@ async def test_while_it_is_away_calls_are_told_at_once_and_it_is_found_when_it_i
             for _ in range(3):
                 await away(server)
             assert server.calls == 1
-            while server.checks < 4:  # it is looked for, and not found
+            # It is looked for, and not found
+            while server.checks < 4:
                 await asyncio.sleep(0.001)
             await away(server)
             server.failure = None
@@ -137,7 +138,8 @@ SERVING = {"grpc": serving_grpc, "rest": serving_rest}
 
 
 class Node(Qdrant):
-    """A node of a cluster: its own troubles, the state of `others`. `is_flaky`: each second call fails."""
+    """A node of a cluster: its own troubles, the state of `others`. `is_flaky`: each second call
+    fails."""
 
     is_flaky = False
 
@@ -198,9 +200,8 @@ def test_a_node_that_fails_half_its_calls_costs_no_call(protocol):
         assert await store.count("c") == len(POINTS)
         assert nodes[1].calls
 
-    cluster(
-        protocol, story
-    )  # not patient, as /search is: a call that fails is not tried again at the same node
+    # Not patient, as /search is: a call that fails is not tried again at the same node
+    cluster(protocol, story)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -218,9 +219,8 @@ def test_a_node_that_hangs_is_left_and_asked_again_once_it_answers(protocol):
             assert await store.count("c") == len(POINTS)
             await asyncio.sleep(0.05)
 
-    cluster(
-        protocol, story, qdrant_patience=60.0
-    )  # a healthy node may take longer than the check on a loaded machine
+    # A healthy node may take longer than the check on a loaded machine
+    cluster(protocol, story, qdrant_patience=60.0)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -244,7 +244,8 @@ def test_a_first_node_that_is_gone_is_nothing_to_wait_for(protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("status", [500, 503])
 def test_an_error_of_one_collection_is_that_collections(protocol, status):
-    """Of a lost shard, say: a node that answers is not left for it, and others that are gone are no absence of the store."""
+    """Of a lost shard, say: a node that answers is not left for it, and others that are gone are no
+    absence of the store."""
     node = Qdrant()
     with SERVING[protocol](node) as port:
         scheme = "grpc" if protocol == "grpc" else "http"
@@ -298,7 +299,8 @@ class Names:
 
     def answer(self):
         while len(query := (received := self._socket.recvfrom(512))[0]) > 12:
-            question = query[12 : query.index(b"\0", 12) + 5]  # labels, type and class
+            # Labels, type and class
+            question = query[12 : query.index(b"\0", 12) + 5]
             is_v4 = question.endswith(b"\0\1\0\1")
             self.asked += is_v4
             record = (
@@ -329,9 +331,8 @@ def test_a_server_that_comes_back_at_another_address_is_found():
 
         async def run():
             client = addresses.client_of("grpc://qdrant.test", address, StoreConfig())
-            while (
-                names.asked < 6
-            ):  # three times it is asked at once, and later where the address is not there
+            # Three times it is asked at once, and later where the address is not there
+            while names.asked < 6:
                 with contextlib.suppress(AioRpcError):
                     await client.collection_exists("-")
                 await asyncio.sleep(0.02)

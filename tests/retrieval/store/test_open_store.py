@@ -19,7 +19,8 @@ async def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path)
     assert (embedded.kind, server.kind) == ("embedded", "server")
     await embedded.close()
     await server.close()
-    assert list(tmp_path.iterdir()) == []  # nothing is started before it is asked
+    # Nothing is started before it is asked
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_string_is_no_settings(tmp_path):

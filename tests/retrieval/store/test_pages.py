@@ -1,4 +1,5 @@
-"""Equal scores: one order, whichever store is asked; and pages that neither repeat a point nor lack one, in every mode."""
+"""Equal scores: one order, whichever store is asked; and pages that neither repeat a point nor lack
+one, in every mode."""
 
 from contextlib import ExitStack
 from itertools import groupby
@@ -127,7 +128,8 @@ def test_pages_hold_every_point_once_in_the_order_of_the_whole(large, way):
         ]
         assert [one.id for page in pages for one in page] == whole
     assert len(set(whole)) == len(whole)
-    if "sparse" not in way.values():  # which finds those alone that share a term
+    # Which finds those alone that share a term
+    if "sparse" not in way.values():
         assert len(whole) == (115 if "group_by" in way else 230)
 
 

@@ -1,4 +1,5 @@
-"""Payload indexes that a user names: made with a collection or later, told, moved, and asked for in strict mode."""
+"""Payload indexes that a user names: made with a collection or later, told, moved, and asked for in
+strict mode."""
 
 import asyncio
 import json

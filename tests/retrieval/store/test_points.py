@@ -182,7 +182,8 @@ def test_a_payload_passes_exactly_if_it_is_json_of_64_bits(payload):
 def is_json(payload):
     try:
         json.dumps(payload, allow_nan=False, ensure_ascii=False).encode()
-    except ValueError:  # of which UnicodeEncodeError is one
+    except ValueError:
+        # Of which UnicodeEncodeError is one
         return False
     return all(-(2**63) <= number < 2**63 for number in integers(payload))
 

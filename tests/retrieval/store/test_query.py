@@ -1,4 +1,5 @@
-"""Filters: read from JSON, refused by place, bounded; every condition finds the same in every store."""
+"""Filters: read from JSON, refused by place, bounded; every condition finds the same in every
+store."""
 
 import json
 import sys
@@ -86,7 +87,8 @@ def test_depth_and_size_are_limited():
 )
 @pytest.mark.parametrize("as_json", [False, True])
 def test_bytes_are_bounded_before_a_step_for_each_item(large, as_json):
-    """Python's steps hold up the server's other requests; writing or reading JSON takes a hundredth of the time."""
+    """Python's steps hold up the server's other requests; writing or reading JSON takes a hundredth
+    of the time."""
     value = json.dumps(large) if as_json else large
     steps = 0
 
@@ -213,7 +215,8 @@ def without(names):
 
 # What a condition of the key `v` finds.
 OF_A_KEY = [
-    ({"match": {"value": True}}, "true truths"),  # true is not 1
+    # True is not 1
+    ({"match": {"value": True}}, "true truths"),
     ({"match": {"value": False}}, "false"),
     ({"match": {"value": 1}}, "1 ints"),
     ({"match": {"value": 0}}, "0"),

@@ -1,4 +1,5 @@
-"""A server store against a real endpoint of both protocols: what it sends, and what it does when the server is in trouble."""
+"""A server store against a real endpoint of both protocols: what it sends, and what it does when
+the server is in trouble."""
 
 import asyncio
 import json
@@ -230,7 +231,8 @@ def test_a_bad_address_is_refused(url, message):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_collection_deleted_while_it_is_described_is_none(qdrant, protocol, monkeypatch):
-    """A migration replaces a collection by an alias of its name; a client that reads the schema meanwhile looks again."""
+    """A migration replaces a collection by an alias of its name; a client that reads the schema
+    meanwhile looks again."""
     async with telling(qdrant, protocol) as store:
         await store.create("papers", plan())
         exists = store._exists
@@ -247,7 +249,8 @@ async def test_a_collection_deleted_while_it_is_described_is_none(qdrant, protoc
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_strict_mode_refuses_no_filter_of_ours(qdrant, protocol, tmp_path):
-    """Further groups, `read`, and a second ingest of one file; also where an earlier release made the collection."""
+    """Further groups, `read`, and a second ingest of one file; also where an earlier release made
+    the collection."""
     encoder = encoder_of(spec_in(tmp_path))
     encoder.model_id = MODEL
     rows = tmp_path / "rows.jsonl"

@@ -1,7 +1,8 @@
-"""One meaning, whichever store: the same points and questions in the embedded engine, by both of a server's protocols, and on a
-named server.
+"""One meaning, whichever store: the same points and questions in the embedded engine, by both of a
+server's protocols, and on a named server.
 
-`QDRANT_TEST_URL` names a server. Order is compared only where scores differ by more than the tolerance.
+`QDRANT_TEST_URL` names a server. Order is compared only where scores differ by more than the
+tolerance.
 """
 
 import numpy as np
@@ -32,7 +33,8 @@ COUNT = 40
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 POINTS = embeddings(COUNT)
 QUERY = embeddings(1, seed=7)
-FLAGS = [True, False, 1, [0, True]]  # true and false are not 1 and 0
+# True and false are not 1 and 0
+FLAGS = [True, False, 1, [0, True]]
 LEGS = ("dense", "sparse", "multivector")
 
 
@@ -76,7 +78,8 @@ def fill(empty):
 
 
 def truth(name):
-    """Every point's exact score by one representation, best first, without what a sparse search leaves out."""
+    """Every point's exact score by one representation, best first, without what a sparse search
+    leaves out."""
     if name == "dense":
         scores = POINTS.dense @ QUERY.dense[0]
     elif name == "sparse":
@@ -102,7 +105,8 @@ def expected(name):
 
 
 def check(found, scores, limit):
-    """The found scores are the best expected ones, and each belongs to its point; ties may fall either way."""
+    """The found scores are the best expected ones, and each belongs to its point; ties may fall
+    either way."""
     best = sorted(scores.values(), reverse=True)[:limit]
     near([point.score for point in found], best, TOLERANCE)
     near([point.score for point in found], [scores[point.id] for point in found], TOLERANCE)

@@ -1,4 +1,5 @@
-"""A collection as JSON lines: out of any store and into any, bit for bit; cut off anywhere; broken in every field."""
+"""A collection as JSON lines: out of any store and into any, bit for bit; cut off anywhere; broken
+in every field."""
 
 import asyncio
 import json
@@ -15,7 +16,8 @@ from hybridtei.retrieval.store.collection import MIGRATION_OF, CollectionSchemas
 from hybridtei.retrieval.store.points import point_id, to_points
 from tests.retrieval.store.stores import asked, embeddings, emptied, plan
 
-COUNT = 150  # three pages
+# Three pages
+COUNT = 150
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 KINDS = ("memory", "embedded", "grpc", "rest")
 PAYLOADS = [
@@ -286,7 +288,8 @@ def test_a_broken_header_makes_nothing(broken, line, message):
 
 
 def test_a_header_does_not_steer_this_store(content, broken):
-    """The keys of a migration make a name answer from another collection, and name one to delete."""
+    """The keys of a migration make a name answer from another collection, and name one to
+    delete."""
     first, rest = content.split(b"\n", 1)
     header = json.loads(first)
     steering = {"switching_until": time.time() + 30, "stand_in": "private", "previous": "private"}

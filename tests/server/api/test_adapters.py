@@ -1,4 +1,5 @@
-"""Adapters over HTTP: `prompt_name`, Jina's `task` and what other dialects say of inputs choose one, each for its request."""
+"""Adapters over HTTP: `prompt_name`, Jina's `task` and what other dialects say of inputs choose
+one, each for its request."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,7 +37,8 @@ def test_each_name_chooses_its_own_adapter(adapted):
     plain = embed(adapted)
     under = {name: embed(adapted, prompt_name=name) for name in ADAPTERS}
     assert len({tuple(vector) for vector in (plain, *under.values())}) == 1 + len(ADAPTERS)
-    assert embed(adapted, prompt_name="plain") == plain  # a prompt that is no adapter's
+    # A prompt that is no adapter's
+    assert embed(adapted, prompt_name="plain") == plain
 
 
 def test_the_prompt_is_put_before_the_text(adapted):

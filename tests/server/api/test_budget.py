@@ -1,4 +1,5 @@
-"""Reranking until a budget of time is used. No test asserts a duration: a gate holds passes, or the pace of the model is set."""
+"""Reranking until a budget of time is used. No test asserts a duration: a gate holds passes, or the
+pace of the model is set."""
 
 import threading
 

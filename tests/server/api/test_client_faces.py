@@ -1,4 +1,5 @@
-"""What clients of OpenAI's, Cohere's, Voyage's, infinity's and Ollama's servers rely on, which TEI has not."""
+"""What clients of OpenAI's, Cohere's, Voyage's, infinity's and Ollama's servers rely on, which TEI
+has not."""
 
 import json
 from datetime import UTC, datetime

@@ -160,9 +160,8 @@ def test_a_field_that_is_not_known_is_refused_by_name(server, path, padding):
     assert "unknown field `dimension`" in response.text
     assert server.backend.forwards == before
     assert server.post(path, {"inputs": "one", "model": "small"}).status_code == 200
-    assert (
-        server.post("/embed_all", {"inputs": "one", "dimension": 4}).status_code == 200
-    )  # TEI ignores them
+    # TEI ignores them
+    assert server.post("/embed_all", {"inputs": "one", "dimension": 4}).status_code == 200
 
 
 def test_latents_are_not_spelled_as_tokens():
@@ -177,11 +176,12 @@ def test_latents_are_not_spelled_as_tokens():
 
 
 SPANNED = {"text": "hybrid search finds text", "spans": [[0, 13], [7, 24], [0, 24]]}
+# Of the text's tokens, behind the first special one
 PLACES = [
     slice(1, 3),
     slice(2, 5),
     slice(1, 5),
-]  # of the text's tokens, behind the first special one
+]
 
 
 def test_spans_are_slices_of_whole_texts(server):

@@ -1,4 +1,5 @@
-"""`long_inputs`: a text longer than the model is averaged instead of cut, where a request or the server says so."""
+"""`long_inputs`: a text longer than the model is averaged instead of cut, where a request or the
+server says so."""
 
 import numpy as np
 import pytest

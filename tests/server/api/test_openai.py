@@ -1,4 +1,5 @@
-"""OpenAI's route, in Jina's words too. Its errors: conformance/wire; its own client: conformance/clients."""
+"""OpenAI's route, in Jina's words too. Its errors: conformance/wire; its own client:
+conformance/clients."""
 
 import base64
 

@@ -56,9 +56,8 @@ def test_docs_are_a_swagger_ui_that_reads_openapi_3_1_and_asks_no_other_host(ser
     for name in names:
         assert server.get(f"/docs/{name}").status_code == 200, name
     assert "default-src 'self'" in page.headers["content-security-policy"]
-    assert (
-        'PACKAGE_VERSION:"5.' in server.get("/docs/swagger-ui-bundle.js").text
-    )  # from 5 on it reads OpenAPI 3.1
+    # From 5 on it reads OpenAPI 3.1
+    assert 'PACKAGE_VERSION:"5.' in server.get("/docs/swagger-ui-bundle.js").text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Filling a vector store over HTTP: what is stored, and which points are refused by name while others are stored."""
+"""Filling a vector store over HTTP: what is stored, and which points are refused by name while
+others are stored."""
 
 import importlib
 import threading

@@ -43,7 +43,8 @@ def test_parameters_mean_hugging_faces_client(classifier):
     flat = prediction(classifier, "one")
     assert prediction(classifier, "one", parameters={}) == [flat]
     assert prediction(classifier, "one", parameters=None) == flat
-    assert prediction(classifier, "one", parameters=5) == flat  # TEI ignores it
+    # TEI ignores it
+    assert prediction(classifier, "one", parameters=5) == flat
     assert prediction(classifier, "one", parameters={"top_k": 2}) == [flat[:2]]
     raw = prediction(classifier, "one", raw_scores=True)
     assert prediction(classifier, "one", parameters={"function_to_apply": "none"}) == [raw]

@@ -93,7 +93,8 @@ def test_keys_decide_whose_request_it_is(reranker):
         "return_documents": "yes",
         "user": {"x": [None]},
     }
-    assert reranker.post("/rerank", both).json() == plain  # TEI ignores what it does not know
+    # TEI ignores what it does not know
+    assert reranker.post("/rerank", both).json() == plain
     assert isinstance(reranker.post("/rerank", ASKED).json(), dict)
 
 
@@ -145,9 +146,8 @@ def test_documents_are_given_back_as_each_client_reads_them(reranker):
     asked = {**ASKED, "return_documents": True}
     for path in PATHS:
         assert documents_in(reranker.post(path, asked)) == objects
-    assert (
-        documents_in(reranker.post("/rerank", {**asked, "raw_scores": False})) == strings
-    )  # infinity's client
+    # Infinity's client
+    assert documents_in(reranker.post("/rerank", {**asked, "raw_scores": False})) == strings
     assert documents_in(reranker.post("/v1/rerank", {**asked, "raw_scores": False})) == objects
     with serving(labelled("LABEL_0"), server={"rerank_documents_as": "string"}) as running:
         assert documents_in(running.post("/rerank", asked)) == strings
@@ -254,7 +254,8 @@ def test_ten_thousand_documents_pass_in_parts(reranker):
     finally:
         reranker.backend.gate = None
     assert reranker.backend.forwards - before > 50
-    assert largest == 128  # permits, however many documents there are
+    # Permits, however many documents there are
+    assert largest == 128
     assert len(answer["results"]) == len(documents)
     scores = {item["index"]: item["relevance_score"] for item in answer["results"]}
     for begin in (0, 4_321, 9_990):
@@ -277,7 +278,8 @@ def test_however_many_long_rankings_run_a_small_request_is_let_in():
         running.backend.gate = hold
         rankings = [clients.submit(running.post, "/v1/rerank", many) for _ in range(6)]
         assert begun.wait(HANG)
-        first = next(as_completed(rankings, HANG)).result()  # the others wait for the backend
+        # The others wait for the backend
+        first = next(as_completed(rankings, HANG)).result()
         small_one = clients.submit(running.post, "/rerank", QUESTION)
         go_on.set()
         assert small_one.result(HANG).status_code == 200

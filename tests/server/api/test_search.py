@@ -182,7 +182,8 @@ def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
     assert sparse.json()["hits"]
     assert int(sparse.headers["x-compute-tokens"]) == 3
     hybrid = shelf.post("/search", body).json()
-    assert shelf.backend.forwards == before + 1  # dense and multi-vectors are the model's
+    # Dense and multi-vectors are the model's
+    assert shelf.backend.forwards == before + 1
     assert (hybrid["mode"], hybrid["query_encoder"]) == ("zscore", "table")
     assert (
         "query_encoder"

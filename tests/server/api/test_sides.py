@@ -1,4 +1,5 @@
-"""A model's name that ends with `:query` or `:document`, as clients send it that have no other field for it."""
+"""A model's name that ends with `:query` or `:document`, as clients send it that have no other
+field for it."""
 
 import base64
 import logging

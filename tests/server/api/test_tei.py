@@ -1,4 +1,5 @@
-"""TEI's inference routes: values that agree with each other, and what is ours. Shapes and errors: conformance/wire."""
+"""TEI's inference routes: values that agree with each other, and what is ours. Shapes and errors:
+conformance/wire."""
 
 import asyncio
 import tracemalloc
@@ -109,7 +110,8 @@ def test_refusals_name_the_field(server, path, body, status, message):
 
 
 def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer():
-    """As objects they would take ten times as much, and stand still all that the event loop has to do."""
+    """As objects they would take ten times as much, and stand still all that the event loop has to
+    do."""
     context = context_for(
         small.service(), ServerConfig(), ModelConfig(model_id="small"), Registry()
     )

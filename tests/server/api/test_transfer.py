@@ -1,4 +1,5 @@
-"""Whole collections over HTTP: out and in bit for bit, refused before any work, broken in a line, left by a client midway."""
+"""Whole collections over HTTP: out and in bit for bit, refused before any work, broken in a line,
+left by a client midway."""
 
 import json
 from contextlib import ExitStack
@@ -23,7 +24,8 @@ from tests.server.live import JSON, serving, until
 
 T = TypeVar("T")
 COUNT = 3 * PAGE_POINTS
-LARGE = 100_000  # characters of each text: a page is more than sockets buffer
+# Characters of each text: a page is more than sockets buffer
+LARGE = 100_000
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 KEY = {"authorization": "Bearer key-flag"}
 EXPORT, IMPORT = "/collections/{}/export", "/collections/{}/import"

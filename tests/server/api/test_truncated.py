@@ -1,4 +1,5 @@
-"""Texts that were cut are told: a header on every route, places and characters in `usage` where there is one, and a counter."""
+"""Texts that were cut are told: a header on every route, places and characters in `usage` where
+there is one, and a counter."""
 
 import numpy as np
 import openai

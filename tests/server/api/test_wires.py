@@ -1,4 +1,5 @@
-"""The rows beside the routes: what two APIs share under one name is answered to each as its own server does."""
+"""The rows beside the routes: what two APIs share under one name is answered to each as its own
+server does."""
 
 import json
 import urllib.error
@@ -11,7 +12,8 @@ from hybridtei.server.routing import ROUTES
 from tests.server.live import serving
 
 CHUNKS = ["one two", "three"]
-# Fields that decide how clients read an answer, by the packages that send them: openai 3.57, voyageai
+# Fields that decide how clients read an answer, by the packages that send them: openai 3.57,
+# voyageai
 # 0.5, cohere 7.3, infinity-client 0.0.78, LlamaIndex' and LangChain's Jina, xinference-client 2.0,
 # and vLLM's protocol. Each is a field of its route's request, which obeys or refuses it.
 FORMS = {

@@ -1,4 +1,5 @@
-"""POST `/`, `/invocations` and `/vertex` of several models: the body's keys choose the route, whose first capable model answers."""
+"""POST `/`, `/invocations` and `/vertex` of several models: the body's keys choose the route, whose
+first capable model answers."""
 
 import socket
 import threading

@@ -1,4 +1,5 @@
-"""Three models in one process, by the real command: embed, rerank and tag; each by its alias; one loaded beside the others."""
+"""Three models in one process, by the real command: embed, rerank and tag; each by its alias; one
+loaded beside the others."""
 
 from contextlib import contextmanager
 

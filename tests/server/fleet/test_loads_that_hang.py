@@ -1,4 +1,5 @@
-"""Loads that never end, as of a folder on a disk that does not answer: others are served meanwhile, and the process may end."""
+"""Loads that never end, as of a folder on a disk that does not answer: others are served meanwhile,
+and the process may end."""
 
 import os
 import threading
@@ -10,13 +11,15 @@ from tests.server.live import HANG, process
 
 KEY = "the-key"
 LOADS = 8
-LARGE = {"inputs": ["word " * 250] * 4}  # 380,000 numbers, which are written beside the event loop
+# 380,000 numbers, which are written beside the event loop
+LARGE = {"inputs": ["word " * 250] * 4}
 
 
 def test_loads_that_hang_leave_large_answers_and_the_end_alone(tmp_path):
     folder, listed = tmp_path / "stuck", tmp_path / "models.toml"
     folder.mkdir()
-    os.mkfifo(folder / "config.json")  # to read it waits until somebody writes
+    # To read it waits until somebody writes
+    os.mkfifo(folder / "config.json")
     listed.write_text('[[model]]\nmodel_id = "minilm-hybrid"\nalias = "ready"\n')
     flags = [
         "--port",
@@ -39,7 +42,8 @@ def test_loads_that_hang_leave_large_answers_and_the_end_alone(tmp_path):
         ) as client:
 
             def load(number):
-                with suppress(httpx.HTTPError):  # the end cuts it off
+                # The end cuts it off
+                with suppress(httpx.HTTPError):
                     client.post(
                         "/models/load", json={"model_id": str(folder), "alias": f"stuck-{number}"}
                     )

@@ -41,15 +41,15 @@ def test_without_a_name_the_first_that_can(two):
     assert two.choose(None, None, (is_splade,)).model.model_id == "org/lexical"
     assert two.choose(None, None, (lambda _: True,)).model.model_id == "org/plain"
     assert two.choose(None, "default/not-specified", (is_splade,)).model.model_id == "org/lexical"
-    assert two.choose(None, None, (lambda _: False,)) is two.default  # which says why it cannot
+    # Which says why it cannot
+    assert two.choose(None, None, (lambda _: False,)) is two.default
 
 
 @pytest.mark.parametrize("name", ["plain", "org/plain"])
 def test_a_name_decides_whatever_the_model_can(two, name):
     assert two.choose(None, name, (is_splade,)).model.model_id == "org/plain"
-    assert (
-        two.choose("lexical", name, (is_splade,)).model.model_id == "org/lexical"
-    )  # the path stands above the body
+    # The path stands above the body
+    assert two.choose("lexical", name, (is_splade,)).model.model_id == "org/lexical"
 
 
 def test_an_unknown_name_tells_what_there_is(two):
@@ -163,7 +163,8 @@ async def test_what_a_model_counted_stays_counted_when_it_goes():
         assert f'te_request_count{{method="batch"}} {number + 1}' in told
         assert f"te_embed_count {3 * (number + 1)}" in told
         assert f"te_batch_next_size_count {number + 1}" in told
-        assert "te_queue_size 0" in told  # a level is no sum
+        # A level is no sum
+        assert "te_queue_size 0" in told
     await models.stop()
 
 
@@ -180,7 +181,8 @@ async def test_so_many_models_load_at_once_and_no_more():
         asyncio.ensure_future(models.load(NamedModel(model_id="org/x", alias=f"x{n}")))
         for n in range(8)
     ]
-    await asyncio.sleep(0)  # each has begun
+    # Each has begun
+    await asyncio.sleep(0)
     with pytest.raises(InvalidInput, match="8 models are loading already"):
         await models.load(NamedModel(model_id="org/x", alias="ninth"))
     go_on.set()

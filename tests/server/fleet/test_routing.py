@@ -32,12 +32,14 @@ TEI_STATUS = {
     "Tokenizer": 422,
     "Empty": 400,
 }
+# Of several models and of keys, which TEI does not know
 OURS = {
     "NotFound": 404,
     "Forbidden": 403,
     "Unauthorized": 401,
-}  # of several models and of keys, which TEI does not know
-TIMED = {errors.TimedOut: 503}  # refused for want of time, not of room
+}
+# Refused for want of time, not of room
+TIMED = {errors.TimedOut: 503}
 STORE = {errors.StoreError: 502, errors.StoreUnavailable: 503, errors.CollectionMismatch: 409}
 
 

@@ -1,4 +1,5 @@
-"""The real command with a store and two models: points go in, a search comes out, reranked by the other model."""
+"""The real command with a store and two models: points go in, a search comes out, reranked by the
+other model."""
 
 import httpx
 

@@ -1,4 +1,5 @@
-"""A real server over the fake backend, and a real gRPC client: requests as dictionaries, answers as messages."""
+"""A real server over the fake backend, and a real gRPC client: requests as dictionaries, answers as
+messages."""
 
 import itertools
 import os
@@ -15,9 +16,8 @@ from tests.server.live import HANG, Running, serving
 Metadata = Sequence[tuple[str, str]]
 
 
-PORTS = itertools.count(
-    12_000 + os.getpid() % 200 * 100
-)  # below those that systems give away, and apart from another process's
+# Below those that systems give away, and apart from another process's
+PORTS = itertools.count(12_000 + os.getpid() % 200 * 100)
 
 
 def free_port():
@@ -47,7 +47,8 @@ def start(
     timeout=HANG,
     wait=True,
 ):
-    """A call: its answers where it streams them, else (answer, call); without `wait` what it will be.
+    """A call: its answers where it streams them, else (answer, call); without `wait` what it will
+    be.
 
     `given`: a dictionary or, for a stream, an iterable of them; bytes go as they are.
     """

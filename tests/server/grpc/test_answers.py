@@ -1,4 +1,5 @@
-"""Every call over a real connection: the same answers as HTTP gives, TEI's codes and texts, key, model and limits."""
+"""Every call over a real connection: the same answers as HTTP gives, TEI's codes and texts, key,
+model and limits."""
 
 from random import Random
 
@@ -29,9 +30,8 @@ def over_http(rpc, path, **body):
 
 def test_embed_is_that_of_http(rpc):
     wanted = over_http(rpc, "/embed", inputs="one two three").json()[0]
-    assert near(
-        rpc.ask("Embed", {"inputs": "one two three"}).embeddings, wanted
-    )  # normalised unless told otherwise
+    # Normalised unless told otherwise
+    assert near(rpc.ask("Embed", {"inputs": "one two three"}).embeddings, wanted)
     raw = over_http(
         rpc, "/embed", inputs="one two", normalize=False, prompt_name="query", dimensions=3
     ).json()[0]
@@ -170,6 +170,7 @@ def test_other_streams(rpc, classifier_rpc):
 
 
 LONG = " ".join(["one"] * 100)
+# No truncation
 REFUSED = [
     ("rpc", "Embed", {}, "INVALID_ARGUMENT", "Input validation error: `inputs` cannot be empty"),
     (
@@ -178,7 +179,7 @@ REFUSED = [
         {"inputs": LONG},
         "INVALID_ARGUMENT",
         "must have less than 64 tokens. Given: 102",
-    ),  # no truncation
+    ),
     (
         "rpc",
         "Predict",
@@ -254,8 +255,10 @@ CALLS = [method.name for service in messages.services() for method in service.me
 
 
 @pytest.mark.parametrize(
-    "call", [call for call in CALLS if call != "Info"]
-)  # whose message has no fields
+    "call",
+    [call for call in CALLS if call != "Info"],
+    # Whose message has no fields
+)
 def test_bytes_that_are_no_message_end_the_call_and_nothing_else(rpc, call):
     garbage = b"\xff\xff\xff"
     code, details = rpc.refusal(call, [garbage] if call.endswith("Stream") else garbage)

@@ -1,4 +1,5 @@
-"""Which calls may be open: idle calls lock no client out, and a call that its client leaves open ends."""
+"""Which calls may be open: idle calls lock no client out, and a call that its client leaves open
+ends."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,8 @@ def code_of(call):
     with pytest.raises(grpc.RpcError) as caught:
         for _ in call:
             pass
-    assert caught.value.details() != "Deadline Exceeded"  # the client's own
+    # The client's own
+    assert caught.value.details() != "Deadline Exceeded"
     return caught.value.code().name
 
 
@@ -121,7 +123,8 @@ def test_at_the_bound_the_call_ends_that_waited_longest_for_its_client(monkeypat
         assert rpc.ask("Embed", {"inputs": "one"}).embeddings
         assert later.is_active()
         one.let_go.set()
-        assert [*later] == []  # it ends as if nothing had been
+        # It ends as if nothing had been
+        assert [*later] == []
         rpc.is_well()
 
 
@@ -166,7 +169,8 @@ def test_a_call_that_its_client_leaves_open_ends(monkeypatch, what):
 
 
 def test_connections_are_bounded():
-    options = [("grpc.use_local_subchannel_pool", 1)]  # or channels would share a connection
+    # Or channels would share a connection
+    options = [("grpc.use_local_subchannel_pool", 1)]
     with rpc_serving(server={"max_connections": 2}) as rpc:
         channels = [grpc.insecure_channel(rpc.address, options=options) for _ in range(3)]
         for channel in channels[:2]:

@@ -26,7 +26,8 @@ def check(rpc, name):
     [
         ("dense_rpc", {"Embed"}),
         ("splade_rpc", {"Embed"}),
-        ("rpc", {"Embed", "Rerank"}),  # it ranks by its vectors
+        # It ranks by its vectors
+        ("rpc", {"Embed", "Rerank"}),
         ("classifier_rpc", {"Predict"}),
         ("ranker_rpc", {"Predict", "Rerank"}),
     ],
@@ -72,7 +73,8 @@ def test_it_needs_no_key_and_follows_the_engine_and_who_watches_is_told(monkeypa
 
     with rpc_serving(small.dense_only(), server={"api_key": "secret"}, gate=fail) as rpc:
         key = (("authorization", "Bearer secret"),)
-        channel = grpc.insecure_channel(rpc.address)  # which outlives the server
+        # Which outlives the server
+        channel = grpc.insecure_channel(rpc.address)
         watching = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service="tei.v1.Embed")
         )
@@ -85,9 +87,8 @@ def test_it_needs_no_key_and_follows_the_engine_and_who_watches_is_told(monkeypa
         gate["broken"] = False
         assert next(watching).status == SERVING
     assert next(watching).status == NOT_SERVING
-    with pytest.raises(
-        grpc.RpcError
-    ) as caught:  # and that ends it: the server did not wait for it to leave
+    # And that ends it: the server did not wait for it to leave
+    with pytest.raises(grpc.RpcError) as caught:
         next(watching)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     channel.close()

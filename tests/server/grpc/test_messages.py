@@ -1,4 +1,5 @@
-"""The checked-in descriptor set is protoc's of `tei.proto`; bytes written from arrays are what protobuf reads."""
+"""The checked-in descriptor set is protoc's of `tei.proto`; bytes written from arrays are what
+protobuf reads."""
 
 from importlib.resources import as_file, files
 
@@ -32,14 +33,12 @@ def test_the_checked_in_set_is_protocs(tmp_path):
 def test_bytes_are_those_of_the_specification():
     request = message("EmbedRequest")
     assert request(inputs="a").SerializeToString() == b"\x0a\x01a"
-    assert (
-        request(inputs="a", normalize=False).SerializeToString() == b"\x0a\x01a\x18\x00"
-    )  # told, though it is the default
+    # Told, though it is the default
+    assert request(inputs="a", normalize=False).SerializeToString() == b"\x0a\x01a\x18\x00"
     assert request(truncate=False, truncation_direction=1).SerializeToString() == b"\x20\x01"
     assert request(prompt_name="", dimensions=8).SerializeToString() == b"\x2a\x00\x30\x08"
-    assert (
-        EmbedResponse(embeddings=[1.0]).SerializeToString() == b"\x0a\x04\x00\x00\x80\x3f"
-    )  # packed
+    # Packed
+    assert EmbedResponse(embeddings=[1.0]).SerializeToString() == b"\x0a\x04\x00\x00\x80\x3f"
     assert (
         message("Rank")(index=3, text="", score=0.5).SerializeToString()
         == b"\x08\x03\x12\x00\x1d\x00\x00\x00\x3f"

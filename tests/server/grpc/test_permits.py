@@ -1,4 +1,5 @@
-"""All permits taken, over a real connection: callers are refused, and every leaving caller gives all back."""
+"""All permits taken, over a real connection: callers are refused, and every leaving caller gives
+all back."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -117,7 +118,8 @@ def has_ended(call):
 
 
 def open_call(channel, name, *, timeout):
-    """A call that is under way, and what ends its requests. All but EmbedStream have sent all they will send."""
+    """A call that is under way, and what ends its requests. All but EmbedStream have sent all they
+    will send."""
     done = threading.Event()
 
     def many():

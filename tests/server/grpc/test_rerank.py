@@ -19,8 +19,10 @@ def over_http(rpc, **body):
 
 
 @pytest.mark.parametrize(
-    "kind", ["ranker_rpc", "rpc"]
-)  # reads both texts together; compares their vectors
+    "kind",
+    ["ranker_rpc", "rpc"],
+    # Reads both texts together; compares their vectors
+)
 @pytest.mark.parametrize("raw_scores", [False, True])
 @pytest.mark.parametrize("return_text", [False, True])
 def test_it_ranks_as_http_does(kind, raw_scores, return_text, request):
@@ -74,9 +76,8 @@ def test_a_stream_holds_more_texts_than_a_single_request_may(ranker_rpc):
     assert sorted(rank.index for rank in answer.ranks) == [*range(300)]
     code, details = ranker_rpc.refusal("Rerank", {"query": "one", "texts": texts})
     assert (code, details) == ("INVALID_ARGUMENT", "batch size 300 > maximum allowed batch size 32")
-    many = ranker_rpc.ask(
-        "RerankStream", [{"query": text, "text": "one"} for text in texts]
-    )  # a group each
+    # A group each
+    many = ranker_rpc.ask("RerankStream", [{"query": text, "text": "one"} for text in texts])
     assert len(many.ranks) == 300
     assert ranker_rpc.admission.free == 512
 

@@ -1,4 +1,5 @@
-"""The server as a process: beside HTTP, several models, reflection, draining; and what keeps it from starting."""
+"""The server as a process: beside HTTP, several models, reflection, draining; and what keeps it
+from starting."""
 
 import itertools
 import re
@@ -47,9 +48,8 @@ def test_several_models_beside_http_and_reflection(hybrid, ranker):
         assert httpx.get(f"{url}/health").status_code == 200
         key = ("authorization", "Bearer secret")
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            embedded, _ = start(
-                channel, "Embed", {"inputs": "baka"}, metadata=[key]
-            )  # the first that can
+            # The first that can
+            embedded, _ = start(channel, "Embed", {"inputs": "baka"}, metadata=[key])
             assert embedded.embeddings
             ranked, _ = start(
                 channel, "Rerank", {"query": "baka", "texts": ["bulo", "bomo"]}, metadata=[key]
@@ -164,9 +164,11 @@ def test_a_second_interrupt_ends_the_wait(hybrid):
             assert next(answers).embeddings
             reading = pool.submit(deque, answers, maxlen=0)
             running.process.send_signal(signal.SIGINT)
-            until(lambda: refused(channel))  # it drains
+            # It drains
+            until(lambda: refused(channel))
             running.process.send_signal(signal.SIGINT)
-            assert running.wait() == 0  # how uvicorn breaks off the application is in the log
+            # How uvicorn breaks off the application is in the log
+            assert running.wait() == 0
             assert isinstance(reading.exception(HANG), grpc.RpcError)
 
 
@@ -182,7 +184,8 @@ def test_a_port_that_is_taken(hybrid, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with commanded("--model-id", str(hybrid), "--grpc-port", str(port)) as url:
-            assert url == ""  # it does not start
+            # It does not start
+            assert url == ""
         told = capsys.readouterr().err
         assert f"Error: cannot listen on 127.0.0.1:{port} (gRPC)\n" in told
         assert "Traceback" not in told

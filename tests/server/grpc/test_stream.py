@@ -10,15 +10,17 @@ from hybridtei.server.grpc.calls import in_order
 
 
 class Scene:
-    """The events of one stream: the numbers of requests read, begun and left, and the sent answers."""
+    """The events of one stream: the numbers of requests read, begun and left, and the sent
+    answers."""
 
     def __init__(self):
         self.read = self.left = self.inside = self.most_inside = 0
         self.sent = []
+        # The client reads; the engine answers
         self.reads, self.answers = (
             asyncio.Event(),
             asyncio.Event(),
-        )  # the client reads; the engine answers
+        )
         self.reads.set()
         self.answers.set()
 

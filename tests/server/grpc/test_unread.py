@@ -1,4 +1,5 @@
-"""Clients that take none of their answers: flow control and `--max-unsent-bytes` bound the memory of all of them."""
+"""Clients that take none of their answers: flow control and `--max-unsent-bytes` bound the memory
+of all of them."""
 
 import itertools
 import threading
@@ -15,18 +16,22 @@ from tests.server.http.test_unsent import unsent
 from tests.server.live import HANG, Hold, until
 
 WIDE = small.model_spec(hidden_size=8192, max_input_length=512)
-TEXT = "one two three " * 160  # an answer of some 16 MB, of which a kernel takes a part
+# An answer of some 16 MB, of which a kernel takes a part
+TEXT = "one two three " * 160
 LIMIT = 64_000_000
+# Or channels would share a connection
 OWN = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
-]  # or channels would share a connection
-AS_MANY = 100  # messages of a stream, or calls of a connection
+]
+# Messages of a stream, or calls of a connection
+AS_MANY = 100
 
 
 @contextmanager
 def unread(rpc, name, clients, messages_of_each=AS_MANY, text=TEXT):
-    """Calls that ask for much, on a connection for each client. It takes nothing: answers are taken by iterating over them."""
+    """Calls that ask for much, on a connection for each client. It takes nothing: answers are taken
+    by iterating over them."""
     method = method_of(name)
     body = messages.message(method.input_type.name)(inputs=text).SerializeToString()
     path = f"/{method.containing_service.full_name}/{name}"
@@ -48,7 +53,8 @@ def unread(rpc, name, clients, messages_of_each=AS_MANY, text=TEXT):
             for channel in channels
             for _ in range(calls)
         ]
-        yield opened  # and kept: a call ends when it is forgotten
+        # And kept: a call ends when it is forgotten
+        yield opened
 
 
 def ended(opened):
@@ -61,22 +67,19 @@ def test_the_memory_for_answers_that_no_client_takes_is_bounded(name, clients):
     with rpc_serving(WIDE, server={"max_unsent_bytes": LIMIT}) as rpc:
         before = resident()
         with unread(rpc, name, clients) as opened:
-            until(lambda: ended(opened))  # as much waits as may
+            # As much waits as may
+            until(lambda: ended(opened))
             assert {call.code().name for call in ended(opened)} == {"RESOURCE_EXHAUSTED"}
             assert all("max-unsent-bytes" in call.details() for call in ended(opened))
-            until(
-                lambda: unsent(rpc.running) > LIMIT // 3 and rpc.admission.free == 512
-            )  # what was begun is answered
+            # What was begun is answered
+            until(lambda: unsent(rpc.running) > LIMIT // 3 and rpc.admission.free == 512)
             assert 0 < unsent(rpc.running) < LIMIT
-            assert (
-                resident() - before < 6 * LIMIT
-            )  # an answer is copied on its way, and the client has buffers too
-            assert (
-                len(rpc.ask("Embed", {"inputs": "one"}).embeddings) == 8192
-            )  # a quarter is for what is small
-            assert (
-                rpc.running.post("/embed_all", {"inputs": TEXT[:1500]}).status_code == 200
-            )  # HTTP has its own bound
+            # An answer is copied on its way, and the client has buffers too
+            assert resident() - before < 6 * LIMIT
+            # A quarter is for what is small
+            assert len(rpc.ask("Embed", {"inputs": "one"}).embeddings) == 8192
+            # HTTP has its own bound
+            assert rpc.running.post("/embed_all", {"inputs": TEXT[:1500]}).status_code == 200
         until(lambda: unsent(rpc.running) == 0)
         assert len(rpc.ask("EmbedAll", {"inputs": "one two"}).token_embeddings) > 0
 

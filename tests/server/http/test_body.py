@@ -1,4 +1,5 @@
-"""Bad input, each kind: a precise refusal in TEI's form; and after each the server answers a fixed request as ever."""
+"""Bad input, each kind: a precise refusal in TEI's form; and after each the server answers a fixed
+request as ever."""
 
 import json
 import socket
@@ -41,7 +42,8 @@ def asked(server):
     [
         (b'\xef\xbb\xbf{"inputs":"a"}', ""),
         (b'{"inputs":"\xff"}', ""),
-        (b'{"inputs":"\xed\xa0\x80"}', ""),  # a surrogate in UTF-8's form
+        # A surrogate in UTF-8's form
+        (b'{"inputs":"\xed\xa0\x80"}', ""),
         (b'{"inputs":"a\0b"}', ""),
         (b'{"inputs":"a\nb"}', ""),
         (b'{"inputs":[1e400]}', "inputs[0]: "),
@@ -226,7 +228,8 @@ def test_a_chunked_body_under_the_limit(asked):
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
+        # A TLS hello
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
         b"POST /embed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
@@ -295,7 +298,8 @@ def test_a_field_given_twice_in_a_long_body(asked, path, body, status):
 
 
 def test_a_long_body_is_not_read_key_by_key_in_search_of_a_field_given_twice(monkeypatch):
-    """It would take the event loop for as long as a pass takes: objects without end, and escapes that name nothing."""
+    """It would take the event loop for as long as a pass takes: objects without end, and escapes
+    that name nothing."""
     read = []
     monkeypatch.setattr(json.JSONDecoder, "raw_decode", lambda *_: read.append(1))
     body = b'{"inputs":"a","x":[%b{}],%b"y":"\\u0069"}' % (LONG, b'"k":0,' * 100_000)

@@ -1,4 +1,5 @@
-"""Arrays as JSON: numbers in their shortest form as TEI prints them, the same bits after a round trip."""
+"""Arrays as JSON: numbers in their shortest form as TEI prints them, the same bits after a round
+trip."""
 
 import base64
 import json

@@ -1,4 +1,5 @@
-"""Bounds of connections and of time: each refuses by its name, counts the refusal, and affects no other client."""
+"""Bounds of connections and of time: each refuses by its name, counts the refusal, and affects no
+other client."""
 
 import asyncio
 import json
@@ -27,7 +28,8 @@ from tests.server.clock import SteppedClock
 from tests.server.http.raw import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
 from tests.server.live import HANG, JSON, Hold, serving, until
 
-SOON = 0.2  # seconds: a bound that is reached at once
+# Seconds: a bound that is reached at once
+SOON = 0.2
 
 
 def refusals(running, limit):
@@ -153,7 +155,8 @@ def test_a_refused_body_that_is_never_finished_keeps_no_connection():
 def test_time_at_work_and_between_requests_is_not_the_clients():
     hold = Hold()
     with clocked({"header_timeout": 10, "body_timeout": 10}, gate=hold) as (_, client, clock):
-        client.sendall(WHOLE * 30)  # reading pauses behind the first
+        # Reading pauses behind the first
+        client.sendall(WHOLE * 30)
         assert hold.entered.wait(HANG)
         for _ in range(6):
             clock.advance(10)
@@ -176,9 +179,8 @@ def test_zero_is_no_bound():
 
 def test_connections_beyond_the_most_are_told_so_and_a_place_that_is_free_is_given():
     with serving(server={"max_connections": 3}) as running, ExitStack() as stack:
-        first, second = (
-            stack.enter_context(connected(running)) for _ in range(2)
-        )  # the third is the test's own
+        # The third is the test's own
+        first, second = (stack.enter_context(connected(running)) for _ in range(2))
         first.sendall(WHOLE)
         assert first.recv(1 << 16).startswith(b"HTTP/1.1 200")
         second.sendall(WHOLE)

@@ -1,4 +1,5 @@
-"""At capacity: which requests are refused, before their bodies are read, and when their connections are read again."""
+"""At capacity: which requests are refused, before their bodies are read, and when their connections
+are read again."""
 
 import json
 import threading
@@ -51,7 +52,8 @@ def full():
 
 
 def answers(client, count, *, heads=()):
-    """So many answers, none of them longer than it says; `heads`: places of those without their body."""
+    """So many answers, none of them longer than it says; `heads`: places of those without their
+    body."""
     stream = client.makefile("rb")
     found = []
     for place in range(count):
@@ -175,7 +177,8 @@ def test_a_refused_body_that_does_not_come_ends_the_connection():
     ):
         client.sendall(WHOLE[:-5])
         assert answers(client, 1)[0][0] == 429
-        running.get("/health")  # by now the server has done all that follows an answer
+        # By now the server has done all that follows an answer
+        running.get("/health")
         for _ in range(3):
             clock.advance(10)
         assert client.recv(1) == b""

@@ -1,4 +1,5 @@
-"""Requests that follow each other on a connection, in one piece or in many, and clients that leave in the middle."""
+"""Requests that follow each other on a connection, in one piece or in many, and clients that leave
+in the middle."""
 
 import json
 import socket
@@ -100,9 +101,8 @@ def test_pipelining_clients_that_leave_cost_no_pass_and_leave_no_trace(caplog, a
         ]
         for client in clients:
             client.sendall(WHOLE if apart else WHOLE * 6)
-        until(
-            lambda: running.service.admission.free == permits - 6
-        )  # equal texts share a place in the queue
+        # Equal texts share a place in the queue
+        until(lambda: running.service.admission.free == permits - 6)
         for client in clients:
             if apart:
                 client.sendall(WHOLE * 3)

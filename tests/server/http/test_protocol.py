@@ -1,4 +1,5 @@
-"""Bytes as clients should not send them: bounds of a head, malformed HTTP, bodies that break, clients that wait for leave."""
+"""Bytes as clients should not send them: bounds of a head, malformed HTTP, bodies that break,
+clients that wait for leave."""
 
 import json
 from functools import partial
@@ -29,7 +30,8 @@ from tests.server.live import serving
 
 HEAD_LIMIT_BYTES = ServerConfig().header_limit
 BROKEN = b"Failed to buffer the request body: error reading a body from connection"
-READ = 256_000  # uvloop's, at most
+# Uvloop's, at most
+READ = 256_000
 
 
 BEYOND = {
@@ -129,12 +131,14 @@ def test_bodies_do_not_count(server):
 MALFORMED = [
     b"\x00\x01\x02\r\n\r\n",
     b"nonsense\r\n\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+    # TLS
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"GET /health\r\n\r\n",
     b"GET /health HTTP/9.9\r\n\r\n",
     b"GET /health HTTP/2.0\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    b"BREW /health HTTP/1.1\r\n\r\n",  # hyper takes any word for a method; llhttp has a list
+    # Hyper takes any word for a method; llhttp has a list
+    b"BREW /health HTTP/1.1\r\n\r\n",
     b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
     b"GET /health HTTP/1.1\r\na: b\x00c\r\n\r\n",
     b"GET health HTTP/1.1\r\nhost: x\r\n\r\n",
@@ -182,7 +186,8 @@ def test_a_broken_chunk_is_told_as_tei_tells_it(server, name):
 def test_what_comes_before_a_body_is_still_told_first(server):
     assert statuses(told(server, CHUNKED.replace(b"/json", b"/xml") + b"zz\r\n")) == [415]
     assert statuses(told(server, CHUNKED.replace(b"/embed", b"/nope") + b"zz\r\n")) == [404]
-    with connected(server) as client:  # answered before its body breaks: no second answer
+    # Answered before its body breaks: no second answer
+    with connected(server) as client:
         client.sendall(CHUNKED.replace(b"/embed", b"/nope"))
         said = client.recv(12)
         client.sendall(b"zz\r\n")

@@ -1,4 +1,5 @@
-"""Why a body is refused: status, the field's path, what was found and what was expected; and which struct a body is read as."""
+"""Why a body is refused: status, the field's path, what was found and what was expected; and which
+struct a body is read as."""
 
 import json
 import re

@@ -21,9 +21,8 @@ from tests.server.live import serving, until
 
 HANG = 60
 LIMIT = 64_000_000
-WIDE = small.model_spec(
-    hidden_size=1024
-)  # of which 32 inputs have an answer of some 20 MB: no kernel takes all of it
+# Of which 32 inputs have an answer of some 20 MB: no kernel takes all of it
+WIDE = small.model_spec(hidden_size=1024)
 TEXTS = {"inputs": ["one two three " * 20] * 32}
 
 
@@ -60,9 +59,8 @@ def test_answers_that_nobody_reads_are_bounded_all_together_and_queries_still_an
     with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
         size = len(running.post("/embed_all", TEXTS).content)
         with unread(running, 12):
-            until(
-                lambda: refusals(running, "max_unsent_bytes") > 0
-            )  # some are kept, some wait, and as many may not
+            # Some are kept, some wait, and as many may not
+            until(lambda: refusals(running, "max_unsent_bytes") > 0)
             for _ in range(5):
                 assert running.post("/embed", {"inputs": "one"}).status_code == 200
                 assert 12 * size > LIMIT > unsent(running)
@@ -110,16 +108,14 @@ def is_whole(answer):
 
 
 def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch):
-    monkeypatch.setattr(
-        "hybridtei.server.http.protocol.UNREAD_SECONDS", 600.0
-    )  # however slow this machine is just now
+    # However slow this machine is just now
+    monkeypatch.setattr("hybridtei.server.http.protocol.UNREAD_SECONDS", 600.0)
     monkeypatch.setattr("hybridtei.limits.WAIT_SECONDS", 600.0)
     with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
         with unread(running, 3) as clients:
             until(lambda: 'te_request_success{method="batch"} 3' in running.get("/metrics").text)
-            answers = {
-                client: bytearray() for client in clients
-            }  # in whatever order the server has begun them
+            # In whatever order the server has begun them
+            answers = {client: bytearray() for client in clients}
             while waiting := [client for client, answer in answers.items() if not is_whole(answer)]:
                 readable, _, _ = select(waiting, [], [], HANG)
                 assert readable, "the rest waits for room, though what was sent has been read"
@@ -163,9 +159,8 @@ def test_the_next_request_of_a_connection_waits_for_its_reader():
         unread(running, 1) as (client,),
     ):
         until(lambda: unsent(running) > 0)
-        kept = min(
-            unsent(running) for _ in range(5)
-        )  # an answer of /metrics itself may be among them
+        # An answer of /metrics itself may be among them
+        kept = min(unsent(running) for _ in range(5))
         client.sendall((GET + b"\r\n") * 5)
         assert running.get("/health").status_code == 200
         until(lambda: unsent(running) <= kept)

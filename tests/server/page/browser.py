@@ -24,7 +24,8 @@ OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter((element)
 
 
 def score(page, documents=DOCUMENTS, query=QUERY, *, is_refused=False):
-    """Ask, and wait until the table shows these documents: none of them is in the example that it showed before."""
+    """Ask, and wait until the table shows these documents: none of them is in the example that it
+    showed before."""
     page.locator("#facts").filter(has_text="·").wait_for()
     page.fill("#query", query)
     page.fill("#documents", "\n".join(documents))

@@ -1,4 +1,5 @@
-"""Playwright and a Chromium of the system. Where either is missing, tests are skipped; each leaves a picture in its folder."""
+"""Playwright and a Chromium of the system. Where either is missing, tests are skipped; each leaves
+a picture in its folder."""
 
 import shutil
 from contextlib import contextmanager

@@ -1,4 +1,5 @@
-"""`/docs` in a real browser: each operation under its API, with an example that works as it stands."""
+"""`/docs` in a real browser: each operation under its API, with an example that works as it
+stands."""
 
 import pytest
 
@@ -11,7 +12,8 @@ expect = pytest.importorskip(
 pytestmark = pytest.mark.slow
 
 KEY = "s3cret"
-# Of classifiers and taggers, which the embedded model is not; `tests/server/test_answers.py` asks such models
+# Of classifiers and taggers, which the embedded model is not; `tests/server/test_answers.py` asks
+# such models
 OF_OTHER_MODELS = {"/predict", "/predict_tokens", "/classify", "/v1/classify"}
 
 

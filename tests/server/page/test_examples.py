@@ -15,7 +15,8 @@ EXAMPLES = {
     for one in json.loads(SCRIPT.partition("EXAMPLES = ")[2].rstrip().removesuffix(";"))
 }
 WEIGHTS = {"dense": 1.0, "sparse": 0.7, "multivector": 1.0}
-FIRST = {  # which kinds rank the answer first, beside the fusion, which always does
+# Which kinds rank the answer first, beside the fusion, which always does
+FIRST = {
     "fusion": set(),
     "dense-errs": {"sparse", "multivector"},
     "sparse-errs": {"dense", "multivector"},

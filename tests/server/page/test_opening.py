@@ -1,4 +1,5 @@
-"""The page as users open it first: the embedded model, with and without a store, with a key, with two models."""
+"""The page as users open it first: the embedded model, with and without a store, with a key, with
+two models."""
 
 import base64
 import os

@@ -1,4 +1,5 @@
-"""OpenAI's own package in a page of another origin: the server decides by `--cors-allow-origin` whether it may embed."""
+"""OpenAI's own package in a page of another origin: the server decides by `--cors-allow-origin`
+whether it may embed."""
 
 import functools
 import http.server

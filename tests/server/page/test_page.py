@@ -1,4 +1,5 @@
-"""The page in a real browser: keys, refusals, addresses, keyboard, searches, metrics; and it asks nobody else."""
+"""The page in a real browser: keys, refusals, addresses, keyboard, searches, metrics; and it asks
+nobody else."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +23,8 @@ def test_live_view_is_of_metrics_and_rests_while_nobody_looks(server, visit):
             "request",
             lambda request: asked.append(request.url) if request.url.endswith("/metrics") else None,
         )
-        page.locator(
-            "#table tbody tr"
-        ).first.wait_for()  # what opens the page has read /metrics by then
+        # What opens the page has read /metrics by then
+        page.locator("#table tbody tr").first.wait_for()
 
         def second():
             with page.expect_response("**/metrics") as answered:
@@ -48,7 +48,8 @@ def test_live_view_is_of_metrics_and_rests_while_nobody_looks(server, visit):
         page.evaluate(
             "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
         )
-        page.click("#live-pause")  # on again, but hidden
+        # On again, but hidden
+        page.click("#live-pause")
         expect(page.locator("#live-state")).to_have_text("paused")
         before = len(asked)
         page.clock.run_for(10_000)
@@ -103,9 +104,8 @@ def test_an_address_holds_the_question(server, visit):
         page.locator('[data-share="dense"]').dispatch_event("change")
         address, fused = page.url, column(page, "fused", len(DOCUMENTS))
     with visit(address) as page:
-        expect(page.locator("#table tbody tr")).to_have_count(
-            len(DOCUMENTS)
-        )  # scored without a click
+        # Scored without a click
+        expect(page.locator("#table tbody tr")).to_have_count(len(DOCUMENTS))
         assert page.input_value("#query") == QUERY
         assert page.input_value("#documents").split("\n") == DOCUMENTS
         assert page.input_value("#example") == ""
@@ -206,7 +206,8 @@ def test_a_collection_is_searched(hybrid, visit, tmp_path):
             assert page.locator("#hits").inner_text().count(" rescored (") == without > 0
             marked = [mark["text"] for hit in wanted for mark in hit["highlights"]]
             assert page.locator("#hits mark").all_inner_texts() == marked
-            page.goto(page.url.replace("papers", "nothing"))  # a link to what was deleted
+            # A link to what was deleted
+            page.goto(page.url.replace("papers", "nothing"))
             expect(page.locator("#search-error")).to_contain_text("404")
             expect(page.locator("#hits li")).to_have_count(0)
             page.go_back()
@@ -228,9 +229,8 @@ def test_the_first_example_is_scored_when_the_page_opens_unless_the_server_works
         pool.submit(running.post, "/embed", {"inputs": ["one"]})
         assert holds.wait(HANG)
         with visit(running.url) as page:
-            expect(page.locator('[data-gauge="queue"] output')).not_to_have_text(
-                "–"
-            )  # a second after it opened
+            # A second after it opened
+            expect(page.locator('[data-gauge="queue"] output')).not_to_have_text("–")
             assert page.locator("#table tbody tr").count() == 0
         free.set()
         with visit(running.url) as page:

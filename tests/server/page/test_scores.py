@@ -1,4 +1,5 @@
-"""What the page shows of texts, in a real browser: scores, weights, matches and ranks are those of the API."""
+"""What the page shows of texts, in a real browser: scores, weights, matches and ranks are those of
+the API."""
 
 import httpx
 import numpy as np
@@ -90,8 +91,10 @@ def test_query_scores_heat_map_rerank(server, visit, expected):
             shown.values(), reverse=True
         )
         check_moves(page, competition_ranks(reciprocal))
-        assert page.locator("img, b").count() == 0  # what was typed is text
-        assert page.locator(".error:visible, #search:visible").count() == 0  # there is no store
+        # What was typed is text
+        assert page.locator("img, b").count() == 0
+        # There is no store
+        assert page.locator(".error:visible, #search:visible").count() == 0
 
 
 def check_weights(page, server, document, query):
@@ -111,7 +114,8 @@ def check_weights(page, server, document, query):
 def check_heat_map(page, server, expected):
     def names(text, prompt_name):
         (tokens,) = server.post("/tokenize", {"inputs": [text], "prompt_name": prompt_name}).json()
-        return [token["text"] for token in tokens][1:]  # the first has no vector
+        # The first has no vector
+        return [token["text"] for token in tokens][1:]
 
     assert page.locator("#heat-map thead th.token").all_inner_texts() == names(
         DOCUMENTS[2], "passage"
@@ -160,7 +164,8 @@ def test_fusion_and_sorting(server, visit, expected):
             expect(page.locator("th", has=page.locator(f'[data-sort="{kind}"]'))).to_have_attribute(
                 "aria-sort", "descending"
             )
-            page.keyboard.press("Enter")  # the heading keeps the focus
+            # The heading keeps the focus
+            page.keyboard.press("Enter")
             assert order(page) == sorted(range(4), key=lambda row, kind=kind: expected[kind][row])
         page.click('[data-sort="place"]')
         assert order(page) == [0, 1, 2, 3]

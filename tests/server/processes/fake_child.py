@@ -1,4 +1,5 @@
-"""The engine's process over the fake backend. The word "duti" fails a pass, "dura" ends the lanes, "dato" takes a while."""
+"""The engine's process over the fake backend. The word "duti" fails a pass, "dura" ends the lanes,
+"dato" takes a while."""
 
 import sys
 import time
@@ -18,7 +19,8 @@ def load(config, engine):
 
     def gate(batch):
         if (batch.input_ids == murder).any():
-            raise SystemExit("murder")  # no lane survives what is no Exception
+            # No lane survives what is no Exception
+            raise SystemExit("murder")
         time.sleep((batch.input_ids == slow).any() / 4)
 
     return LoadedModel(model, FakeBackend(spec, fail_on=poison, gate=gate), 32)

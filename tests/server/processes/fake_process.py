@@ -1,7 +1,8 @@
-"""The command `serve` over the fake backend: `python -m tests.server.processes.fake_process FOLDER PAUSE [SETTING=VALUE]...`.
+"""The command `serve` over the fake backend: `python -m tests.server.processes.fake_process FOLDER
+PAUSE [SETTING=VALUE]...`.
 
-PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. The word "duti" makes its pass fail, and "dura"
-ends the lanes. Settings: of the engine and the server.
+PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. The word "duti"
+makes its pass fail, and "dura" ends the lanes. Settings: of the engine and the server.
 """
 
 import sys
@@ -48,7 +49,8 @@ def serve(folder, pause, settings):
     def gate(batch):
         wait(pause)
         if (batch.input_ids == murder).any():
-            raise SystemExit("murder")  # no lane survives what is no Exception
+            # No lane survives what is no Exception
+            raise SystemExit("murder")
 
     backend = FakeBackend(spec, fail_on=poison, gate=gate)
     service = EngineService(
@@ -62,5 +64,6 @@ if __name__ == "__main__":
     folder, pause, *settings = sys.argv[1:]
     pairs = (setting.partition("=") for setting in settings)
     values = {name: int(value) if value.isdigit() else value for name, _, value in pairs}
-    serving.run = lambda _: serve(folder, pause, values)  # so errors end it as they end the command
+    # So errors end it as they end the command
+    serving.run = lambda _: serve(folder, pause, values)
     sys.exit(cli.main(["serve"]))

@@ -1,4 +1,5 @@
-"""A server process over a fake backend with slow passes: `python -m tests.server.processes.fake_server SECONDS [DRAIN [DELAY]]`."""
+"""A server process over a fake backend with slow passes: `python -m
+tests.server.processes.fake_server SECONDS [DRAIN [DELAY]]`."""
 
 import os
 import sys

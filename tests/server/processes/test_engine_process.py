@@ -1,4 +1,5 @@
-"""The engine in a process of its own: the same answers, and an end that costs requests in flight one error."""
+"""The engine in a process of its own: the same answers, and an end that costs requests in flight
+one error."""
 
 import asyncio
 import json
@@ -30,11 +31,12 @@ from tests.server.live import HANG, process, until
 
 SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--offline"]
 WEB = httpx.Client(timeout=HANG, trust_env=False, headers={"Connection": "close"})
+# See `fake_child`
 LINES = [
     text
     for text in texts(80, most=40)
     if not any(word in text for word in ("duti", "dura", "dato"))
-]  # see `fake_child`
+]
 MEGABYTES = 32
 
 
@@ -53,9 +55,8 @@ def test_a_result_is_copied_once_into_the_memory_that_receives_it():
     assert np.array_equal(large.dense, dense)
     assert np.array_equal(small.scores, dense[:2])
     assert dense[:2].nbytes < IN_BAND
-    assert (
-        most < 1.3 * dense.nbytes
-    )  # nothing at the sender, and once at the receiver, which grows by an eighth at a time
+    # Nothing at the sender, and once at the receiver, which grows by an eighth at a time
+    assert most < 1.3 * dense.nbytes
 
 
 @asynccontextmanager
@@ -94,7 +95,8 @@ async def test_errors_of_the_engine_and_of_its_end(hybrid, monkeypatch):
         first = (await service.run(embedded("baka"))).answer
         with pytest.raises(BackendError, match="the batch holds the id"):
             await service.run(embedded("duti"))
-        await service.check_health()  # a probe decides
+        # A probe decides
+        await service.check_health()
         leaving = asyncio.create_task(service.run(embedded("dato")))
         await asyncio.sleep(0.05)
         leaving.cancel()
@@ -102,7 +104,8 @@ async def test_errors_of_the_engine_and_of_its_end(hybrid, monkeypatch):
             await leaving
         with pytest.raises(BackendError, match="the engine stopped: murder"):
             await service.run(embedded("dura"))
-        assert np.array_equal((await again(service)).dense, first.dense)  # of another process
+        # Of another process
+        assert np.array_equal((await again(service)).dense, first.dense)
         waiting = asyncio.create_task(service.run(embedded("dato")))
         await asyncio.sleep(0.05)
         running._child.process.kill()
@@ -122,7 +125,8 @@ async def test_messages_larger_than_any_buffer(hybrid, monkeypatch):
             [" ".join(LINES[i : i + 40]) for i in range(20)] * 25, service.model.spec.heads
         )
         large, small = await asyncio.gather(service.run(many), service.run(embedded("baka")))
-        assert sum(large.lengths) * 8 > 2**18  # bytes of its ids; a socket holds less
+        # Bytes of its ids; a socket holds less
+        assert sum(large.lengths) * 8 > 2**18
         assert large.answer.numbers * 4 > 2**20
         assert np.array_equal(large.answer.dense[:20], large.answer.dense[-20:])
         assert np.array_equal(
@@ -279,7 +283,8 @@ def test_killed_under_load_it_costs_one_error_and_no_descriptor(server, times):
         until(lambda: WEB.get(f"{url}/health").status_code == 200)
         done.set()
         for one in asking:
-            one.result(HANG)  # each request was answered
+            # Each request was answered
+            one.result(HANG)
     statuses = {status for status, _ in seen}
     assert statuses == {200, 503}
     refused = {text for status, text in seen if status == 503}
@@ -288,9 +293,8 @@ def test_killed_under_load_it_costs_one_error_and_no_descriptor(server, times):
         json.dumps({"error": ended, "error_type": "Unhealthy"}, separators=(",", ":"))
     }
     assert counted(url, "te_embed_count") > requests
-    until(
-        lambda: parent.num_fds() <= before + 1
-    )  # the connections of the clients close a moment later
+    # The connections of the clients close a moment later
+    until(lambda: parent.num_fds() <= before + 1)
     assert len(psutil.Process(running.process.pid).children()) == 1
     assert running.errors == []
 
@@ -300,11 +304,12 @@ def test_it_does_not_outlive_the_server_and_obeys_no_signal_of_its_own(hybrid):
         with process([*SERVE, "--model-id", str(hybrid), "--engine-process", "true"]) as running:
             running.wait_ready()
             child = child_of(running)
+            # A terminal and systemd tell every process
             for ignored in (
                 signal.SIGINT,
                 signal.SIGTERM,
                 signal.SIGHUP,
-            ):  # a terminal and systemd tell every process
+            ):
                 os.kill(child.pid, ignored)
             running.process.send_signal(number)
             assert running.wait() == (0 if number is signal.SIGTERM else -signal.SIGKILL)

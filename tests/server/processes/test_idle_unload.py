@@ -1,4 +1,5 @@
-"""`--idle-unload`: an idle model leaves the memory of a real server, and the next requests wait for it."""
+"""`--idle-unload`: an idle model leaves the memory of a real server, and the next requests wait for
+it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

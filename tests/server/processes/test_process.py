@@ -1,4 +1,5 @@
-"""A server's process: how many permits it starts with, an engine that dies, a pass that does not end, a port that is shared."""
+"""A server's process: how many permits it starts with, an engine that dies, a pass that does not
+end, a port that is shared."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,8 @@ from tests.inference.engine import small
 from tests.server.grpc.live import free_port
 from tests.server.live import HANG, process, until
 
-MURDER = "dura"  # see `fake_process`
+# See `fake_process`
+MURDER = "dura"
 FAKE = ["-m", "tests.server.processes.fake_process"]
 WEB = httpx.Client(timeout=HANG, trust_env=False, headers={"Connection": "close"})
 
@@ -86,6 +88,5 @@ def test_a_port_is_shared_by_servers_that_agree_to_it(hybrid):
             ]
         one.terminate()
         assert one.wait() == 0
-        assert {WEB.get(f"{url}/health").status_code for _ in range(20)} == {
-            200
-        }  # the other goes on
+        # The other goes on
+        assert {WEB.get(f"{url}/health").status_code for _ in range(20)} == {200}

@@ -124,8 +124,9 @@ def children(pid):
     "line", ["", "loading minilm-hybrid", "outputs "], ids=["main", "loading", "loaded"]
 )
 def test_process_1_ends_at_a_signal_that_comes_before_ready(line):
-    """Where the server is process 1, as in a container, the kernel drops a signal without a handler. `line`: what the log says
-    when the signal comes; "": nothing yet, but `main` has begun."""
+    """Where the server is process 1, as in a container, the kernel drops a signal without a
+    handler. `line`: what the log says when the signal comes; "": nothing yet, but `main` has
+    begun."""
     with process(
         ["-c", f"import os, sys; os.execvp('unshare', [*{UNSHARE}, sys.executable, *{SERVE}])"]
     ) as running:

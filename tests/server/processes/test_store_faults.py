@@ -1,4 +1,5 @@
-"""The vector store goes away while we serve: only what needs it fails, says what to do, and works again once it is back."""
+"""The vector store goes away while we serve: only what needs it fails, says what to do, and works
+again once it is back."""
 
 import os
 import signal
@@ -48,9 +49,8 @@ def upsert(client):
 def all_but_the_store_is_well(client):
     assert client.post("/embed", json={"inputs": "baka"}).status_code == 200
     assert client.get("/health").status_code == 200
-    assert (
-        client.post("/search", json={**SEARCH, "limit": 0}).status_code == 422
-    )  # what is wrong is told as ever
+    # What is wrong is told as ever
+    assert client.post("/search", json={**SEARCH, "limit": 0}).status_code == 422
 
 
 def refused(response, statuses, *words):
@@ -95,7 +95,8 @@ def test_a_killed_owner_of_the_folder_is_started_again(hybrid, tmp_path):
         before = found(client)
         for _ in range(2):
             owner_of(tmp_path / "store").kill()
-            folder = taken(tmp_path / "store")  # somebody else has it now
+            # Somebody else has it now
+            folder = taken(tmp_path / "store")
             # the first may come before the death was noticed
             told = ("another process has this folder", "the next call starts it again")
             refused(client.post("/search", json=SEARCH), {502, 503}, *told)
@@ -144,11 +145,12 @@ def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answe
             ]
             == 10
         )
+        # One question of the store each
         asked = {
             "collection": "papers",
             "query": TEXTS[0],
             "mode": "dense",
-        }  # one question of the store each
+        }
         before = running.post("/search", asked).json()["hits"]
         owner = store.pid
         assert owner is not None
@@ -170,18 +172,19 @@ def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answe
 def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid):
     state, serve = Qdrant(), serving_rest
     with serve(state, 0) as port:
-        pass  # a free port, where nobody listens at first
+        # A free port, where nobody listens at first
+        pass
     with served(hybrid, "--qdrant-url", f"http://127.0.0.1:{port}") as client:
         down = "it does not answer: check that it runs and that the address is right"
         refused(upsert(client), {503}, down)
         refused(client.post("/search", json=SEARCH), {503}, down)
         all_but_the_store_is_well(client)
         with serve(state, port):
-            until(
-                lambda: upsert(client).status_code == 200
-            )  # a channel looks for it again within two seconds
+            # A channel looks for it again within two seconds
+            until(lambda: upsert(client).status_code == 200)
             before = found(client)
-            state.held.clear()  # it hangs
+            # It hangs
+            state.held.clear()
             refused(client.post("/search", json=SEARCH), {503}, "has not answered for 1.8 s")
             refused(upsert(client), {503}, "has not answered for 1.8 s")
             all_but_the_store_is_well(client)
@@ -200,7 +203,8 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid):
 
 @contextmanager
 def hanging(tmp_path, **engine):
-    """A server whose collection is there, and the owner of its embedded engine, which is stopped."""
+    """A server whose collection is there, and the owner of its embedded engine, which is
+    stopped."""
     store = EmbeddedStore(str(tmp_path / "store"))
     with serving(
         spec_in(tmp_path), schemas=CollectionSchemas(store), model_id=MODEL, engine=engine
@@ -245,7 +249,8 @@ def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path, path):
         else {"points": [{"id": 1, "text": "one"}]}
     )
     with hanging(tmp_path) as (running, _):
-        running.service.deadlines = Deadlines(0.5)  # starting the engine may take longer
+        # Starting the engine may take longer
+        running.service.deadlines = Deadlines(0.5)
         response = running.post(path, body)
         assert (response.status_code, response.json()["error_type"]) == (503, "Overloaded")
         assert "no answer within 0.5 seconds (request-timeout)" in response.json()["error"]
@@ -255,11 +260,12 @@ def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path, path):
 def test_a_store_that_hangs_holds_no_more_searches_than_there_are_permits_and_none_of_the_models(
     tmp_path,
 ):
+    # One question of the store each
     asked = {
         "collection": "papers",
         "query": "one",
         "mode": "dense",
-    }  # one question of the store each
+    }
     with (
         hanging(tmp_path, max_concurrent_requests=2) as (running, owner),
         ThreadPoolExecutor(2) as pool,

@@ -13,7 +13,8 @@ import pytest
 from tests.server.live import HANG, JSON, ROOT
 
 PIPE_BYTES = 4096
-REQUESTS = 200  # whose lines do not fit into the pipe
+# Whose lines do not fit into the pipe
+REQUESTS = 200
 
 
 class Server:
@@ -56,10 +57,10 @@ def unread(tmp_path):
                     json={"inputs": f"one {number}", "prompt_name": "query"},
                     headers={**JSON, "authorization": "Bearer key"},
                 )
-            client.get(
-                "/health"
-            )  # a request's line is written after its answer, and before the next one's
-            server.process.send_signal(signal.SIGHUP)  # a line of no request
+            # A request's line is written after its answer, and before the next one's
+            client.get("/health")
+            # A line of no request
+            server.process.send_signal(signal.SIGHUP)
             assert client.get("/health").status_code == 200
         yield server
     finally:

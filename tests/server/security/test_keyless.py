@@ -1,4 +1,5 @@
-"""Bodies of the hook that come without a key in a header: bounded in bytes and in time; a key passes by."""
+"""Bodies of the hook that come without a key in a header: bounded in bytes and in time; a key
+passes by."""
 
 import json
 import socket
@@ -12,9 +13,8 @@ from tests.server.live import HANG, serving, until
 SIZE = 1_900_000
 KEY = {"authorization": "Bearer secret"}
 BODY = {"inputs": [{"data": "one", "model": "small"}], "token": "secret"}
-LONG = json.dumps(
-    {"pad": "x" * SIZE, **BODY}
-).encode()  # the token stands last, as a Qdrant server sends it
+# The token stands last, as a Qdrant server sends it
+LONG = json.dumps({"pad": "x" * SIZE, **BODY}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,8 @@ def unfinished(running, count):
             clients.append(client)
         left = {client: memoryview(HEAD + LONG)[:-10] for client in clients}
         patience = 0
-        while left and patience < 2000:  # until all is sent, or the server takes no more
+        # Until all is sent, or the server takes no more
+        while left and patience < 2000:
             for client, data in list(left.items()):
                 try:
                     left[client] = data[client.send(data) :]
@@ -74,13 +75,11 @@ def test_what_strangers_leave_unfinished_is_refused_beyond_the_bound_and_a_key_p
 ):
     monkeypatch.setattr("hybridtei.server.serve.KEYLESS_SECONDS", HANG)
     with serving(server={"api_key": "secret"}) as running, unfinished(running, 24) as clients:
-        until(
-            lambda: refused(clients) >= 24 - 16_000_000 // SIZE
-        )  # all but those that the bound has room for
+        # All but those that the bound has room for
+        until(lambda: refused(clients) >= 24 - 16_000_000 // SIZE)
         assert running.post("/qdrant/inference", LONG, headers=KEY).status_code == 200
-        assert (
-            running.post("/qdrant/inference", BODY).status_code == 200
-        )  # comes whole, and so is never held
+        # Comes whole, and so is never held
+        assert running.post("/qdrant/inference", BODY).status_code == 200
 
 
 def test_whole_bodies_are_answered_by_the_token_in_them(locked):

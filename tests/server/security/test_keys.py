@@ -183,9 +183,8 @@ def test_the_log_names_the_key(file):
         running.process.send_signal(signal.SIGHUP)
         until(lambda: any("the old keys stay in use" in line for line in running.lines))
         assert httpx.post(f"{url}/embed", json=BODY, headers=bearing("another")).status_code == 403
-        assert (
-            httpx.post(f"{url}/search", json=BODY, headers=bearing("another")).status_code == 404
-        )  # there is no store
+        # There is no store
+        assert httpx.post(f"{url}/search", json=BODY, headers=bearing("another")).status_code == 404
         running.terminate()
         assert running.wait() == 0
         assert any('embed{key="search"' in line for line in running.lines)

@@ -1,4 +1,5 @@
-"""Pages of other origins, or of a name that leads here, do not read or write the vector store, unless a key or the settings say that they may."""
+"""Pages of other origins, or of a name that leads here, do not read or write the vector store,
+unless a key or the settings say that they may."""
 
 from contextlib import contextmanager
 
@@ -50,9 +51,8 @@ def test_without_a_key_only_its_own_pages_and_clients_write(spec):
                 refused = write(running, headers, path)
                 assert (refused.status_code, refused.json()["error_type"]) == (403, "Forbidden")
                 assert "--cors-allow-origin" in refused.json()["error"]
-                assert (
-                    refused.headers["access-control-allow-origin"] == "*"
-                )  # its own page may read why
+                # Its own page may read why
+                assert refused.headers["access-control-allow-origin"] == "*"
         assert running.post("/search", {"collection": "papers", "query": "one"}).status_code == 404
         for headers in OWN:
             assert write(running, headers).status_code == 200

@@ -1,4 +1,5 @@
-"""What a key may be used for: each route asks for one role, and says so in the words of its dialect."""
+"""What a key may be used for: each route asks for one role, and says so in the words of its
+dialect."""
 
 import pytest
 
@@ -95,9 +96,8 @@ def test_what_a_collection_holds_needs_a_role(rpc, path, role):
     def status(name):
         return rpc.running.get(path, headers=bearing(name)).status_code
 
-    assert [status(name) for name in ROLES] == [
-        404 if name == role else 403 for name in ROLES
-    ]  # 404: it has no store
+    # 404: it has no store
+    assert [status(name) for name in ROLES] == [404 if name == role else 403 for name in ROLES]
     assert (status("flag"), status("unknown")) == (404, 401)
 
 

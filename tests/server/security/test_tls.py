@@ -62,7 +62,8 @@ def test_http_over_tls_and_nothing_else(files):
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(url.replace("https:", "http:") + "/health", trust_env=False)
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health", trust_env=False)  # nobody vouches for the certificate
+            # Nobody vouches for the certificate
+            httpx.get(f"{url}/health", trust_env=False)
         running.terminate()
         assert running.wait() == 0
         assert "Traceback" not in "".join([*running.lines, *running.errors])
@@ -152,7 +153,8 @@ def test_connections_that_never_finish_their_handshake_are_bounded_and_keep_nobo
             stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
             for _ in range(8)
         ]
-        for client in silent[:5]:  # all but the three that came last
+        # All but the three that came last
+        for client in silent[:5]:
             client.settimeout(HANG)
             assert client.recv(1) == b""
         fresh = httpx.post(

@@ -1,7 +1,9 @@
-"""A stand-in for OpenVINO's hint for bfloat16, for processors without it: every number that a graph computes is rounded.
+"""A stand-in for OpenVINO's hint for bfloat16, for processors without it: every number that a graph
+computes is rounded.
 
-OpenVINO rounds the outputs of nearly all operators of floating numbers, and keeps whole numbers, truths, constants and inputs;
-here all operators are rounded, so a graph that keeps its precision here keeps it there.
+OpenVINO rounds the outputs of nearly all operators of floating numbers, and keeps whole numbers,
+truths, constants and inputs; here all operators are rounded, so a graph that keeps its precision
+here keeps it there.
 """
 
 import numpy as np
@@ -37,7 +39,8 @@ def to_bfloat16(values):
 
 
 def round_all(model):
-    """Round every float32 that the model computes from its inputs, not what it computes from constants alone."""
+    """Round every float32 that the model computes from its inputs, not what it computes from
+    constants alone."""
     varies = set()
     for node in model.get_ordered_ops():
         name = node.get_friendly_name()

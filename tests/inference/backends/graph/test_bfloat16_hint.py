@@ -1,7 +1,8 @@
-"""A hint for bfloat16 reaches every number of a graph, so none may come from a position, a distance or an index.
+"""A hint for bfloat16 reaches every number of a graph, so none may come from a position, a distance
+or an index.
 
-Where the processor has bfloat16, `test_engine_laws` holds OpenVINO's own to transformers. Here all numbers are rounded by
-`rounded`, which runs everywhere.
+Where the processor has bfloat16, `test_engine_laws` holds OpenVINO's own to transformers. Here all
+numbers are rounded by `rounded`, which runs everywhere.
 """
 
 import numpy as np

@@ -31,7 +31,8 @@ def larger(sizes):
 
 
 def attended(feed):
-    """The result of a graph with one layer of sums: for each token the sum of the ids that it attends to."""
+    """The result of a graph with one layer of sums: for each token the sum of the ids that it
+    attends to."""
     rectangle = feed["input_ids"][feed["rows"]].reshape(feed["seen"].shape)
     sums = np.where(feed["seen"] != 0, rectangle, 0).sum(1, keepdims=True) + 0 * rectangle
     return np.stack([feed["input_ids"], sums.reshape(-1)[feed["places"]]], axis=1).astype(

@@ -1,4 +1,5 @@
-"""Eight bits: close enough or refused with figures, blind to neighbours, made once for these weights."""
+"""Eight bits: close enough or refused with figures, blind to neighbours, made once for these
+weights."""
 
 import re
 from collections.abc import Callable
@@ -24,9 +25,8 @@ from hybridtei.models.checkpoint.weights import Weights
 from tests.sampled import sampled
 
 Copied = Callable[[Path], Path]
-LOOSE = (
-    Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.8, mean=0.93)
-)  # random weights lose more
+# Random weights lose more
+LOOSE = Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.8, mean=0.93)
 
 
 # Tables, and what DeBERTa multiplies one of them by, once.
@@ -35,13 +35,14 @@ NO_MATRIX = re.compile(
 )
 
 pytestmark = pytest.mark.usefixtures("cache")
+# Each other form of a layer's products
 INT8_FAMILIES = (
     *tiny.QUICK,
     "deberta-v2",
     "t5",
     "gemma3_text",
     "gte",
-)  # each other form of a layer's products
+)
 
 
 def parts(folder):
@@ -123,7 +124,8 @@ def test_a_graph_is_made_once_for_the_weights_it_is_made_of(bert, copied, cache,
 
 
 def test_products_of_the_largest_weights_are_exact_here():
-    """Where pairs of products saturate at 16 bits, weights of 127 would give a sum that is too small."""
+    """Where pairs of products saturate at 16 bits, weights of 127 would give a sum that is too
+    small."""
     session = ort.InferenceSession(integer_product_graph(), providers=["CPUExecutionProvider"])
     rows, matrix = np.full((4, 64), 255, np.uint8), np.full((64, 64), int8.max_weight(), np.int8)
     (product,) = session.run(None, {"rows": rows, "matrix": matrix})

@@ -1,5 +1,5 @@
-"""ONNX Runtime: heads against torch, threads of a pass, graphs that do not fit, memory of a large pass. Laws of all backends:
-tests/inference/backends/test_laws.py."""
+"""ONNX Runtime: heads against torch, threads of a pass, graphs that do not fit, memory of a large
+pass. Laws of all backends: tests/inference/backends/test_laws.py."""
 
 import sys
 from concurrent.futures import wait
@@ -71,9 +71,8 @@ def test_poolings_side_by_side_and_dense_layers_agree(tmp_path):
 )
 def test_our_lexical_heads_agree(tmp_path, inputs, activation):
     folder = tiny.write_bert(tmp_path)
-    width = (
-        tiny.HIDDEN * len(inputs) if activation is None else 8
-    )  # the linear head has the last layer only
+    # The linear head has the last layer only
+    width = tiny.HIDDEN * len(inputs) if activation is None else 8
     tiny.write_own_heads(
         folder, inputs=inputs, width=width, sparse={"inputs": inputs, "activation": activation}
     )

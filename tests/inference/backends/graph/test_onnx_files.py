@@ -1,5 +1,5 @@
-"""A checkpoint's own ONNX files, read or refused; and exported folders: read by our own loader and by plain ONNX Runtime, and
-the same as what they were made of."""
+"""A checkpoint's own ONNX files, read or refused; and exported folders: read by our own loader and
+by plain ONNX Runtime, and the same as what they were made of."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,8 @@ def own_file(
     path="onnx/model.onnx",
     output="last_hidden_state",
 ):
-    """The checkpoint's trunk as a file that holds its weights, as optimum would write it; its safetensors are gone then."""
+    """The checkpoint's trunk as a file that holds its weights, as optimum would write it; its
+    safetensors are gone then."""
     spec, weights = read_spec(folder), Weights.open(folder)
     graph = tiny.graph_of(spec.model_type, rectangle=True)
     model = onnx.load_from_string(graph.body)
@@ -141,7 +142,8 @@ def test_a_head_that_reads_word_embeddings_needs_them(hybrid, copied):
             {"hidden": ROWS},
             "",
             TensorProto.INT64,
-        ),  # whose states have another shape than it promises
+            # Whose states have another shape than it promises
+        ),
     ],
 )
 def test_a_graph_with_other_ends_is_refused(bert, copied, inputs, outputs, message, kind):
@@ -261,7 +263,8 @@ def test_too_much_loss_writes_nothing(bert, tmp_path):
 def test_large_weights_lie_beside_the_file_and_others_in_it(bert, tmp_path, monkeypatch, largest):
     monkeypatch.setattr(module, "LARGEST_FILE", largest)
     out = tmp_path / "out"
-    for _ in range(2):  # the second time over the first
+    # The second time over the first
+    for _ in range(2):
         backend = exported(bert, out)
     data = out / "onnx" / "model.onnx_data"
     assert data.exists() == (largest == 0)

@@ -55,9 +55,8 @@ def test_threads_of_a_session_over_all_cores_have_a_processor_each():
     sessions = opened(1, len(own_processors()))
     new = set(os.listdir("/proc/self/task")) - before
     expected, end = [{one} for one in own_processors()[1:]], time.monotonic() + 60
-    while (
-        sorted(map(os.sched_getaffinity, map(int, new)), key=min) != expected
-    ):  # each moves once it has started
+    # Each moves once it has started
+    while sorted(map(os.sched_getaffinity, map(int, new)), key=min) != expected:
         assert time.monotonic() < end
     np.testing.assert_allclose(
         sessions[1].run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5
@@ -79,7 +78,8 @@ def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run():
             during.append(os.sched_getaffinity(0))
             return super().keys()
 
-        def __iter__(self):  # so that `dict` asks for the keys
+        # So that `dict` asks for the keys
+        def __iter__(self):
             return super().__iter__()
 
     one, every = opened(1, len(own_processors()))

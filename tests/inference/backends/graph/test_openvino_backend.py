@@ -1,5 +1,5 @@
-"""OpenVINO: bfloat16 against torch in float32, models that are compiled once, whose priority, what it refuses. Laws of all
-backends: tests/inference/backends/test_laws.py."""
+"""OpenVINO: bfloat16 against torch in float32, models that are compiled once, whose priority, what
+it refuses. Laws of all backends: tests/inference/backends/test_laws.py."""
 
 import os
 import sys
@@ -54,7 +54,8 @@ def hybrid_backend(request, hybrid):
     return openvino(read_spec(hybrid), dtype=request.param)
 
 
-# --- precision ---------------------------------------------------------------------------------------------------------
+# --- precision
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,7 +72,8 @@ def test_the_trunk_computes_in_the_precision_asked_for(bert, dtype):
         assert used == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
 
 
-# --- laws --------------------------------------------------------------------------------------------------------------
+# --- laws
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_threads_of_one_pass_change_nothing(m3_backend):
@@ -105,7 +107,8 @@ def test_what_went_in_is_not_touched_by_any_pass(m3_backend):
     ]
     for feed in feeds * 3:
         model.run(feed)
-        model._idle.insert(0, model._model.create_infer_request())  # others come and go
+        # Others come and go
+        model._idle.insert(0, model._model.create_infer_request())
     for feed, value in zip(feeds, (1, 5), strict=True):
         assert all((array == value).all() for array in feed.values())
 
@@ -127,14 +130,17 @@ def test_texts_as_long_as_the_table_of_positions_run(tmp_path):
     same(run(backend, texts), run(TorchBackend(spec), texts), len(texts))
 
 
-# --- priority ----------------------------------------------------------------------------------------------------------
+# --- priority
+# ----------------------------------------------------------------------------------------------------------
 
 
 @ON_LINUX
 @pytest.mark.parametrize("kind", sampled([LaneKind.BULK, LaneKind.EXPRESS], [LaneKind.EXPRESS]))
 def test_each_kind_of_lane_computes_at_its_own_priority(hybrid, kind):
-    """Also after other models were closed, whose idle threads OpenVINO keeps for the next one that is compiled alike."""
-    keeper = ov.Core()  # or the threads would end with the last model
+    """Also after other models were closed, whose idle threads OpenVINO keeps for the next one that
+    is compiled alike."""
+    # Or the threads would end with the last model
+    keeper = ov.Core()
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     lower = min(ours + 7, 19)
     for other in (0, lower):
@@ -150,7 +156,8 @@ def test_each_kind_of_lane_computes_at_its_own_priority(hybrid, kind):
 
     before = cpu_ticks()
     with ThreadPoolExecutor(1) as pool:
-        for _ in range(1000):  # however fast it is: until one thread has computed enough to tell
+        # However fast it is: until one thread has computed enough to tell
+        for _ in range(1000):
             pool.submit(lane).result()
             ticks = {thread: spent - before.get(thread, 0) for thread, spent in cpu_ticks().items()}
             busiest = max(ticks.keys() - own, key=lambda thread: ticks[thread])
@@ -169,7 +176,8 @@ def cpu_ticks():
     for task in Path("/proc/self/task").iterdir():
         try:
             fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
-        except (FileNotFoundError, ProcessLookupError):  # of a test before, which has just ended
+        except (FileNotFoundError, ProcessLookupError):
+            # Of a test before, which has just ended
             continue
         found[int(task.name)] = int(fields[11]) + int(fields[12])
     return found
@@ -215,7 +223,8 @@ def test_a_closed_backend_fails_and_says_so(hybrid):
         run(backend, [Encoding(np.array([0, 7, 2]))])
 
 
-# --- graphs, weights and processors that do not fit --------------------------------------------------------------------
+# --- graphs, weights and processors that do not fit
+# --------------------------------------------------------------------
 
 
 def test_a_graph_of_another_family_is_a_mismatch(bert):

@@ -1,4 +1,5 @@
-"""int8 on OpenVINO: near float32 or refused with figures, blind to neighbours, judged once for these weights."""
+"""int8 on OpenVINO: near float32 or refused with figures, blind to neighbours, judged once for
+these weights."""
 
 import logging
 import re
@@ -114,9 +115,8 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
             declared(openvino_int8.ov.Core(), graph, LONGEST), graph.matrices
         )
     ]
-    assert sorted(name for names in shared for name in names) == sorted(
-        graph.matrices
-    )  # each has one input
+    # Each has one input
+    assert sorted(name for names in shared for name in names) == sorted(graph.matrices)
 
 
 def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path):
@@ -130,7 +130,8 @@ def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path):
 
 
 def test_neighbours_and_their_order_change_next_to_nothing(hybrid):
-    """Only what float32 sums in another order may round otherwise; one scale for a batch would show at once."""
+    """Only what float32 sums in another order may round otherwise; one scale for a batch would show
+    at once."""
     backend = in_form(read_spec(hybrid))
     texts = sixty_four(backend.spec.vocab_size)
     alone = np.concatenate([unit(backend, [text]) for text in texts])
@@ -157,7 +158,8 @@ def test_the_form_is_that_of_the_first_instruction_that_the_processor_has(instru
 def test_int8_on_amx_names_bfloat16(bert, group, lines, monkeypatch, caplog):
     monkeypatch.setattr(openvino_int8, "group_of", lambda _: group)
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: CLOSE)
-    with suppress(LoadError):  # without bfloat16
+    # Without bfloat16
+    with suppress(LoadError):
         openvino_int8.open_int8(*parts(bert), bulk_niceness=0).close()
     assert sum("--dtype bfloat16" in record.getMessage() for record in caplog.records) == lines
 
@@ -228,7 +230,8 @@ def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert):
     exact = OpenVinoBackend(spec, family_graph(spec), weights, threads=2)
     try:
         backend = in_form(spec, Int8Form(BY_TOKEN))
-    except LoadError as error:  # no bfloat16
+    except LoadError as error:
+        # No bfloat16
         pytest.skip(str(error))
     found = compare(exact, backend)
     assert found.passes(LOOSE)
@@ -258,7 +261,8 @@ def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache
     )
     int8_form(*parts(other))
     assert asked == [bert, other]
-    with pytest.raises(LoadError, match="too far"):  # a guard of one's own is asked again
+    # A guard of one's own is asked again
+    with pytest.raises(LoadError, match="too far"):
         int8_form(*parts(bert), Guard(worst=1.1))
     for kept in cache.iterdir():
         kept.write_text("{}")
@@ -276,9 +280,8 @@ def test_what_passed_another_guard_is_not_kept(bert, cache, monkeypatch):
 
 def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(bert, caplog, monkeypatch):
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: FAR)
-    monkeypatch.setattr(
-        "hybridtei.inference.backends.graph.int8.Guard", lambda: LOOSE
-    )  # random weights
+    # Random weights
+    monkeypatch.setattr("hybridtei.inference.backends.graph.int8.Guard", lambda: LOOSE)
     monkeypatch.setattr("hybridtei.inference.backends.select._sums_exactly", lambda: True)
     with caplog.at_level(logging.WARNING):
         backend = open_backend(ModelConfig(model_id=str(bert), dtype="int8"), read_spec(bert))
@@ -294,7 +297,8 @@ def test_bfloat16_that_is_far_from_float32_is_refused_with_figures(bert, monkeyp
         with pytest.raises(LoadError, match=r"bfloat16 .* too far .* 0\.9800 at worst"):
             open_bfloat16(*parts(bert), bulk_niceness=0)
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: CLOSE)
-    with suppress(LoadError):  # without bfloat16
+    # Without bfloat16
+    with suppress(LoadError):
         assert open_bfloat16(*parts(bert), bulk_niceness=0).dtype == "bfloat16"
 
 

@@ -1,5 +1,5 @@
-"""Packed weights: the same numbers wherever they are kept, and whatever becomes of the file: cut short, stale, half written, on
-a full disk, in a strangers' folder, removed while it is served."""
+"""Packed weights: the same numbers wherever they are kept, and whatever becomes of the file: cut
+short, stale, half written, on a full disk, in a strangers' folder, removed while it is served."""
 
 import errno
 import os
@@ -106,7 +106,8 @@ def test_states_are_those_of_sessions_that_pack_for_themselves(request, expected
 
 @pytest.mark.parametrize("family", ["mpnet", "deberta-v2"])
 def test_matrices_behind_a_table_of_odd_size_are_aligned(family, tmp_path, monkeypatch):
-    """Their tables of distances are int64[n]; a pass over the mapped matrices behind one ended the process."""
+    """Their tables of distances are int64[n]; a pass over the mapped matrices behind one ended the
+    process."""
     folder = tiny.write_family(tmp_path, family)
     mapped = states(folder)
     assert kept().is_dir()
@@ -230,9 +231,10 @@ def full():
 def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(request, expected, name, caplog):
     same(states(request.getfixturevalue(name)), expected)
     assert not packed_files()
+    # Here, and in memory
     assert (
         len([record for record in caplog.records if "packed weights" in record.getMessage()]) == 2
-    )  # here, and in memory
+    )
 
 
 def test_a_cache_folder_that_is_deleted_while_it_is_served(widened, expected, cache):
@@ -375,7 +377,8 @@ def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes()
     )
     left = made("left" + PART, 1, 0)
     with ThreadPoolExecutor(1) as thread:
-        with module._writing(packed_folder()):  # by another start
+        # By another start
+        with module._writing(packed_folder()):
             pruned = thread.submit(prune, 100)
             assert len(packed_files()) == 5
         assert {each.path for each in pruned.result()} == {old, beyond, left}

@@ -1,4 +1,5 @@
-"""Graphs in bytes are what the `onnx` package reads; as files they have the same bytes for the same graph, whole or refused."""
+"""Graphs in bytes are what the `onnx` package reads; as files they have the same bytes for the same
+graph, whole or refused."""
 
 from pathlib import Path
 
@@ -54,7 +55,8 @@ def test_a_product_is_a_valid_model_of_a_product():
 GRAPH = Graph(b"onnx " * 200, {"embeddings.weight": (90, 32), "bias": (32,), "scale": ()})
 
 
-# --- files -------------------------------------------------------------------------------------------------------------
+# --- files
+# -------------------------------------------------------------------------------------------------------------
 
 
 def never():
@@ -76,7 +78,8 @@ def test_what_was_made_once_is_read(tmp_path_factory, onnx, held, weights, causa
     )
     assert made_once(path, Graph, lambda: graph) is graph
     assert made_once(path, Graph, never) == graph
-    assert [*path.parent.iterdir()] == [path]  # no part is left
+    # No part is left
+    assert [*path.parent.iterdir()] == [path]
 
 
 def test_a_graph_in_a_folder_that_others_may_write_to_is_not_read(tmp_path):
@@ -111,7 +114,8 @@ def test_a_folder_in_its_place_costs_warnings(tmp_path, caplog):
     assert "cannot be kept" in caplog.text
 
 
-# --- places ------------------------------------------------------------------------------------------------------------
+# --- places
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):

@@ -1,5 +1,5 @@
-"""The torch backend: the formulas of heads on transformers' own states, and what a pass does on the host before it is launched.
-Laws of all backends are in tests/inference/backends/test_laws.py."""
+"""The torch backend: the formulas of heads on transformers' own states, and what a pass does on the
+host before it is launched. Laws of all backends are in tests/inference/backends/test_laws.py."""
 
 import threading
 from types import SimpleNamespace
@@ -23,7 +23,8 @@ def equal(
     encodings,
     formulas,
 ):
-    """`formulas`: what should come out of (ids, the states that transformers computes of each text alone)."""
+    """`formulas`: what should come out of (ids, the states that transformers computes of each text
+    alone)."""
     model = AutoModel.from_pretrained(backend.spec.folder, attn_implementation="eager").eval()
     outputs = run(backend, encodings)
     for i, encoding in enumerate(encodings):
@@ -61,10 +62,11 @@ def test_m3_heads_equal_the_formulas(tmp_path):
 
 
 def test_our_own_heads_equal_the_formulas(hybrid, tmp_path):
+    # The same seed, so the same weights
     backend, tensors = (
         TorchBackend(read_spec(hybrid)),
         tiny.write_own_heads(tmp_path),
-    )  # the same seed, so the same weights
+    )
     table = AutoModel.from_pretrained(hybrid).get_input_embeddings()
     functional = torch.nn.functional
 
@@ -107,7 +109,8 @@ def test_a_gpu_without_an_index_gets_one(hybrid, monkeypatch):
 
 
 def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid, monkeypatch):
-    """And a GPU's passes are launched one at a time: its lock stands here in place of a CPU's, which has none."""
+    """And a GPU's passes are launched one at a time: its lock stands here in place of a CPU's,
+    which has none."""
     backend, turn, seen = (
         TorchBackend(read_spec(hybrid)),
         threading.Lock(),

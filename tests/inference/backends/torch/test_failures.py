@@ -1,5 +1,5 @@
-"""A GPU that fails, played by the trunk: memory that runs out, a kernel that breaks, a device that is gone. What is around it
-is real: the backend, the engine, its lanes."""
+"""A GPU that fails, played by the trunk: memory that runs out, a kernel that breaks, a device that
+is gone. What is around it is real: the backend, the engine, its lanes."""
 
 import gc
 import weakref
@@ -25,7 +25,8 @@ DENSE = frozenset({Head.DENSE})
 
 
 class Failing:
-    """A trunk with room for `tokens`; it raises `error` where that was set. Everything else is the real one's."""
+    """A trunk with room for `tokens`; it raises `error` where that was set. Everything else is the
+    real one's."""
 
     def __init__(self, trunk, tokens=10**9):
         self._trunk = trunk
@@ -78,7 +79,8 @@ def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend):
     backend.make_room = lambda: alive.append(
         sum(held() is not None for held in backend._trunk.held)
     )
-    gc.disable()  # nothing may wait for the collector
+    # Nothing may wait for the collector
+    gc.disable()
     try:
         backend.forward(batch(backend, [30, 30, 30]))
     finally:

@@ -1,4 +1,5 @@
-"""Eight bits for the matrices of a trunk: the arithmetic against float32, tokens by themselves, and the guard."""
+"""Eight bits for the matrices of a trunk: the arithmetic against float32, tokens by themselves, and
+the guard."""
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.backends.outputs import columns_of, run, sixty_four
 
 LOOSE = Guard(worst=0.9, mean=0.95)
-RELATIVE = 2**-4  # of a number in e4m3: three bits of fraction, rounded
+# Of a number in e4m3: three bits of fraction, rounded
+RELATIVE = 2**-4
 
 
 def rows(count, width, seed=0, scale=1.0):

@@ -1,4 +1,5 @@
-"""Segments of rows in torch: each way to collapse a sequence equals the same done on each sequence by itself."""
+"""Segments of rows in torch: each way to collapse a sequence equals the same done on each sequence
+by itself."""
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ def rows(lengths, seed=0):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_added_up_in_single_precision(dtype):
-    x = torch.full((3000, 2), 1.0, dtype=dtype)  # neither 16-bit kind can count to 3000 by ones
+    # Neither 16-bit kind can count to 3000 by ones
+    x = torch.full((3000, 2), 1.0, dtype=dtype)
     mean = POOLINGS["mean"](TORCH, x, segments([3000]))
     assert mean.dtype == torch.float32
     assert torch.equal(mean, torch.ones(1, 2))

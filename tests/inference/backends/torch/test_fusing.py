@@ -1,5 +1,5 @@
-"""Fewer launches of a family: the same states to the last digits, from fewer operations; and how many a pass has, on fake
-tensors."""
+"""Fewer launches of a family: the same states to the last digits, from fewer operations; and how
+many a pass has, on fake tensors."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
-"""Pooling and Dense layers against sentence-transformers' own modules; which tokens keep a vector. Lexical weights and
-multi-vectors against their formulas: test_backend.py."""
+"""Pooling and Dense layers against sentence-transformers' own modules; which tokens keep a vector.
+Lexical weights and multi-vectors against their formulas: test_backend.py."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Layers of heads as tensors, each in its precision. What files hold and what is refused: checkpoint/test_layers.py."""
+"""Layers of heads as tensors, each in its precision. What files hold and what is refused:
+checkpoint/test_layers.py."""
 
 import torch
 

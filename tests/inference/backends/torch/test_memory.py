@@ -1,5 +1,6 @@
-"""A large pass that fits: found with few tries, never beyond what is allowed, never a guess untried. A pass that is too
-large: computed in parts, and only what cannot fit fails. What travels between host and device arrives as it left."""
+"""A large pass that fits: found with few tries, never beyond what is allowed, never a guess
+untried. A pass that is too large: computed in parts, and only what cannot fit fails. What travels
+between host and device arrives as it left."""
 
 import numpy as np
 import pytest
@@ -86,7 +87,8 @@ def batch(lengths):
 
 
 class Memory:
-    """Room for so many tokens a pass; notes what it was asked for, and that room was made after each refusal."""
+    """Room for so many tokens a pass; notes what it was asked for, and that room was made after
+    each refusal."""
 
     def __init__(self, tokens):
         self.tokens = tokens
@@ -116,9 +118,8 @@ def test_in_parts_as_at_once(lengths):
     same(found.dense, expected.dense)
     same(found.tokens.values, expected.tokens.values)
     same(found.tokens.offsets, expected.tokens.offsets)
-    assert sum(asked for asked in memory.asked if asked <= 40) == sum(
-        lengths
-    )  # each token is computed once
+    # Each token is computed once
+    assert sum(asked for asked in memory.asked if asked <= 40) == sum(lengths)
 
 
 @given(LENGTHS, st.integers(0, 39))

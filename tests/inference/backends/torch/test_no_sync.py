@@ -1,9 +1,11 @@
-"""Launching a pass waits for nothing: every family and head under torch's fake tensors. To ask the device for a number, or for
-a shape that follows from one, raises there; here a copy from or to pageable memory does, too, which would wait just as well.
-So does a copy from pinned memory that was not made before the launch.
+"""Launching a pass waits for nothing: every family and head under torch's fake tensors. To ask the
+device for a number, or for a shape that follows from one, raises there; here a copy from or to
+pageable memory does, too, which would wait just as well. So does a copy from pinned memory that was
+not made before the launch.
 
-The fake device is "cuda" where torch is built for it. Other builds have no guard of CUDA devices, which indexing asks for: it
-is "meta" with them, which our code treats alike, since what it asks of a device is whether it is the CPU.
+The fake device is "cuda" where torch is built for it. Other builds have no guard of CUDA devices,
+which indexing asks for: it is "meta" with them, which our code treats alike, since what it asks of
+a device is whether it is the CPU.
 """
 
 import dataclasses
@@ -42,7 +44,8 @@ from tests import jina
 from tests.sampled import paired
 
 DEVICE = torch.device("cuda" if torch.backends.cuda.is_built() else "meta")
-FEW, MANY = (7, 1, 60), (3, 17, 5, 1, 9, 2, 30) * 10  # collapsed one by one, and at once
+# Collapsed one by one, and at once
+FEW, MANY = (7, 1, 60), (3, 17, 5, 1, 9, 2, 30) * 10
 KERNELS = {"flash": flash, "padded groups": padded_groups}
 
 
@@ -88,7 +91,8 @@ def copy_while_launching(*_):
 
 
 def there(value, mode):
-    """The same, its tensors fake ones on the device: of modules, of dataclasses, of functions that close over some."""
+    """The same, its tensors fake ones on the device: of modules, of dataclasses, of functions that
+    close over some."""
     if isinstance(value, Tensor):
         fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
         return nn.Parameter(fake, requires_grad=False) if isinstance(value, nn.Parameter) else fake

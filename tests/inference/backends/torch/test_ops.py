@@ -12,7 +12,8 @@ from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.backends.outputs import random_encodings
 from tests.inference.backends.torch.test_trunk import hidden_of
 
-EQUAL = 2e-6  # another order of sums
+# Another order of sums
+EQUAL = 2e-6
 
 
 def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path):
@@ -20,9 +21,8 @@ def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path):
     encodings = random_encodings(backend.spec)
     exact = hidden_of(backend, encodings)
     model = backend.trunk.model
-    assert (
-        to_eight_bits(model) == 2 * 6
-    )  # of two layers: query, key, value and output; two of the MLP
+    # Of two layers: query, key, value and output; two of the MLP
+    assert to_eight_bits(model) == 2 * 6
     assert sum(node.target is quantised for node in model.graph.nodes) == 2 * 4
     for ours, theirs in zip(hidden_of(backend, encodings), exact, strict=True):
         assert 0 < np.abs(ours - theirs).max() < 1

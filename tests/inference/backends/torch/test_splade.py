@@ -1,4 +1,5 @@
-"""SPLADE against sentence-transformers' SparseEncoder, and against the formula on transformers' own logits."""
+"""SPLADE against sentence-transformers' SparseEncoder, and against the formula on transformers' own
+logits."""
 
 from dataclasses import replace
 

@@ -1,5 +1,6 @@
-"""Trunks of torch: padding ids that count as no position, weights that are left over, and rotary embeddings that follow the
-length: no text depends on those beside it, before it, or in another thread. Families: tests/models/families."""
+"""Trunks of torch: padding ids that count as no position, weights that are left over, and rotary
+embeddings that follow the length: no text depends on those beside it, before it, or in another
+thread. Families: tests/models/families."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,9 +55,8 @@ def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(
     tmp_path, model_type, task, changes, left
 ):
     folder = tiny.write_family(tmp_path, model_type, task=task)
-    TorchBackend(
-        read_spec(folder, pooling="mean")
-    )  # whatever else the task's head brings along may stay unused
+    # Whatever else the task's head brings along may stay unused
+    TorchBackend(read_spec(folder, pooling="mean"))
     tiny.edit_json(folder / "config.json", **changes)
     with pytest.raises(WeightMismatch, match=rf"{folder}.*{left}"):
         TorchBackend(read_spec(folder, pooling="mean"))
@@ -78,7 +78,8 @@ def test_buffers_and_heads_may_be_left_over_a_table_or_an_adapter_may_not(name, 
     assert left_over([name], Path()) == ([] if may else [name])
 
 
-ORIGINAL = 32  # positions the model was trained with at first: longer texts take other frequencies
+# Positions the model was trained with at first: longer texts take other frequencies
+ORIGINAL = 32
 LENGTHS_AROUND = (7, 200, ORIGINAL, ORIGINAL + 1, 60, 3)
 HALF = tiny.HIDDEN // 4 // 2
 LONG = {

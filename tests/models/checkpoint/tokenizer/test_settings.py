@@ -1,4 +1,5 @@
-"""Texts are read as transformers reads them: settings of tokenizer_config.json come before tokenizer.json."""
+"""Texts are read as transformers reads them: settings of tokenizer_config.json come before
+tokenizer.json."""
 
 import json
 
@@ -108,7 +109,8 @@ def test_truncation_of_tokenizer_json_on_the_left_is_followed(tmp_path):
     assert asked[0].input_ids.tolist() != theirs(folder)[-1]
 
 
-# Ids of "baka", of the pair ("baka", "bake") and of "" by transformers 4.57.6, of any template in tokenizer.json. Version 5
+# Ids of "baka", of the pair ("baka", "bake") and of "" by transformers 4.57.6, of any template in
+# tokenizer.json. Version 5
 # drops the two keys, and with them the end that e5-mistral's vectors are pooled from.
 RECORDED = [
     ({"add_eos_token": True}, [[0, 277, 2], [0, 277, 2, 0, 278, 2], [0, 2]]),
@@ -116,11 +118,12 @@ RECORDED = [
     ({"add_bos_token": False, "add_eos_token": True}, [[277, 2], [277, 2, 278, 2], [2]]),
     ({"add_bos_token": True, "add_eos_token": True}, [[0, 277, 2], [0, 277, 2, 0, 278, 2], [0, 2]]),
 ]
+# Of tokenizer.json: no key, or a class that does not read them
 WRITTEN = [
     [0, 277, 2],
     [0, 277, 2, 2, 278, 2],
     [0, 2],
-]  # of tokenizer.json: no key, or a class that does not read them
+]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +205,8 @@ def test_gte_qwen2_ends_each_text(tmp_path, name):
     end = RawTokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<|endoftext|>")
     assert [one[-1] for one in ids(folder, ["baka", "bake dura", ""])] == [end] * 3
     assert len(ids(folder, [""])[0]) == 1
-    assert ids(folder)[-1][-1] == end  # a cut text too
+    # A cut text too
+    assert ids(folder)[-1][-1] == end
     tiny.edit_json(folder / "config.json", auto_map=...)
     assert ids(folder, ["baka"])[0][-1] != end
 

@@ -1,4 +1,5 @@
-"""Tokenizers built from the files of before `tokenizer.json`, against transformers; and what refuses those that cannot be."""
+"""Tokenizers built from the files of before `tokenizer.json`, against transformers; and what
+refuses those that cannot be."""
 
 import json
 import zlib
@@ -20,7 +21,8 @@ from hybridtei.models.fingerprint import fingerprint
 from tests.near import near
 
 Copied = Callable[[Path], Path]
-# The tables of `normalization_rule_tsv` of sentencepiece 0.2.3 for: Ａ -> A, Ｂ -> B; tab, line, U+00A0 and U+3000 -> a space.
+# The tables of `normalization_rule_tsv` of sentencepiece 0.2.3 for: Ａ -> A, Ｂ -> B; tab, line,
+# U+00A0 and U+3000 -> a space.
 CHARSMAP = zlib.decompress(
     b85decode(
         "c-ke?b&wZC6ae788~6i<RFsks1?lb(L0T!1?ru0rX$~bsK><NZ;0}@QJi2p`ZcuvA0VSlRzMt;Qw{K_n?arIo-H<4RkR^m9NkVunafr0oxQx1_"
@@ -103,7 +105,8 @@ def ids(folder):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_sentencepiece_file_gives_the_ids_that_sentencepiece_gives(tmp_path, name):
-    """The oracle: AutoTokenizer of transformers 4.57.6 over sentencepiece 0.2.3; recorded, since neither is installed."""
+    """The oracle: AutoTokenizer of transformers 4.57.6 over sentencepiece 0.2.3; recorded, since
+    neither is installed."""
     recorded = json.loads(Path(__file__).with_name("sentencepiece_ids.json").read_text())
     assert ids(write_pieces(tmp_path, name)) == recorded[name]
 
@@ -245,7 +248,8 @@ def test_what_cannot_be_built_is_refused_with_the_cure(tmp_path, changed, why):
 
 
 def test_numbers_of_a_file_make_no_vocabulary_without_end(tmp_path, monkeypatch):
-    """100 bytes of settings took as many tokens as they said, and pieces within one another as many merges as letters."""
+    """100 bytes of settings took as many tokens as they said, and pieces within one another as many
+    merges as letters."""
     words = write_pieces(tmp_path / "t5", "T5")
     tiny.edit_json(words / "tokenizer_config.json", extra_ids=200_000)
     with pytest.raises(LoadError, match="`extra_ids` is 200000, more than 10000"):
@@ -278,7 +282,8 @@ def test_a_word_may_end_in_a_blank_in_every_class_of_bert(tmp_path, name):
 @pytest.mark.parametrize("line", ["#version: 0.2\n", ""])
 @pytest.mark.parametrize("name", ["RobertaTokenizer", "Qwen2Tokenizer"])
 def test_the_first_line_of_merges_is_dropped_as_transformers_4_drops_it(tmp_path, name, line):
-    """Recorded with transformers 4.57.6: without a version RoBERTa's class loses its first merge, Qwen's does not."""
+    """Recorded with transformers 4.57.6: without a version RoBERTa's class loses its first merge,
+    Qwen's does not."""
     tokenizer("roberta").backend_tokenizer.model.save(str(tmp_path))
     merges = (tmp_path / "merges.txt").read_text().partition("\n")[2]
     (tmp_path / "merges.txt").write_text(line + merges)

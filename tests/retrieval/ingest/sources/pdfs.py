@@ -1,4 +1,5 @@
-"""PDF files by hand, and two encrypted ones that pypdf wrote: AES-256 with an empty password, and with the password `secret`."""
+"""PDF files by hand, and two encrypted ones that pypdf wrote: AES-256 with an empty password, and
+with the password `secret`."""
 
 from base64 import b85decode
 
@@ -14,7 +15,8 @@ def shown(text):
 
 
 def pdf_of(*pages, title="", annotations=(), fields=()):
-    """A page for each stream of operators. `annotations` and `fields`: dictionaries of the first page."""
+    """A page for each stream of operators. `annotations` and `fields`: dictionaries of the first
+    page."""
     objects = [b"", b"", FONT, PICTURE, f"<< /Title ({title}) >>".encode()]
     numbers = []
     for extra in (*annotations, *fields):
@@ -98,8 +100,8 @@ LOCKED_AES = b85decode(
 
 
 def nested_forms(levels, fan=10, *, name=b"/X"):
-    """A page of a form that draws another `fan` times, and so on: `fan` to the power of `levels` words. `name`: of the form
-    in what draws it."""
+    """A page of a form that draws another `fan` times, and so on: `fan` to the power of `levels`
+    words. `name`: of the form in what draws it."""
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",

@@ -1,5 +1,5 @@
-"""Files that real programs wrote (python-docx, openpyxl, python-pptx, odfpy, LibreOffice), read as a person
-reads them, and packages that are changed by hand."""
+"""Files that real programs wrote (python-docx, openpyxl, python-pptx, odfpy, LibreOffice), read as
+a person reads them, and packages that are changed by hand."""
 
 import re
 import zipfile

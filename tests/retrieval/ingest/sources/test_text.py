@@ -1,4 +1,5 @@
-"""Text is read once, for every kind of file: its encoding, its characters, its words at line ends."""
+"""Text is read once, for every kind of file: its encoding, its characters, its words at line
+ends."""
 
 import unicodedata
 from types import SimpleNamespace

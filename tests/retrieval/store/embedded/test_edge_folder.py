@@ -1,4 +1,5 @@
-"""What the owner does between calls, asked directly. The engine is loaded in this process here, for a folder of its own."""
+"""What the owner does between calls, asked directly. The engine is loaded in this process here, for
+a folder of its own."""
 
 import json
 import resource
@@ -40,7 +41,8 @@ def test_housekeeping_comes_to_an_end_and_begins_again_after_writes(folder):
     assert not is_untidy(folder)
     folder.create("c", schema_to_dict(plan()))
     folder.upsert("c", points(OPTIMIZE_AFTER))
-    for _ in range(3):  # flushed at the first, and left to be optimised when it is quieter
+    # Flushed at the first, and left to be optimised when it is quieter
+    for _ in range(3):
         folder.tidy(optimizing=False)
         assert is_untidy(folder)
     folder.tidy(optimizing=True)
@@ -82,7 +84,8 @@ def test_housekeeping_that_failed_is_tried_again_later_and_logged_once(tmp_path,
         for _ in range(3):
             folder.tidy(optimizing=True)
             assert collection.resume_s == now_s + PAUSE_S
-            folder.tidy(optimizing=True)  # too early: nothing is tried
+            # Too early: nothing is tried
+            folder.tidy(optimizing=True)
             now_s = collection.resume_s
     (told,) = caplog.messages
     assert "is retried later" in told

@@ -1,4 +1,5 @@
-"""The owner of the embedded engine, as a real process: killed, asked by many at once, opened twice, and ruined on purpose."""
+"""The owner of the embedded engine, as a real process: killed, asked by many at once, opened twice,
+and ruined on purpose."""
 
 import asyncio
 import os
@@ -42,7 +43,8 @@ async def opened(folder):
 
 
 async def test_everything_acknowledged_survives_a_killed_owner(tmp_path):
-    """Killed while a batch of five is under way, which may be stored or not: its answer is lost either way."""
+    """Killed while a batch of five is under way, which may be stored or not: its answer is lost
+    either way."""
     store = await opened(tmp_path)
     for begin in range(0, 300, 20):
         await store.upsert("c", points(begin, begin + 20))
@@ -55,7 +57,8 @@ async def test_everything_acknowledged_survives_a_killed_owner(tmp_path):
     found = {record.id for record in records}
     begun = set(range(300, 305))
     assert found - begun == set(range(300))
-    assert found & begun in ((begun,) if answered else (begun, set()))  # whole, or not at all
+    # Whole, or not at all
+    assert found & begun in ((begun,) if answered else (begun, set()))
     await store.upsert("c", points(0, 20))
     assert len(await store.query("c", leg(embeddings(1)))) == 10
     await store.close()
@@ -77,7 +80,8 @@ async def test_what_is_deleted_or_changed_stays_so_after_a_kill(tmp_path):
 
 
 async def killed(store):
-    """Returns once that is noticed: a call before would go to the dead one, a call after starts another."""
+    """Returns once that is noticed: a call before would go to the dead one, a call after starts
+    another."""
     os.kill(pid_of(store), signal.SIGKILL)
     while store._is_joined:
         await asyncio.sleep(0.001)
@@ -149,7 +153,8 @@ async def test_an_owner_outlives_its_starter_and_ends_after_the_last_client(tmp_
     await store.create("c", plan())
     process, second = psutil.Process(pid_of(store)), EmbeddedStore(str(tmp_path))
     assert await second.count("c") == 0
-    process.send_signal(signal.SIGINT)  # a Ctrl-C is for a command, not for its engine
+    # A Ctrl-C is for a command, not for its engine
+    process.send_signal(signal.SIGINT)
     await store.close()
     await second.upsert("c", points(0, 10))
     await second.close()
@@ -180,7 +185,8 @@ async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path, end):
     assert end == "cancelled" or "has not answered for 0.5 s" in str(ended[0])
     os.kill(pid_of(store), signal.SIGCONT)
     store._timeout_s = HANG
-    assert await store.count("c") <= 10  # only the one that the process had already been sent
+    # Only the one that the process had already been sent
+    assert await store.count("c") <= 10
     await store.upsert("c", points(0, 200))
     assert await store.count("c") == 200
     await store.close()
@@ -222,25 +228,28 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path):
     await store.create("c", plan())
     await store.collections()
     pid = store.pid
-    assert pid is not None  # os.kill(0) would stop this process's own group
+    # os.kill(0) would stop this process's own group
+    assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     slow = asyncio.create_task(store.collections())
     while not store._turn.locked():
         await asyncio.sleep(0)
-    await asyncio.sleep(0)  # now it is sent
+    # Now it is sent
+    await asyncio.sleep(0)
     now_s += 100.0
     os.kill(pid, signal.SIGCONT)
-    assert await slow == ["c"]  # their mean is 10 s now
+    # Their mean is 10 s now
+    assert await slow == ["c"]
     os.kill(pid, signal.SIGSTOP)
     waiting = []
-    for _ in range(7):  # 0, 10, …, 60 s of work wait before each
+    # 0, 10, …, 60 s of work wait before each
+    for _ in range(7):
         waiting.append(asyncio.create_task(store.collections()))
         await asyncio.sleep(0)
     with pytest.raises(StoreAtCapacity, match=r"7 calls wait.*, about [0-9.]+ s of work"):
         await store.collections()
-    waiting.append(
-        asyncio.create_task(store._call("collections", is_bounded=False))
-    )  # whoever has time may wait
+    # Whoever has time may wait
+    waiting.append(asyncio.create_task(store._call("collections", is_bounded=False)))
     os.kill(pid, signal.SIGCONT)
     assert await asyncio.gather(*waiting) == [["c"]] * 8
     await store.close()

@@ -1,4 +1,5 @@
-"""A folder of the embedded engine whose files a stranger made, or which is deleted or restored while processes have it open."""
+"""A folder of the embedded engine whose files a stranger made, or which is deleted or restored
+while processes have it open."""
 
 import asyncio
 import os
@@ -35,7 +36,8 @@ def as_pipe(path, victim):
 
 @pytest.mark.parametrize("make", [as_link, as_hard_link, as_pipe])
 async def test_a_lock_file_that_leads_elsewhere_is_not_opened(tmp_path, make):
-    """A cloned repository with a `qdrant/.lock`, and a collection so that commands start the engine."""
+    """A cloned repository with a `qdrant/.lock`, and a collection so that commands start the
+    engine."""
     victim, folder = tmp_path / "victim", tmp_path / "qdrant"
     victim.write_text("the only copy\n")
     (folder / "notes").mkdir(parents=True)
@@ -105,7 +107,8 @@ CHANGES = [deleted, emptied, restored, collection_restored]
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_nothing_is_acknowledged_by_the_process_of_a_replaced_folder(tmp_path, change):
-    """A server with an open store, beside which the folder is deleted or restored, and filled again by a command."""
+    """A server with an open store, beside which the folder is deleted or restored, and filled again
+    by a command."""
     folder, copy = tmp_path / "store", tmp_path / "copy"
     store = await opened(folder)
     await store.upsert("c", points(0, 10))
@@ -154,7 +157,8 @@ async def test_the_process_of_a_deleted_folder_ends_and_removes_its_own_socket(
 
 
 async def test_a_replay_may_take_longer_than_a_call(tmp_path):
-    """The alarm would end each process that opens the collection, and the next one would begin again."""
+    """The alarm would end each process that opens the collection, and the next one would begin
+    again."""
     slow = (
         "process.DEADLINE_S = 1.0\n"
         "class Slow:\n"
@@ -175,7 +179,8 @@ async def test_a_replay_may_take_longer_than_a_call(tmp_path):
 
 
 async def test_writes_are_flushed_under_steady_traffic(tmp_path):
-    """The process writes a file at each flush. Without a pause between calls it has no idle tick."""
+    """The process writes a file at each flush. Without a pause between calls it has no idle
+    tick."""
     noted = (
         "process.TICK_S, folder.FLUSH_S = 1.0, 0.5\n"
         "def flush(self, *rest, flush=folder.Folder._flush):\n"

@@ -1,4 +1,5 @@
-"""The socket of the embedded engine's process: who may join, and what a client cannot do to the others."""
+"""The socket of the embedded engine's process: who may join, and what a client cannot do to the
+others."""
 
 import asyncio
 import os
@@ -257,7 +258,8 @@ def test_a_long_path_of_the_temporary_folder_is_not_used(tmp_path, monkeypatch):
 
 
 async def test_a_folder_that_another_user_made_first_stops_nobody(tmp_path, monkeypatch):
-    """The folder is open to others, as a stranger's may be. A process of the store is found by its lock file."""
+    """The folder is open to others, as a stranger's may be. A process of the store is found by its
+    lock file."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(embedded_process.os, "geteuid", lambda: 4_000_000_000)
     squatted = Path("/tmp/hybridtei-4000000000")

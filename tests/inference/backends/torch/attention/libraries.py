@@ -1,7 +1,8 @@
 """What torch's flash attention for sequences end to end computes, by the textbook, on a CPU.
 
-It stands where no GPU is. Its rules, not ours: a window is (keys before, keys after), inclusive, and distances are counted
-from the last key: query i of n meets key i + keys - n. Offsets are int32, and the heads of keys divide those of queries.
+It stands where no GPU is. Its rules, not ours: a window is (keys before, keys after), inclusive,
+and distances are counted from the last key: query i of n meets key i + keys - n. Offsets are int32,
+and the heads of keys divide those of queries.
 """
 
 from functools import cache
@@ -30,7 +31,8 @@ def flash_attention_forward(
     window_size_right,
     **more,
 ):
-    """torch's, as `varlen_attn` calls it: causality without a window is a flag, with one no key after."""
+    """torch's, as `varlen_attn` calls it: causality without a window is a flag, with one no key
+    after."""
     assert not any(more.values())
     assert not dropout_p
     assert is_causal == ((window_size_left, window_size_right) == (-1, 0))

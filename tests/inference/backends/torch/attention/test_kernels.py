@@ -1,5 +1,6 @@
-"""Both ways to use torch's attention, against the textbook's formula and against each other; and our way to call
-flash attention, against the textbook: through what torch documents here, through itself on a GPU."""
+"""Both ways to use torch's attention, against the textbook's formula and against each other; and
+our way to call flash attention, against the textbook: through what torch documents here, through
+itself on a GPU."""
 
 import itertools
 
@@ -32,7 +33,8 @@ WAYS = {
     "flash attention": flash,
 }
 EACH = pytest.mark.parametrize("kernel", WAYS.values(), ids=WAYS)
-# The largest absolute deviation from SDPA, for normally distributed values: some units of the last place.
+# The largest absolute deviation from SDPA, for normally distributed values: some units of the last
+# place.
 NEAR = {"float16": 1e-2, "bfloat16": 6e-2}
 SEEN = [max(1, length - 2) for length in textbook.LENGTHS]
 

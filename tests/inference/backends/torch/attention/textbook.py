@@ -1,4 +1,5 @@
-"""Attention by its formula, one sequence, one head and one query at a time; and lengths that kernels find hard."""
+"""Attention by its formula, one sequence, one head and one query at a time; and lengths that
+kernels find hard."""
 
 import torch
 
@@ -20,7 +21,8 @@ def attention(
     causal,
     seen=None,
 ):
-    """softmax(0.7 q k) v over what each query may see; k and v of one group of query heads are shared."""
+    """softmax(0.7 q k) v over what each query may see; k and v of one group of query heads are
+    shared."""
     out = torch.zeros_like(q)
     groups = q.shape[1] // k.shape[1]
     start = 0
