@@ -81,7 +81,7 @@ def test_a_storm_leaves_nothing_behind(name, requests):
 
 def test_every_post_route_is_asked():
     paths = {path for route in ROUTES if "POST" in route.methods for path in route.paths}
-    assert {path.replace("{name}", "docs") for path in paths} - POSTS.keys() == set()
+    assert {path.replace("{name:str}", "docs") for path in paths} - POSTS.keys() == set()
 
 
 def read_or_refused(body, kind):
