@@ -103,7 +103,6 @@ def test_a_model_of_very_short_texts_loads(tmp_path, longest):
 
 
 # --- which backend
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -256,7 +255,6 @@ def test_a_tensor_from_under_another_prefix_does_not_stand_in(bert, copied, cach
 
 
 # --- the embedded model
-# ------------------------------------------------------------------------------------------------
 
 WITHOUT_TORCH = """
 import sys

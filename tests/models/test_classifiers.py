@@ -147,7 +147,6 @@ def test_half_precision_is_about_the_same(tmp_path, model_type):
 
 
 # --- what callers can rely on
-# -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +201,6 @@ def test_bad_input_is_refused(encoder, query, documents, options, error):
 
 
 # --- weights, strictly
-# ----------------------------------------------------------------------------------------------------
 
 
 def damage(folder, **changes):

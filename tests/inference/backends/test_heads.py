@@ -57,7 +57,6 @@ def layer(outputs, inputs, activation="identity", *, bias=True, seed=0):
 
 
 # --- one for each name
-# -------------------------------------------------------------------------------------------------
 
 
 def test_every_activation_has_a_twin_in_both():
@@ -127,7 +126,6 @@ def test_long_texts_are_pooled_as_well(mode):
 
 
 # --- heads
-# -------------------------------------------------------------------------------------------------------------
 
 
 @given(values=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30))

@@ -52,7 +52,6 @@ def parts(folder):
 
 
 # --- what it holds
-# -----------------------------------------------------------------------------------------------------
 
 
 def test_every_tensor_is_upstreams_bit_for_bit(cache):
@@ -80,7 +79,6 @@ def test_the_files_beside_it_are_upstreams(cache):
 
 
 # --- later starts
-# ------------------------------------------------------------------------------------------------------
 
 
 def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(cache, tmp_path, monkeypatch):
@@ -136,7 +134,6 @@ def test_processes_that_start_at_once_do_no_harm(empty):
 
 
 # --- what cannot be
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_without_the_package_it_is_named(empty, monkeypatch):

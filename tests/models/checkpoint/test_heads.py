@@ -103,7 +103,6 @@ def test_a_head_file_that_is_none_is_named(tmp_path, name, content, kind):
 
 
 # --- our own file
-# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head", ["sparse", "multivector"])

@@ -38,7 +38,6 @@ def holds(
 
 
 # --- activations
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,6 @@ def test_other_activations_are_refused_with_the_file(name):
 
 
 # --- Dense modules
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["model.safetensors", "pytorch_model.bin"])
@@ -104,7 +102,6 @@ def test_a_bias_that_is_declared_must_be_there(tmp_path):
 
 
 # --- heads
-# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

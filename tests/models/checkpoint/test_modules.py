@@ -46,7 +46,6 @@ def in_its_own_folder(folder, kind="Transformer"):
 
 
 # --- pooling
-# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", POOLINGS)
@@ -114,7 +113,6 @@ def test_a_pooling_we_do_not_know_is_refused(tmp_path, settings, kind):
 
 
 # --- SPLADE
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_splade_is_asked_for_or_declared_never_guessed(splade):
@@ -142,7 +140,6 @@ def test_a_splade_of_another_formula_is_refused(splade, copied, settings):
 
 
 # --- modules
-# -----------------------------------------------------------------------------------------------------------
 
 
 def test_one_dense_module_can_be_replaced_two_cannot(tmp_path):

@@ -159,7 +159,6 @@ def test_lexical_weights_leave_special_ids_out_but_not_the_mask(tmp_path, model_
 
 
 # --- values that are none
-# --------------------------------------------------------------------------------------------------
 
 NOT_POSITIVE = ("x", "12", -5, 0, 1.5, True, [3], {})
 
@@ -213,7 +212,6 @@ def test_a_table_that_leaves_no_position(tmp_path):
 
 
 # --- padding and positions
-# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [..., None])

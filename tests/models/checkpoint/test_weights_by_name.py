@@ -36,7 +36,6 @@ def shards(folder):
 
 
 # --- names
-# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,6 @@ def test_tensors_are_widened_to_single_precision(tmp_path, stored):
 
 
 # --- views of the file
-# -------------------------------------------------------------------------------------------------
 
 
 def test_single_precision_is_a_view_of_the_file_that_nobody_can_write(tmp_path):
@@ -140,7 +138,6 @@ def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(tmp_path, dty
 
 
 # --- files
-# -------------------------------------------------------------------------------------------------------------
 
 
 def test_shards_are_one_checkpoint(tmp_path):

@@ -55,7 +55,6 @@ def hybrid_backend(request, hybrid):
 
 
 # --- precision
-# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -73,7 +72,6 @@ def test_the_trunk_computes_in_the_precision_asked_for(bert, dtype):
 
 
 # --- laws
-# --------------------------------------------------------------------------------------------------------------
 
 
 def test_threads_of_one_pass_change_nothing(m3_backend):
@@ -131,7 +129,6 @@ def test_texts_as_long_as_the_table_of_positions_run(tmp_path):
 
 
 # --- priority
-# ----------------------------------------------------------------------------------------------------------
 
 
 @ON_LINUX
@@ -224,7 +221,6 @@ def test_a_closed_backend_fails_and_says_so(hybrid):
 
 
 # --- graphs, weights and processors that do not fit
-# --------------------------------------------------------------------
 
 
 def test_a_graph_of_another_family_is_a_mismatch(bert):

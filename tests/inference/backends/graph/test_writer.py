@@ -56,7 +56,6 @@ GRAPH = Graph(b"onnx " * 200, {"embeddings.weight": (90, 32), "bias": (32,), "sc
 
 
 # --- files
-# -------------------------------------------------------------------------------------------------------------
 
 
 def never():
@@ -115,7 +114,6 @@ def test_a_folder_in_its_place_costs_warnings(tmp_path, caplog):
 
 
 # --- places
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):
