@@ -1,8 +1,6 @@
 """Adapters over HTTP: `prompt_name`, Jina's `task` and what other dialects say of inputs choose
 one, each for its request."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from hybridtei.models.checkpoint.sizes import Adapters
@@ -68,18 +66,6 @@ def test_an_unknown_task_is_refused_with_those_there_are(adapted):
         in response.json()["message"]
     )
     assert adapted.post("/embed", {"inputs": [TEXT], "prompt_name": "retrieval"}).status_code == 422
-
-
-def test_requests_at_once_and_the_cache_mix_none(adapted):
-    names = [*ADAPTERS, "plain"] * 8
-    texts = [f"one {place % 3}" for place in range(len(names))]
-    with ThreadPoolExecutor(8) as pool:
-        together = list(
-            pool.map(lambda text, name: embed(adapted, text, prompt_name=name), texts, names)
-        )
-    with serving(adapted.service.model.spec) as fresh:
-        for text, name, vector in zip(texts[:18], names, together, strict=False):
-            near(vector, embed(fresh, text, prompt_name=name), 1e-6)
 
 
 def test_info_lists_them(adapted):

@@ -119,30 +119,6 @@ def test_normalize_and_dimensions(server):
     assert np.shape(between[0]["multivector"])[1] == small.DIM
 
 
-def test_multivectors_are_unit_rows_and_drop_the_first_token(server):
-    response = server.post("/embed_multivector", {"inputs": TEXTS})
-    assert [np.shape(rows) for rows in response.json()] == [(4, small.DIM), (6, small.DIM)]
-    for rows in response.json():
-        near(np.linalg.norm(rows, axis=1), 1, TOLERANCE)
-    assert response.headers["x-compute-type"] == "gpu+optimized"
-    short = server.post("/embed_multivector", {"inputs": "one", "dimensions": 3}).json()
-    assert np.shape(short) == (1, 2, 3)
-    wide = server.post("/embed_multivector", {"inputs": "one", "dimensions": small.DIM + 1})
-    assert (wide.status_code, wide.json()["error_type"]) == (422, "Validation")
-
-
-def test_prompt_and_truncation_as_everywhere(server):
-    prompted = server.post("/embed_hybrid", {"inputs": "one", "prompt_name": "query"}).json()
-    assert prompted == server.post("/embed_hybrid", {"inputs": "query: one"}).json()
-    assert (
-        server.post("/embed_hybrid", {"inputs": "one " * 100, "truncate": False}).status_code == 422
-    )
-    left = server.post(
-        "/embed_hybrid", {"inputs": "two " * 9 + "one " * 62, "truncation_direction": "left"}
-    ).json()
-    assert left == server.post("/embed_hybrid", {"inputs": "one " * 62}).json()
-
-
 def test_no_outputs_at_all(server):
     response = server.post("/embed_hybrid", {"inputs": "one", "outputs": []})
     assert response.status_code == 422

@@ -8,7 +8,6 @@ import pytest
 
 from tests.inference.engine import small
 from tests.near import same
-from tests.server.live import serving
 
 TEXTS = ["one two", "three"]
 
@@ -71,18 +70,6 @@ def test_late_chunks_are_spans_of_what_they_make_together(server):
     ]
     assert answer["usage"]["total_tokens"] == 2 + len(text.split())
     assert vectors(server, **body) != vectors(server, input=chunks)
-
-
-def test_late_chunks_of_a_longer_text_than_the_model_reads(server):
-    chunks = [f"{word} " * 10 for word in (*small.WORDS, *small.WORDS)]
-    spans = np.cumsum([0, *map(len, chunks)])
-    item = {"text": "".join(chunks), "spans": np.stack([spans[:-1], spans[1:]], axis=1).tolist()}
-    wanted = server.post("/embed_hybrid", {"inputs": item, "outputs": ["dense"]}).json()[0]
-    assert vectors(server, input=chunks, late_chunking=True) == [one["dense"] for one in wanted]
-    refused = server.post(
-        "/v1/embeddings", {"input": chunks, "late_chunking": True, "truncate": False}
-    )
-    assert (refused.status_code, "less than 64 tokens" in refused.text) == (422, True)
 
 
 @pytest.mark.parametrize("form", ["base64", ["base64"]])
@@ -194,16 +181,3 @@ def test_the_last_id_of_the_vocabulary_is_none_of_them(server):
 def test_chunks_that_cannot_be(server, inputs, more, status, words):
     response = server.post("/v1/contextualizedembeddings", {"inputs": inputs, **more})
     assert (response.status_code, words in response.text) == (status, True), response.text
-
-
-def test_models_without_a_mean_are_refused_by_name():
-    with serving(small.model_spec(pooling=("cls",))) as running:
-        for path, body in (
-            ("/v1/contextualizedembeddings", {"inputs": [TEXTS]}),
-            ("/v1/embeddings", {"input": TEXTS, "late_chunking": True}),
-        ):
-            response = running.post(path, body)
-            assert (response.status_code, "the model pools by cls" in response.text) == (
-                424,
-                True,
-            ), response.text

@@ -46,19 +46,6 @@ def test_a_search_gives_what_numpy_gives(shelf, spec):
     assert int(response.headers["x-compute-tokens"]) > 0
 
 
-def test_several_queries_are_one_pass_and_each_its_own_answer(shelf):
-    before = shelf.backend.forwards
-    several = shelf.post("/search", {"collection": "papers", "queries": [QUERY, TEXTS[0]]}).json()[
-        "results"
-    ]
-    assert shelf.backend.forwards == before + 1
-    alone = [
-        shelf.post("/search", {"collection": "papers", "query": text}).json()
-        for text in (QUERY, TEXTS[0])
-    ]
-    assert [one["hits"] for one in several] == [one["hits"] for one in alone]
-
-
 def test_everything_at_once(shelf):
     body = {
         "collection": "papers",
@@ -369,24 +356,6 @@ def test_flags_say_how_much_a_search_may_hold(spec):
         assert (
             'hybridtei_refusals_total{limit="max_search_bytes"} 1' in running.get("/metrics").text
         )
-
-
-def test_a_field_that_is_not_known_is_refused_by_name(shelf):
-    for path, body in (
-        ("/search", {"collection": "papers", "query": "one", "rerank_limt": 3}),
-        ("/search", {"collection": "papers", "query": "one " * 2000, "rerank_limt": 3}),
-        ("/collections/papers/points", {"points": POINTS, "rerank_limt": True}),
-    ):
-        response = shelf.post(path, body)
-        assert response.status_code == 422
-        assert "unknown field `rerank_limt`" in response.text
-    points = [
-        {"id": 0, "text": TEXTS[0], "meta": {}},
-        {"id": 1, "text": TEXTS[1], "metadata": {"place": 1}},
-    ]
-    answer = shelf.post("/collections/papers/points", {"points": points}).json()
-    assert answer["ids"] == [1]
-    assert "unknown field `meta`" in answer["failed"][0]["error"]
 
 
 @pytest.mark.parametrize("key", ["a[", "a..b"])

@@ -100,15 +100,6 @@ def test_coheres_length_of_inputs(server, side):
     assert found["embeddings"] == expected["embeddings"]
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
-def test_vllms_logits(reranker, server, path):
-    for ranking in (reranker, server):
-        raw = rows(ranking.post(path, {**RANK, "raw_scores": True}))
-        assert raw != rows(ranking.post(path, {**RANK, "use_activation": True}))
-        scores = rows(ranking.post(path, {**RANK, "use_activation": False}))
-        assert [row["relevance_score"] for row in scores] == [row["relevance_score"] for row in raw]
-
-
 @pytest.mark.parametrize("path", ["/reranking", "/v1/reranking"])
 def test_llama_cpps_paths(server, path):
     assert rows(server.post(path, RANK)) == rows(server.post("/v1/rerank", RANK))

@@ -107,16 +107,6 @@ def test_logits_under_vllms_older_name(reranker):
         assert of_names[0] == of_names[1] != reranker.post(path, body).json()["data"]
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
-def test_voyages_document_is_a_text_and_that_of_all_others_an_object(reranker, path):
-    body = {"query": "one", "documents": ["two", "three"], "top_k": 2, "return_documents": True}
-    answer = reranker.post(path, body).json()
-    for item, of_voyage in zip(answer["results"], answer["data"], strict=True):
-        text = body["documents"][item["index"]]
-        assert item["document"] == {"text": text}
-        assert of_voyage == {**item, "document": text}
-
-
 def of_voyage(server, path, body, headers):
     """Status and body, with no header that a library adds."""
     fields = {"content-type": "application/json", **headers}
