@@ -1,7 +1,5 @@
 """Parameters of which some run by default and all in the whole suite."""
 
-import itertools
-
 import pytest
 
 
@@ -17,11 +15,6 @@ def sampled(every, quick):
         )
         for one in every
     ]
-
-
-def crossed(*axes):
-    """The product of the axes, of which those of `paired` are quick."""
-    return sampled(itertools.product(*axes), paired(*axes))
 
 
 def paired(*axes):

@@ -26,7 +26,7 @@ from hybridtei.inference.backends.torch.layout import PackedLayout
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families.ops import Heads
 from tests.near import near
-from tests.sampled import crossed
+from tests.sampled import paired
 
 TOKENS = frozenset({Head.TOKENS})
 PREFIX = 20
@@ -90,7 +90,7 @@ def test_a_prefix_is_computed_once(own):
     assert len(feed["input_ids"]) == PREFIX + sum(own)
 
 
-@pytest.mark.parametrize(("family", "name"), crossed([*CAUSAL], ["ort", "openvino", "torch"]))
+@pytest.mark.parametrize(("family", "name"), paired([*CAUSAL], ["ort", "openvino", "torch"]))
 def test_states_are_those_of_whole_texts(tmp_path, family, name):
     tiny.write_family(tmp_path, family, **CAUSAL[family])
     tiny.write_own_heads(tmp_path)

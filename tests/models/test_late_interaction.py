@@ -21,7 +21,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, UnsupportedHead
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.near import near, same
-from tests.sampled import crossed
+from tests.sampled import paired
 
 QUERIES = ["baka", "baka? bulo, lolo.", *vocabulary.texts(4, seed=9), "bulo " * 60]
 DOCUMENTS = [
@@ -98,7 +98,7 @@ def agree(folder):
 
 @pytest.mark.parametrize(
     ("expansion", "model_type"),
-    crossed([*EXPANSIONS], ["bert", "distilbert", "modernbert", "xlm-roberta"]),
+    paired([*EXPANSIONS], ["bert", "distilbert", "modernbert", "xlm-roberta"]),
 )
 def test_what_sentence_transformers_saves(tmp_path, model_type, expansion):
     agree(
