@@ -84,10 +84,6 @@ def test_a_wrong_input_fails_the_whole(split, place):
     inputs[place] = ""
     answer = split.post("/embed", {"inputs": inputs})
     assert (answer.status_code, answer.json()["error_type"]) == (400, "Empty")
-    assert (
-        f"`inputs[{place}]` cannot be empty"
-        in split.post("/embed_hybrid", {"inputs": inputs}).json()["error"]
-    )
     assert split.service.admission.free == PERMITS
 
 

@@ -193,7 +193,6 @@ def test_spans_are_slices_of_whole_texts(server):
             "`inputs[0].spans[0]` is [0, 8], which ends beyond the text: 7 code points",
         ),
         ([SPANNED, "one"], "texts with spans and texts without"),
-        ([SPANNED, {"text": "", "spans": [[0, 1]]}], "`inputs[1]` cannot be empty"),
         ({"text": "one", "spans": []}, "length >= 1"),
         ({"text": "one", "spans": [[0]]}, "length 2"),
         ({"text": "one", "spans": [[-1, 3]]}, ">= 0"),

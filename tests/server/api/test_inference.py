@@ -113,7 +113,6 @@ def test_dimensions_cut_what_a_pass_of_all_made(server):
             {"data": "one", "model": "small", "options": {"input_type": "both"}},
             "inputs[1].options.input_type: got 'both'",
         ),
-        ({"data": "", "model": "small"}, "cannot be empty"),
     ],
 )
 def test_what_is_wrong_is_a_400_that_qdrant_can_read(server, one, message):

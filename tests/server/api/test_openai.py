@@ -166,7 +166,6 @@ def test_the_last_id_of_the_vocabulary_is_none_of_them(server):
     ("inputs", "more", "status", "words"),
     [
         ([["one"], ["two", " "]], {}, 422, "`inputs[1][1]` is [3, 4], which holds no token"),
-        ([["one"], [""]], {}, 400, "`inputs[1]` cannot be empty"),
         ([["one"], []], {}, 422, "length >= 1"),
         (
             [["one"], "two three"],

@@ -94,7 +94,6 @@ def test_hugging_faces_defaults(tagger):
     [
         ([], 400, "`inputs` cannot be empty"),
         ([[]], 400, "`inputs` cannot be empty"),
-        ([[""]], 400, "Input validation error: `inputs[0][0]` cannot be empty"),
         (
             ["x"] * 2049,
             422,

@@ -27,13 +27,6 @@ def ranks(response):
     ("which", "body", "status", "error"),
     [
         ("dense_server", ASKED, 424, "Backend error: model is not a re-ranker model"),
-        ("reranker", {"query": "one", "documents": []}, 400, "`documents` cannot be empty"),
-        (
-            "reranker",
-            {"query": "", "documents": [""]},
-            400,
-            "Input validation error: `documents[0]` cannot be empty",
-        ),
         (
             "reranker",
             {"query": "one", "documents": [{"title": "x"}]},

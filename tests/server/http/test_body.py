@@ -15,7 +15,6 @@ from hybridtei.server.http.body import BodyError, check_values, decode
 from tests.inference.engine import small
 from tests.server.live import HANG, JSON
 
-EMPTY = "`inputs` cannot be empty"
 SYNTAX = "Failed to parse the request body as JSON: "
 SHAPE = "Failed to deserialize the JSON body into the target type: "
 TOO_LARGE = "Failed to buffer the request body: length limit exceeded"
@@ -118,7 +117,6 @@ def test_the_shape_of_openais_body_is_told_in_openais_format(asked):
 @pytest.mark.parametrize(
     ("path", "body", "error"),
     [
-        ("/embed_hybrid", {"inputs": ""}, EMPTY),
         ("/decode", {"ids": [[1], []]}, "`input_ids` cannot be empty"),
         ("/decode", {"ids": [[5]] * 33}, "batch size 33 > maximum allowed batch size 32"),
         ("/embed", {"inputs": "a", "dimensions": 10**30}, TOO_WIDE),
