@@ -6,26 +6,6 @@ from tests.server.conftest import labelled
 from tests.server.live import POSTS, serving
 
 VARY = "origin, access-control-request-method, access-control-request-headers"
-GETS = [
-    "/health",
-    "/ping",
-    "/info",
-    "/metrics",
-    "/docs/",
-    "/docs/swagger-ui.css",
-    "/api-doc/openapi.json",
-]
-
-
-@pytest.mark.parametrize("path", GETS)
-def test_head_is_answered_wherever_get_is(server, path):
-    got, head = server.get(path), server.client.head(path)
-    assert head.status_code == got.status_code == 200
-    assert head.content == b""
-    assert head.headers.get("content-type") == got.headers.get("content-type")
-    # It grows with each request
-    if path != "/metrics":
-        assert head.headers["content-length"] == got.headers["content-length"]
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +42,6 @@ def test_a_post_route_allows_post(server, tei, path):
         assert "content-type" not in of_tei.headers
 
 
-@pytest.mark.parametrize("path", GETS)
-def test_a_get_route_allows_get_and_head(server, tei, path):
-    response, of_tei = server.post(path, {}), tei.post(path, {})
-    assert (response.status_code, of_tei.status_code) == (405, 405)
-    assert refusal(response, "POST") == "POST is not a method of this path"
-    assert of_tei.content == b""
-    if not path.startswith("/docs/"):
-        assert response.headers["allow"] == of_tei.headers["allow"] == "GET,HEAD"
-
-
 @pytest.mark.parametrize(
     "path",
     ["/nope", "/embed/", "/health/", "/v1/embeddings/", "/v1", "/v1/nope", "/EMBED", "/embed/x"],
@@ -88,20 +58,6 @@ def test_unknown_paths_and_trailing_slashes(server, tei, method, path):
     assert (of_tei.status_code, of_tei.content) == (404, b"")
     assert "content-type" not in of_tei.headers
     assert of_tei.headers["vary"] == VARY
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["//", "//info", "/v1//embeddings", "//embed", "/embed//", "/docs//", "/docs//swagger-ui.css"],
-)
-@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
-def test_slashes_are_not_merged(server, tei, method, path):
-    response = server.client.request(method, f"{server.url}{path}")
-    assert response.status_code == 404
-    assert refusal(response, method).startswith("" if method == "HEAD" else "there is no path")
-    assert response.headers["vary"] == VARY
-    of_tei = tei.client.request(method, f"{tei.url}{path}")
-    assert (of_tei.status_code, of_tei.content) == (404, b"")
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,6 @@ from tests.server.live import serving
 KEY = "s3cret-Kéy"
 RIGHT = f"Bearer {KEY}".encode()
 NO_KEY = "no API key or an unknown one: send the header `Authorization: Bearer KEY`"
-OPEN = [
-    "/",
-    "/health",
-    "/ping",
-    "/metrics",
-    "/docs",
-    "/docs/",
-    "/docs/swagger-ui.css",
-    "/api-doc/openapi.json",
-]
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +67,3 @@ def test_a_missing_key_is_told_in_each_dialects_form(locked):
         response = locked.post(path, {})
         assert (response.status_code, response.json()) == (401, form)
         assert response.headers["link"].startswith("</page/errors.html#nokey>")
-
-
-def test_info_is_protected(locked):
-    assert locked.get("/info").status_code == 401
-    assert locked.get("/info", headers={b"authorization": RIGHT}).status_code == 200
-
-
-@pytest.mark.parametrize("path", OPEN)
-def test_open_routes(locked, path):
-    assert locked.get(path, follow_redirects=True).status_code == 200
-
-
-def test_unknown_paths_and_preflights_are_open(locked):
-    assert locked.get("/nope").status_code == 404
-    assert locked.post("/embed/", {}).status_code == 404
-    assert locked.client.options("/embed").status_code == 200
