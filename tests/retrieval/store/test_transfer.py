@@ -193,7 +193,8 @@ def test_an_import_that_was_stopped_writes_what_is_missing(content, empty):
     )
     assert sum(told) == COUNT
     assert len(told) > 10
-    assert records(empty) == records(filled)
+    again = stream(empty).splitlines()
+    assert [json.loads(line) for line in again[1:-1]] == [json.loads(line) for line in lines[1:-1]]
 
 
 GOOD = {
