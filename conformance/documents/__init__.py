@@ -1,1 +1,1 @@
-"""A folder of 92 small files of 40 and more kinds, and what an ingest reads of each."""
+"""A folder of 97 small files of 40 and more kinds, and what an ingest reads of each."""

@@ -168,7 +168,8 @@ class _Rows:
 
         try:
             # Not line by line: the parser ends a quoted cell's line without its line end
-            cells = next(csv.reader(lines(), delimiter=self._separator), [])
+            rows = csv.reader(lines(), delimiter=self._separator, skipinitialspace=True)
+            cells = next(rows, [])
         except csv.Error as error:
             reason = str(error)
         # The first row is read before there is a header

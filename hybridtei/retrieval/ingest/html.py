@@ -39,7 +39,12 @@ OPENERS = ("aria-controls", "data-target", "data-bs-target", "href")
 # Links and line numbers that programs add: left out, and not counted
 MARKS_OF_PAGES = re.compile(r"\b(headerlink|lineno|linenos|linenodiv)\b")
 # What stands between the parts of a formula
-FORMULAS = {"mfrac": "/", "msup": "^", "msub": "_"}
+FORMULAS = {
+    **dict.fromkeys(("msup", "mover"), "^"),
+    **dict.fromkeys(("msub", "munder"), "_"),
+    **dict.fromkeys(("msubsup", "munderover"), "_^"),
+    "mfrac": "/",
+}
 HIDDEN_CLASS = re.compile(
     r"(cookie|consent|gdpr)s?[-_]?(banner|bar|box|consent|dialog|law|message|modal|notice|"
     r"overlay|popup|warning)|onetrust|"
@@ -201,12 +206,7 @@ class _Reader:
         if tag in UNSEEN or tag.startswith(("-", "!")) or self._is_hidden(node):
             self.hidden += tag == "svg" and node.css_first("text") is not None
             return False
-        parent = node.parent
-        if parent is not None and parent.tag in FORMULAS:
-            if parent.child != node and not tag.startswith("-"):
-                self._inline.append(FORMULAS[parent.tag])
-            if tag == "mrow":
-                self._inline.append("(")
+        self._separate(node, tag)
         if tag in ("img", "area"):
             self._inline.append(f" {node.attributes.get('alt') or ''} ")
         elif tag in KEEPS_LINES:
@@ -223,12 +223,26 @@ class _Reader:
                 _span(node.attributes.get("rowspan")),
             )
         elif tag == "sup":
-            self._raised.append((len(self._inline), node.css_first("a") is not None))
+            is_mark = node.css_first("a") is not None or node.parent.tag == "a"
+            self._raised.append((len(self._inline), is_mark))
         return True
+
+    def _separate(self, node: Any, tag: str) -> None:
+        """Set the parts of a formula apart, and the number of a note."""
+        parent = node.parent
+        if parent is not None and parent.tag in FORMULAS:
+            place = [child.mem_id for child in parent.iter()].index(node.mem_id)
+            self._inline += FORMULAS[parent.tag][max(0, place - 1) : place]
+            self._inline += "(" * (tag == "mrow")
+        if tag == "msqrt":
+            self._inline.append("√(")
+        if tag == "a" and "noteref" in "".join(map(str, node.attributes.values())):
+            self._inline.append(" ")
 
     def _leave(self, node: Any) -> None:
         tag = node.tag
-        if tag == "mrow" and node.parent is not None and node.parent.tag in FORMULAS:
+        is_part = node.parent is not None and node.parent.tag in FORMULAS
+        if tag == "msqrt" or (tag == "mrow" and is_part):
             self._inline.append(")")
         if tag == "sup" and self._raised:
             self._end_raised(*self._raised.pop())

@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 from itertools import chain
 from typing import Any
 
 from hybridtei.retrieval.ingest.headings import with_headings
+from hybridtei.retrieval.ingest.html import read_html
 from hybridtei.retrieval.ingest.markdown import read_markdown
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.text import HEADING_MARK, Content, Unfit, decoded
@@ -29,9 +31,12 @@ PROSE = ("", ".txt", ".text", ".rst", ".adoc", ".asciidoc", ".org", ".tex", ".lo
 # Characters of a cell's output
 MAX_OUTPUT = 20_000
 JSON = (".json", ".geojson", ".jsonld", ".har", ".webmanifest")
-# Of characters by their numbers, or of one other character
-ESCAPES = re.compile(r"((?:\\u[0-9a-fA-F]{4})+)|\\.")
-SUBTITLE_MARKS = re.compile(r"\d+|WEBVTT.*|(NOTE|STYLE|REGION)\b.*|[\d:.,]+ --> .*")
+# Of a character by its number, or of another character
+ESCAPES = re.compile(r"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u[0-9a-fA-F]{4})|\\.")
+# Blocks of subtitles that show nothing, and what stands above the words of others
+SUBTITLE_MARKS = re.compile(
+    r"^(?:WEBVTT|NOTE|STYLE|REGION)\b.*(?:\n.+)*|^(?:.*\n)?[\d:.,]+ --> .*", re.MULTILINE
+)
 SUBTITLE_TAGS = re.compile(r"<[^<>]{0,200}>|\{\\[^{}]{0,200}\}")
 CALENDAR_LINES = re.compile(
     r"(SUMMARY|DESCRIPTION|LOCATION|DTSTART|DTEND|DUE|ORGANIZER|ATTENDEE|CATEGORIES|COMMENT|"
@@ -48,6 +53,12 @@ ROFF_NAMES = {
     "em": "—",
     "en": "–",
     "bu": "•",
+    "rs": "\\",
+    "ha": "^",
+    "ti": "~",
+    "co": "©",
+    "mu": "×",
+    "->": "→",
 }
 ROFF_CHARACTER = re.compile(r"\\(?:\((..)|\[([^\]]{1,20})\]|([-e .~0'`]))")
 ROFF_SILENT = re.compile(
@@ -109,8 +120,10 @@ def _manual_lines(text: str) -> Iterator[str]:
 
 def _roff_character(written: re.Match[str]) -> str:
     name = written[1] or written[2]
+    if name and name.startswith("u") and len(name) > 4:
+        return "".join(chr(int(number, 16)) for number in re.findall("[0-9A-F]{4,6}", name))
     if name:
-        return ROFF_NAMES.get(name, "")
+        return ROFF_NAMES.get(name, name)
     return {"e": "\\", "~": " ", "0": " "}.get(written[3], written[3])
 
 
@@ -128,7 +141,7 @@ def read_notebook(data: bytes, options: ReadOptions) -> Content:
                 source = f"{'#' * int(cell.get('level', 1))} {source}"
             texts.append(_fenced(source) if kind == "code" else source)
             for output in cell.get("outputs", ()):
-                words = _output(output)
+                words = _output(output, options)
                 texts.append(_fenced(words[:MAX_OUTPUT]))
                 pictures += not words.strip()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -140,10 +153,16 @@ def read_notebook(data: bytes, options: ReadOptions) -> Content:
     return content
 
 
-def _output(output: dict[str, Any]) -> str:
+def _output(output: dict[str, Any], options: ReadOptions) -> str:
     """What a cell printed, its value, or its error."""
     bundle = output.get("data") or output
-    words = bundle.get("text/plain") or bundle.get("text") or ""
+    kinds = ("text/markdown", "text/plain", "text", "text/latex")
+    words = "".join(next(filter(None, map(bundle.get, kinds)), ""))
+    # What Python says of an object that a notebook shows otherwise
+    is_stand_in = not words or words.startswith("<IPython.core.display")
+    if is_stand_in and "text/html" in bundle:
+        page = "".join(bundle["text/html"])
+        words = "\n".join(read_html(page.encode(), options).pages)
     if "evalue" in output:
         words = f"{output.get('ename')}: {output['evalue']}"
     is_picture = any(name.startswith(("image/", "png", "jpeg", "svg")) for name in bundle)
@@ -175,8 +194,9 @@ def read_subtitles(data: bytes, options: ReadOptions) -> Content:
     """The words that are shown, without times; words that stay for the next time are there once."""
     text, notes = decoded(data)
     lines: list[str] = []
+    text = SUBTITLE_MARKS.sub("", "\n".join(text.splitlines()))
     for line in text.splitlines():
-        words = SUBTITLE_TAGS.sub("", line).strip()
-        if words and not SUBTITLE_MARKS.fullmatch(words) and words not in lines[-2:]:
+        words = unescape(SUBTITLE_TAGS.sub("", line)).strip()
+        if words and words not in lines[-2:]:
             lines.append(words)
     return Content(None, ["\n".join(lines)], notes)

@@ -9,14 +9,16 @@ import mailbox
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from email.header import decode_header, make_header
+from email.header import decode_header
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from hybridtei.retrieval.ingest.html import read_html
+from hybridtei.retrieval.ingest.kinds import read_calendar
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.text import Content, Unfit, decoded
 
@@ -27,10 +29,12 @@ LETTER = re.compile(
     re.IGNORECASE,
 )
 BOX = re.compile(rb"From \S[^\n]*\d{4}[^\n]*\n[\w-]{1,60}:")
-FIELDS = ("From", "To", "Date", "Subject")
+FIELDS = ("From", "To", "Cc", "Date", "Subject")
 MAX_PARTS, MAX_DEPTH, MAX_FIELD = 1000, 10, 50_000
 # A plain version that has less than this share of the HTML's text is a stub
 LEAST_SHARE = 0.3
+READERS = {"text/html": read_html, "text/calendar": read_calendar}
+NO_TEXT = ("text/css", "text/javascript")
 
 
 def read_mail(data: bytes, options: ReadOptions) -> Content:
@@ -124,23 +128,35 @@ class _Letter:
     def _leaf(self, message: Message[Any, Any], kind: str) -> str:
         payload = message.get_payload(decode=True)
         is_attached = message.get_content_disposition() == "attachment"
-        if is_attached or not kind.startswith("text/") or not isinstance(payload, bytes):
+        is_text = kind.startswith(("text/", "multipart/")) and kind not in NO_TEXT
+        if is_attached or not is_text or not isinstance(payload, bytes):
             name = message.get_filename()
             self.attachments.append(_words(name) if name else "unnamed")
             return ""
         text, notes = decoded(payload, message.get_content_charset())
         self.notes += notes
-        if kind == "text/html":
-            text = "\n".join(read_html(text.encode(), self._options).pages)
+        if kind in READERS:
+            text = "\n".join(READERS[kind](text.encode(), self._options).pages)
+        if message.get_param("delsp") == "yes":
+            text = re.sub(r" \r?\n", "", text)
         return text.strip()
 
 
 def _words(field: str) -> str:
     """The words of a field, which may be encoded."""
     text = decoded(field[:MAX_FIELD].encode(errors="surrogateescape"))[0]
-    with suppress(ValueError, LookupError, email.errors.MessageError):
-        text = str(make_header(decode_header(text)))
+    with suppress(email.errors.MessageError):
+        text = "".join(starmap(_decoded, decode_header(text)))
     return " ".join(text.split())
+
+
+def _decoded(words: bytes | str, charset: str | None) -> str:
+    """A part of a field. One of no encoding is written as Python writes it."""
+    if isinstance(words, str):
+        return words
+    if charset is None:
+        return words.decode("raw-unicode-escape")
+    return decoded(words, charset)[0]
 
 
 def _iso(date: str) -> str:

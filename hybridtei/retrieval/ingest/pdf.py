@@ -114,6 +114,9 @@ def _content(document: Any, options: ReadOptions) -> Content:
         lacks[lack] += 1
     title = document.get_metadata_value("Title").strip()
     notes = [f"{lacks[lack]} of {count} pages hold {lack}" for lack in LACKS if lacks[lack]]
+    attached = document.count_attachments()
+    if attached:
+        notes.append(f"{attached} attached files were not read")
     if not any(pages):
         raise Unfit(f"the PDF holds no text: {', '.join(notes) or 'its pages are empty'}")
     if NO_TITLE.fullmatch(title):

@@ -6,6 +6,7 @@ process bounds these.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -264,6 +265,21 @@ def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
         offset = end
 
 
+def _parsed(data: bytes | str) -> Any:
+    """A value of JSON, with the NaN and the large numbers that Python writes. Raises ValueError."""
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        pass
+    try:
+        value = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    # Half a character is no text
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def json_records(
     path: Path, options: ReadOptions
 ) -> Callable[[Path, str, ReadOptions], Iterator[Progress]] | None:
@@ -272,7 +288,7 @@ def json_records(
     with path.open("rb") as file:
         first = file.readline(options.max_record_bytes)
         try:
-            value = orjson.loads(first)
+            value = _parsed(first)
             if isinstance(value, dict) and field in value:
                 return read_jsonl
         except ValueError:
@@ -280,7 +296,7 @@ def json_records(
         if not first.lstrip().startswith(b"[") or path.stat().st_size > options.max_file_bytes:
             return None
         try:
-            records = orjson.loads(first + file.read())
+            records = _parsed(first + file.read())
         except ValueError:
             return None
     if records and isinstance(records[0], dict) and field in records[0]:
@@ -321,8 +337,7 @@ def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
     if not line.is_whole:
         raise Unfit(f"the line has {line.length} bytes, allowed are {options.max_record_bytes}")
     try:
-        # Refuses NaN and lone surrogates
-        value = orjson.loads(line.decoded())
+        value = _parsed(line.decoded())
     except ValueError as error:
         raise Unfit(f"not JSON: {error}") from None
     return _record(value, options)

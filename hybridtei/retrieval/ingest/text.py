@@ -14,6 +14,7 @@ import re
 import tempfile
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, BinaryIO
@@ -124,13 +125,23 @@ def _declared(label: str | None, data: bytes) -> tuple[str, int, list[str]] | No
     require_extra("qdrant", "webencodings")
     import webencodings
 
-    declared = webencodings.lookup(label) if label else None
-    if declared is None or declared.name in ("utf-8", "replacement", "x-user-defined"):
+    declared = webencodings.lookup(label or "")
+    if declared is None:
+        return _other(label or "")
+    if declared.name in ("utf-8", "replacement", "x-user-defined"):
         return None
-    # A page's label in ASCII letters says that it is not UTF-16.
-    if declared.name.startswith("utf-16") or _is_utf8(data):
+    # A page's label in ASCII letters says that it is not UTF-16. Escapes in ASCII are other letters
+    if declared.name.startswith("utf-16") or (not data.isascii() and _is_utf8(data)):
         return None
     return declared.codec_info.name, 0, []
+
+
+def _other(label: str) -> tuple[str, int, list[str]] | None:
+    """An encoding that Python knows and browsers do not, such as UTF-7."""
+    with suppress(LookupError, ValueError):
+        "".encode(label)
+        return label, 0, []
+    return None
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -245,6 +256,8 @@ CONJUNCTIONS = frozenset(
         "tai",
     ]
 )
+# Words before a hyphen that no program writes where it cuts a word
+PREFIXES = frozenset(["half", "non", "quasi", "self", "well"])
 COMPOUND = re.compile(rf"\b{WORD}-{WORD}\b")
 
 
@@ -295,6 +308,7 @@ def _joined(words: Words, cut: re.Match[str]) -> str:
     if after.lower() in CONJUNCTIONS:
         return f"{before}- "
     is_compound = cut.string[cut.start() - 1 : cut.start()] == "-" or before.isupper()
+    is_compound = is_compound or len(before) == 1 or before.lower() in PREFIXES
     if is_compound or not after.islower() or f"{before}-{after}".lower() in words.compounds:
         return f"{before}-"
     return str(before)

@@ -179,3 +179,35 @@ def test_a_row_of_a_list_has_its_place(tmp_path):
     rows = all_of(tmp_path / "a.json", '[{"text": "a"}, {"text": 5}, {"text": "c"}]')
     assert [isinstance(row, Document) for row in rows] == [True, False, True]
     assert rows[1].location == "record 2"
+
+
+def test_a_letter_to_a_calendar_holds_its_words(tmp_path):
+    message = letter("Come to the quay.", Subject="Meeting")
+    message.clear_content()
+    message.set_content("Come to the quay.")
+    event = (
+        "BEGIN:VCALENDAR\nBEGIN:VEVENT\nUID:"
+        + 90 * "x"
+        + "\nSUMMARY:Quay\nEND:VEVENT\nEND:VCALENDAR"
+    )
+    message.add_alternative(event, subtype="calendar")
+    assert "Come to the quay." in text_of(tmp_path / "a.eml", bytes(message))
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "text"),
+    [
+        ("text/plain; format=flowed; delsp=yes", b"Zusam \nmen.", "Zusammen."),
+        ("text/plain; charset=utf-7", b"Gr+APwA3w-e", "Grüße"),
+        ("multipart/mixed", b"No boundary.", "No boundary."),
+    ],
+)
+def test_what_a_letter_says_of_its_body(tmp_path, fields, body, text):
+    head = f"From: a@b.c\nSubject: s\nDate: x\nContent-Type: {fields}\n\n".encode()
+    assert text in text_of(tmp_path / "a.eml", head + body)
+
+
+def test_styles_of_a_saved_page_are_no_text(tmp_path):
+    message = letter("The ferry", Subject="Page")
+    message.add_attachment("p {color: red}", subtype="css", disposition="inline")
+    assert "color" not in text_of(tmp_path / "a.mht", bytes(message))

@@ -8,6 +8,7 @@ from io import BytesIO
 
 import pytest
 
+from conformance.documents.__main__ import FOLDER
 from hybridtei.retrieval.ingest.document import Rejection
 from hybridtei.retrieval.ingest.files import source_files
 from tests.retrieval.ingest.sources.archives import (
@@ -278,3 +279,23 @@ def test_a_notebook_of_format_3_with_what_it_prints(tmp_path):
         "```\nValueError: ebb\n```",
     ]
     assert document.notes == ["1 outputs without text, such as pictures, were not read"]
+
+
+def test_subtitles_are_what_is_shown(tmp_path):
+    shown = "1\n00:00:01,000 --> 00:00:02,000\nRoom\n\n2\n00:00:03,000 --> 00:00:04,000\n42\n"
+    (document,) = all_of(tmp_path / "a.srt", shown)
+    assert document.text == "Room\n42"
+    page = "WEBVTT\n\nNOTE not\nthis\n\ncue\n00:01.000 --> 00:02.000\n<v Bo>Tea &amp; rum</v>\n"
+    (document,) = all_of(tmp_path / "a.vtt", page)
+    assert document.text == "Tea & rum"
+
+
+def test_a_notebook_shows_what_its_objects_show(tmp_path):
+    (document,) = all_of(tmp_path / "a.ipynb", (FOLDER / "code" / "displays.ipynb").read_bytes())
+    assert "IPython" not in document.text
+    assert document.notes == ["1 outputs without text, such as pictures, were not read"]
+
+
+def test_signs_of_a_manual(tmp_path):
+    (document,) = all_of(tmp_path / "a.1", ".TH A 1\n.SH NAME\na \\(co b \\[rs]n \\[u00E4] \\(xx\n")
+    assert document.text.endswith("a © b \\n ä xx")

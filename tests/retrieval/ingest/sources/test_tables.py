@@ -8,6 +8,7 @@ from hybridtei.retrieval.ingest.csv_rows import read_csv
 from hybridtei.retrieval.ingest.document import Document, Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.tables import read_jsonl, read_parquet
+from tests.retrieval.ingest.sources.reading import all_of
 
 SMALL = ReadOptions(max_record_bytes=1000, max_document_characters=500, max_metadata_bytes=100)
 
@@ -35,6 +36,13 @@ def test_jsonl(tmp_path):
     assert documents[0].indexed_text == "T\none"
 
 
+def test_a_number_that_cannot_be_stored_is_left_out_and_told(tmp_path):
+    line = '{"text": "a", "score": NaN, "depth": 2}'
+    (document,) = all_of(tmp_path / "a.jsonl", line)
+    assert (document.text, document.metadata) == ("a", {"depth": 2})
+    assert document.notes == ("fields that cannot be stored were left out: score",)
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -42,7 +50,6 @@ def test_jsonl(tmp_path):
         (b'{"text": " \\n"}', "is empty"),
         (b'{"text": "' + b"x" * 2000 + b'"}', "2012 bytes, allowed are 1000"),
         (b'{"text": "' + b"x" * 600 + b'"}', "600 characters, allowed are 500"),
-        (b'{"text": "a", "score": NaN}', "not JSON"),
         (b'{"text": "\\ud800"}', "not JSON"),
         (b'{"text": "a"', "not JSON"),
         (b"[" * 900, "not JSON"),
