@@ -25,4 +25,4 @@ def read_xml(data: bytes, options: ReadOptions) -> Content:
 
 def _words(tag: re.Match[str]) -> str:
     """The words that a tag holds itself, such as those of an outline."""
-    return " ".join(["", *(words for _, words in WORDS.findall(tag[3])), ""])
+    return " " + "".join(f"{words} " for _, words in WORDS.findall(tag[3]))

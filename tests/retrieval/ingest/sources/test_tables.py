@@ -40,7 +40,7 @@ def test_a_number_that_cannot_be_stored_is_left_out_and_told(tmp_path):
     line = '{"text": "a", "score": NaN, "depth": 2}'
     (document,) = all_of(tmp_path / "a.jsonl", line)
     assert (document.text, document.metadata) == ("a", {"depth": 2})
-    assert document.notes == ("fields that cannot be stored were left out: score",)
+    assert list(document.notes) == ["fields that cannot be stored were left out: score"]
 
 
 @pytest.mark.parametrize(
