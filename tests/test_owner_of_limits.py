@@ -84,6 +84,9 @@ server/http/protocol.py BoundedHttpProtocol.on_header: self._fields > HEADER_COU
 server/http/protocol.py BoundedHttpProtocol.on_headers_complete: 0 < len(self.pipeline) < PIPELINE_LIMIT
 server/http/protocol.py BoundedHttpProtocol.on_url: len(self.url) > min(URL_LIMIT_BYTES, self._bounds.header_limit)
 """,
+    "what is kept only to be faster": """
+retrieval/store/collection.py CollectionSchemas.fit: len(self._fits) >= MAX_FITS
+""",
     "the page of a query": """
 retrieval/store/base.py best_points: best[-1].score < best[query.limit - 1].score
 retrieval/store/base.py best_points: len(best) < query.limit + spare

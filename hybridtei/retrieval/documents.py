@@ -3,6 +3,7 @@ of its document."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from hybridtei.retrieval.ingest.chunking import (
     TEXT,
 )
 from hybridtei.retrieval.search.options import StoredPoint
-from hybridtei.retrieval.store.base import PointId, Selector, Store, Stored, pages_of
+from hybridtei.retrieval.store.base import PayloadBudget, PointId, Selector, Store, Stored, pages_of
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.plan import PACKED
 from hybridtei.retrieval.store.points import point_id, uuid_of
@@ -32,8 +33,10 @@ from hybridtei.retrieval.store.query import Filter, Match, filter_from
 
 T = TypeVar("T")
 KEYS = (DOCUMENT_ID, SOURCE, CHUNK)
-# Points of a call to the store, and documents of one filter
-PAGE, DOCUMENTS = 1000, 64
+# Points of a call to the store, fewer with whole payloads; documents of one filter
+PAGE, FEW, DOCUMENTS = 1000, 100, 64
+# Bytes that one change may write to all points together
+MAX_CHANGED_BYTES = 1_000_000_000
 MAX_SWITCHES = 3
 # Keys that vectors, identity or the next ingest rest on
 FIXED = frozenset(
@@ -73,12 +76,16 @@ def _is_empty(group: Filter) -> bool:
 
 
 async def fetched(
-    store: Store, name: str, identity: int | str, source: str | None = None
+    store: Store,
+    name: str,
+    identity: int | str,
+    source: str | None = None,
+    budget: PayloadBudget | None = None,
 ) -> list[StoredPoint]:
     """The point of this id, or else the chunks of the document of this id, in their order. Raises
-    UnknownDocument, InvalidInput."""
+    UnknownDocument, InvalidInput, PayloadsTooLarge."""
     check_value("id", identity, int | str)
-    points = await _named(store, name, [identity], source, {"exclude": [PACKED]})
+    points = await _named(store, name, [identity], source, {"exclude": [PACKED]}, budget=budget)
     if not points:
         raise UnknownDocument(f"collection `{name}` has no document {identity!r:.200}")
     points.sort(key=lambda point: point.payload.get(CHUNK, 0))
@@ -106,18 +113,15 @@ async def changed(
     values: Mapping[str, Any],
 ) -> int:
     """Set keys of the payloads of documents; None removes a key. Return the number of points.
-    Raises InvalidInput for keys that vectors or identity rest on."""
+    Raises InvalidInput for keys that vectors or identity rest on, and for too many bytes in all."""
     fixed = sorted(FIXED & values.keys())
     if fixed:
         raise InvalidInput(
             f"`{fixed[0]}` of a stored point cannot be changed: store the text again instead"
         )
-    return await _each(
-        store,
-        name,
-        selection,
-        partial(store.set_payload, name, values=values),
-    )
+    size = len(json.dumps(values, default=str))
+    change = partial(store.set_payload, name, values=values)
+    return await _each(store, name, selection, change, size)
 
 
 async def whole(
@@ -138,8 +142,10 @@ async def _each(
     name: str,
     selection: Selection,
     act: Callable[[list[PointId]], Awaitable[None]],
+    size: int = 0,
 ) -> int:
-    """Do something with the points of whole documents, page by page. Return their number."""
+    """Do something with the points of whole documents, page by page. Return their number. `size`:
+    the bytes that it writes to each of them. Raises InvalidInput for too many bytes in all."""
     if selection.ids is not None:
         points = await _named(store, name, selection.ids, selection.source)
     else:
@@ -152,6 +158,11 @@ async def _each(
     }
     points += await _chunks(store, name, [*documents])
     ids = list(dict.fromkeys(point.id for point in points))
+    if size * len(ids) > MAX_CHANGED_BYTES:
+        raise InvalidInput(
+            f"`set` has {size} bytes for each of {len(ids)} points, {size * len(ids)} in all > "
+            f"maximum allowed {MAX_CHANGED_BYTES}"
+        )
     for begin in range(0, len(ids), PAGE):
         await act(ids[begin : begin + PAGE])
     return len(ids)
@@ -163,17 +174,21 @@ async def _named(
     ids: Sequence[int | str],
     source: str | None,
     with_payload: Selector = KEYS,
+    *,
+    budget: PayloadBudget | None = None,
 ) -> list[Stored]:
     """The points of these ids, or the chunks of the documents of these ids. Raises InvalidInput if
-    several files have a document of an id, and no source is named."""
+    several files have a document of an id, and no source is named; PayloadsTooLarge."""
     points: list[Stored] = []
     values = {identity: value for value in ids for identity in _identities(value)}
     if source is None:
         points = await store.retrieve(name, [*values], with_payload=with_payload)
+    if budget is not None:
+        budget.spend(points)
     stored = {values[point.id] for point in points}
     keys = [(source, str(value)) for value in dict.fromkeys(ids) if value not in stored]
     files: dict[str, set[str]] = {}
-    for point in await _chunks(store, name, keys, with_payload):
+    for point in await _chunks(store, name, keys, with_payload, budget):
         points.append(point)
         files.setdefault(point.payload[DOCUMENT_ID], set()).add(str(point.payload.get(SOURCE)))
     for value, sources in files.items():
@@ -197,12 +212,13 @@ async def _chunks(
     name: str,
     keys: Sequence[tuple[str | None, str]],
     with_payload: Selector = KEYS,
+    budget: PayloadBudget | None = None,
 ) -> list[Stored]:
     """The chunks of documents, each known by its source, or None, and its id."""
     points: list[Stored] = []
     for begin in range(0, len(keys), DOCUMENTS):
         group = [of_document(*key) for key in keys[begin : begin + DOCUMENTS]]
-        points += await matching(store, name, Filter(should=group), with_payload)
+        points += await matching(store, name, Filter(should=group), with_payload, budget)
     return points
 
 
@@ -223,13 +239,13 @@ async def matching(
     name: str,
     where: Filter | None,
     with_payload: Selector = KEYS,
+    budget: PayloadBudget | None = None,
 ) -> list[Stored]:
-    """All points that meet a filter, in the order of their ids."""
-    pages = pages_of(
-        store,
-        name,
-        PAGE,
-        scroll_filter=where,
-        with_payload=with_payload,
-    )
-    return [point async for page in pages for point in page]
+    """All points that meet a filter, in the order of their ids. Raises PayloadsTooLarge."""
+    page = PAGE if budget is None else FEW
+    points: list[Stored] = []
+    async for some in pages_of(store, name, page, scroll_filter=where, with_payload=with_payload):
+        if budget is not None:
+            budget.spend(some)
+        points += some
+    return points

@@ -31,6 +31,7 @@ from hybridtei.limits import (
     MAX_VALUES,
     SMALL_BYTES,
     Bound,
+    Holder,
 )
 from hybridtei.server.answers import (
     Answer,
@@ -87,7 +88,7 @@ async def serve(request: HttpRequest) -> ASGIApp:
         arrived(shared.recorder, scope["headers"])
 
     body = await read(request, route)
-    held = 0
+    held: Holder | None = None
     work: asyncio.Future[Reply] | None = None
     try:
         # The two arguments of the route's function
@@ -102,10 +103,10 @@ async def serve(request: HttpRequest) -> ASGIApp:
                 with while_connected(scope):
                     reply = await route.work(source, payload)
     finally:
-        if held and (work is None or work.done()):
-            shared.inside.give_back(held)
-        elif held and work is not None:
-            work.add_done_callback(lambda _: shared.inside.give_back(held))
+        if held is not None and (work is None or work.done()):
+            held.leave()
+        elif held is not None and work is not None:
+            work.add_done_callback(held.leave)
 
     head = head_of(reply, route, source)
     if reply.lines is not None:
@@ -250,10 +251,10 @@ def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
     kind = route.request
     if kind is None:
         return request
-    if kind is bytes:
-        return body
     if len(body) > MAX_VALUES:
         check_values(body)
+    if kind is bytes:
+        return body
     is_peer, wire = route.is_peer, route.wire
     scope: Any = request.scope
     scope[BODY] = body
@@ -271,21 +272,25 @@ def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
     return payload
 
 
-async def counted(request: HttpRequest, route: Route, body: bytes) -> tuple[Any, int]:
-    """The body as the route's function takes it, and the bytes that count for it until its answer:
-    of its texts, and of the memory of its values. Raises BodyError, also if all requests together
-    hold too many."""
+async def counted(request: HttpRequest, route: Route, body: bytes) -> tuple[Any, Holder | None]:
+    """The body as the route's function takes it, and the holder of what counts for it until its
+    answer: the bytes of the body and of its texts from before it waits for a thread, then the
+    memory of its values. Raises BodyError, also if all requests together hold too many."""
     if len(body) <= HELD_BYTES:
-        return decoded(request, route, body), 0
-    bound, before = request.shared.inside, sys.getallocatedblocks()
-    if len(body) > PART_BYTES:
-        # Other requests get the event loop between the steps of a large one
-        payload = await asyncio.to_thread(decoded, request, route, body)
-    else:
-        payload = decoded(request, route, body)
-    held = 2 * len(body) + max(sys.getallocatedblocks() - before, 0) * BLOCK_BYTES
-    held = bound.fitting(held)
-    bound.take(held, is_large=held > SMALL_BYTES)
+        return decoded(request, route, body), None
+    held = request.shared.inside.inside(0)
+    held.take(2 * len(body))
+    try:
+        before = sys.getallocatedblocks()
+        if len(body) > PART_BYTES:
+            # Other requests get the event loop between the steps of a large one
+            payload = await asyncio.to_thread(decoded, request, route, body)
+        else:
+            payload = decoded(request, route, body)
+        held.take(max(sys.getallocatedblocks() - before, 0) * BLOCK_BYTES)
+    except BaseException:
+        held.leave()
+        raise
     return payload, held
 
 

@@ -5,6 +5,7 @@ route has such a row beside it."""
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -50,7 +51,7 @@ class ErrorForm(Struct, frozen=True):
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
         status, message, error_type = facts_of(error)
-        match = FIELD.search(message)
+        match = FIELD.search(message, 0, MAX_START)
         field_name = None
         if match is not None and status in (400, 422):
             field_name = match[1]
@@ -154,7 +155,8 @@ def error_form(scope: Any, form: Any) -> Any:
     return form
 
 
-# The field that a message begins with: `input[20]` gives input
+# The field that a message begins with: `input[20]` gives input. Characters where it may stand
+MAX_START = 1_000
 FIELD = re.compile(r"(?:target type: |field `|^(?:Input validation error: )?`)(\w+)[\[`.:]")
 
 
@@ -190,7 +192,7 @@ class Wire:
         for name, obeyed in self.forms.items():
             value = getattr(request, name, None)
             if value is not None and value not in obeyed:
-                raise SchemaError(f"{name}: expected one of {[*obeyed]}, got {value!r:.100}")
+                raise SchemaError(f"{name}: expected one of {[*obeyed]}, got {reprlib.repr(value)}")
         newer: dict[str, Any] = {}
         for old, name in self.older.items():
             value = getattr(request, old, None)

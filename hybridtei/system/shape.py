@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, inspect
 
-MESSAGE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?([^`]*)`)?", re.DOTALL)
+PLACE = re.compile(r"(?:key in )?\$\.?([^`]*)`")
+# Characters of a message, which may quote a value of megabytes
+MAX_MESSAGE = 1_000
 STEP = re.compile(r"\w+|\[[\d.]+\]")
 OURS = {
     "Object missing required": "missing",
@@ -46,8 +48,15 @@ class Mistake(NamedTuple):
 
 def explain(error: msgspec.ValidationError, whole: Any, kind: Any) -> Mistake:
     """Read the error of converting `whole`, JSON in bytes or objects, to `kind`."""
-    # Matches all text
-    text, path = MESSAGE.fullmatch(str(error)).groups("")  # type: ignore[union-attr]
+    text, _, end = str(error).rpartition(" - at `")
+    place = PLACE.fullmatch(end)
+    path = ""
+    if place is None:
+        text = str(error)
+    else:
+        path = place[1]
+    if len(text) > MAX_MESSAGE:
+        text = f"{text[:MAX_MESSAGE]}…"
     for theirs, ours in OURS.items():
         if text.startswith(theirs):
             text = ours + text.removeprefix(theirs)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from hybridtei.errors import InvalidInput, UnknownDocument
+from hybridtei.errors import InvalidInput, PayloadsTooLarge, UnknownDocument
 from hybridtei.retrieval.documents import Selection, changed, deleted, fetched
+from hybridtei.retrieval.store.base import PayloadBudget
 from hybridtei.retrieval.store.points import point_id, to_points
 from tests.retrieval.store.stores import asked, embeddings, plan
 
@@ -136,3 +137,27 @@ def test_thousands_are_deleted_in_pages(tmp_path):
         where = {"must": [{"key": "even", "match": {"value": True}}]}
         assert made.run(deleted(made.store, made.name, of(filter=where))) == 1_250
         assert made.run(made.store.count(made.name)) == 1_250
+
+
+@pytest.mark.parametrize("identity", [7, "c.md"])
+def test_a_document_of_too_many_bytes_is_not_given(filled, identity):
+    (point,) = filled.run(fetched(filled.store, filled.name, identity))
+    size = PayloadBudget(1_000)
+    size.spend([point])
+    for bound in (size.spent, size.spent - 1):
+        found = fetched(filled.store, filled.name, identity, budget=PayloadBudget(bound))
+        if bound == size.spent:
+            assert filled.run(found) == [point]
+        else:
+            with pytest.raises(PayloadsTooLarge):
+                filled.run(found)
+
+
+def test_a_change_that_would_write_too_many_bytes_changes_nothing(filled, monkeypatch):
+    """The bytes of a request count once for each point."""
+    monkeypatch.setattr("hybridtei.retrieval.documents.MAX_CHANGED_BYTES", 150)
+    before, values = rest(filled), {"note": "a" * 80}
+    with pytest.raises(InvalidInput, match="for each of 2 points"):
+        filled.run(changed(filled.store, filled.name, of(ids=["line-2"], source="a.csv"), values))
+    assert rest(filled) == before
+    assert filled.run(changed(filled.store, filled.name, of(ids=[7]), values)) == 1

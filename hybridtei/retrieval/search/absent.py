@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from hybridtei.retrieval.store.base import Store
@@ -11,6 +12,8 @@ from hybridtei.retrieval.store.query import Filter
 
 # Points whose keys are compared with a filter's
 SAMPLE = 10
+# Keys that are compared with a filter's, and their characters: more would take seconds
+MAX_NAMES, MAX_CHARACTERS = 1_000, 200
 
 
 async def absent_key(store: Store, collection: str, condition: Filter) -> str | None:
@@ -23,9 +26,10 @@ async def absent_key(store: Store, collection: str, condition: Filter) -> str | 
         if points:
             continue
         points, _ = await store.scroll(collection, limit=SAMPLE)
-        names = sorted({name for point in points for name in _names(point.payload)})
-        nearest = [name for name in names if name.endswith(f".{key}")]
-        nearest += get_close_matches(key, names, 1)
+        names = {name for point in points for name in islice(_names(point.payload), MAX_NAMES)}
+        short = sorted(name for name in names if len(name) <= MAX_CHARACTERS)
+        nearest = [name for name in short if name.endswith(f".{key}")]
+        nearest += get_close_matches(key[:MAX_CHARACTERS], short, 1)
         return f"no point has `{key}`" + "".join(
             f"; did you mean `{name}`?" for name in nearest[:1]
         )

@@ -69,6 +69,8 @@ class VectorModel(Protocol):
 
 OF_OTHERS = "if other software made it, `unlabelled` searches it"
 MAX_NAME_BYTES = 200
+# Fits to models that are kept: a request chooses a part of their keys
+MAX_FITS = 1_000
 # And controls
 FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*') | {
     chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))
@@ -297,6 +299,8 @@ class CollectionSchemas:
             if files is None:
                 is_proved, plain = await self._proof(plain, name, model, own, names)
             fit = Searchable.of(plain, spec, name, names=names, is_proved=is_proved)
+            if len(self._fits) >= MAX_FITS:
+                self._fits.clear()
             self._fits[key] = schema, fit
         return fit
 

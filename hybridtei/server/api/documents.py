@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.retrieval.search.options import StoredPoint, identity_of
 from hybridtei.server.context import Reply
 from hybridtei.server.models import StoreContext
@@ -61,18 +62,22 @@ class PayloadRequest(SelectionRequest, frozen=True, kw_only=True, forbid_unknown
 async def fetch(stores: StoreContext, request: HttpRequest) -> Reply:
     """The point of an id, or the chunks of the document of an id."""
     from hybridtei.retrieval.documents import fetched
+    from hybridtei.retrieval.store.base import PayloadBudget
 
     identity, source = _named(request)
     schema = await stores.schemas.of(stores.collection)
     name = schema.stored_as or stores.collection
+    budget = PayloadBudget(stores.server.max_search_bytes)
     work = partial(
         fetched,
         stores.schemas.store,
         name,
         identity,
         source,
+        budget,
     )
-    return Reply(FoundPoints(await stores.run(1, work)))
+    points = await stores.run(1, work)
+    return Reply({"points": points}, numbers=budget.spent // BYTES_PER_NUMBER)
 
 
 @delete("/collections/{name:str}/points/{identity:path}", ChangedPoints, **WRITES)

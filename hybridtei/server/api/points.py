@@ -149,7 +149,9 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
     indexes = indexes_of(request.index)
     context, fit, created = await _collection(stores, name, create=request.create)
     await stores.schemas.store.index(fit.name, indexes)
-    new, failed = _checked(request.points, is_packed=fit.packed is not None)
+    new, failed = await asyncio.to_thread(
+        _checked, request.points, is_packed=fit.packed is not None
+    )
     options = context.settled(
         EmbedOptions(
             truncate=request.truncate,
@@ -230,6 +232,8 @@ async def _new_schema(context: Context) -> CollectionSchema:
 
 
 def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], list[FailedPoint]]:
+    """The valid points and the others. Reads whole payloads, so do not call it on the event
+    loop."""
     from hybridtei.retrieval.store.points import check_key_is_free
 
     new: list[_NewPoint] = []

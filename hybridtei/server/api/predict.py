@@ -305,7 +305,15 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
                 names += [f"inputs[{i}][{j}]" for j in range(len(item))]
         return names[place]
 
-    return await _tag(context, task, write, is_batch=is_batch, field=field_of)
+    all_labels = len(labels) if request.raw_scores else 0
+    return await _tag(
+        context,
+        task,
+        write,
+        is_batch=is_batch,
+        field=field_of,
+        of_token=NUMBERS_A_TOKEN + NUMBERS_A_LABEL * all_labels,
+    )
 
 
 def _items(tagged: label.Tagged, request: PredictTokensRequest, labels: Sequence[str]) -> Items:
@@ -324,10 +332,11 @@ def _items(tagged: label.Tagged, request: PredictTokensRequest, labels: Sequence
 
 
 def _token(token: label.TaggedToken, labels: Sequence[str], *, all_labels: bool) -> dict[str, Any]:
-    results = dict(zip(labels, token.scores, strict=True))
-    if not all_labels:
-        best = labels[int(token.scores.argmax())]
-        results = {best: results[best]}
+    if all_labels:
+        results = dict(zip(labels, token.scores, strict=True))
+    else:
+        best = int(token.scores.argmax())
+        results = {labels[best]: token.scores[best]}
     return _item(token.text, token.token_id, token.start, token.end, results)
 
 
@@ -374,10 +383,12 @@ async def _tag(
     *,
     is_batch: bool,
     field: str | NameOf | None = None,
+    of_token: int = NUMBERS_A_TOKEN,
 ) -> Reply:
+    """`of_token`: the cost of building and writing a token, in numbers."""
     if not task.inputs:
         with context.counting_failures():
             raise NoInputs("`inputs` cannot be empty")
     load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
     answer, usage = await context.run(task, load, scope="predict", field=field)
-    return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)
+    return await context.reply(write, answer, usage, of_token * usage.tokens)

@@ -9,7 +9,7 @@ inputs by place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -160,6 +160,19 @@ async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
         rows[text] = len(rows)
     embedded = [_embedded(work, [*rows], reads) for work, rows in passes.items()]
     results = dict(zip(passes, await asyncio.gather(*embedded), strict=True))
+    answer, numbers = await asyncio.to_thread(_answer, targets, reads, heads, passes, results)
+    return Reply(answer, numbers=numbers)
+
+
+def _answer(
+    targets: Sequence[_Target],
+    reads: Sequence[Read],
+    heads: Mapping[Read, frozenset[Head]],
+    passes: Mapping[Pass, Mapping[str, int]],
+    results: Mapping[Pass, tuple[Embeddings, list[int]]],
+) -> tuple[dict[str, Any], int]:
+    """The answer, and the count of its numbers. Inputs choose how often a text's vectors are cut,
+    so do not call it on the event loop. Raises AnswerTooLarge."""
     embeddings, numbers = [], 0
     tokens: dict[str, int] = {}
     # Equal inputs share their vectors
@@ -179,7 +192,7 @@ async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
         # The tokens of a text that is read once count once
         uncounted_tokens[row] = 0
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
-    return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
+    return {"embeddings": embeddings, "usage": usage}, numbers
 
 
 def _targets(models: Models, alias: str | None, request: InferenceRequest) -> list[_Target]:

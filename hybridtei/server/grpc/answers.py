@@ -92,12 +92,14 @@ async def _embed_sparse(context: Context, message: Any) -> Reply:
 
 async def _predict(context: Context, message: Any) -> Reply:
     """Answer `Predict`, and `PredictPair` for one or two texts."""
-    inputs = message.inputs if isinstance(message.inputs, str) else [*message.inputs]
-    if not isinstance(inputs, str) and len(inputs) not in (1, 2):
-        with context.counting_failures():
-            raise RequestRefused(
-                f"`inputs` must have a single or two elements. Given: {len(inputs)}"
-            )
+    inputs = message.inputs
+    if not isinstance(inputs, str):
+        if len(inputs) not in (1, 2):
+            with context.counting_failures():
+                raise RequestRefused(
+                    f"`inputs` must have a single or two elements. Given: {len(inputs)}"
+                )
+        inputs = [*inputs]
     reply = await predict(context, _request(tei.PredictRequest, message, inputs=inputs))
     return _answer(messages.PredictResponse(predictions=reply.answer), reply.usage)
 
@@ -149,6 +151,8 @@ async def _rerank(context: Context, message: Any) -> Reply:
         if not message.texts:
             raise NoInputs("`texts` cannot be empty")
         _check_ranker(context)
+        # A message of 4 MB may have two million
+        context.check_batch(len(message.texts))
     reply = await rerank(
         context, _request(RerankRequest, message, query=message.query, texts=[*message.texts])
     )

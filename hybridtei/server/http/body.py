@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import cache
+from itertools import islice
 from json import detect_encoding
 from typing import Any, TypeVar
 
@@ -279,7 +280,6 @@ async def _next_chunk(scope: Any, receive: Any) -> tuple[bytes, bool]:
 # An object's first keys, which are checked for duplicates
 MAX_NAMES = 10_000
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
-LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 T = TypeVar("T")
@@ -290,6 +290,8 @@ HALF = re.compile(
     rb"\\u(?:(?<!\\\\u)|(?<=[^\\]\\\\\\u))"
     rb"[dD](?:[89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F]..)"
 )
+# Its bytes, and those that may follow
+HALF_BYTES = 12
 # A body with more is refused: replacing them would delay other requests
 MAX_HALVES = 100_000
 
@@ -308,12 +310,29 @@ def decode_peers(body: bytes, kind: type[T]) -> T:
 
 
 def _as_utf8(body: bytes) -> bytes:
+    """Raises SyntaxRefused for what is not UTF-16 or UTF-32: replacing it takes seconds, in which
+    no other thread runs."""
     encoding = detect_encoding(body)
     if encoding != "utf-8":
-        body = body.decode(encoding, "replace").encode()
-    if b"\\ud" not in body and b"\\uD" not in body:
-        return body
-    return HALF.sub(rb"\\ufffd", body, MAX_HALVES)
+        try:
+            body = body.decode(encoding).encode()
+        except UnicodeError as error:
+            raise SyntaxRefused(f"it is not {encoding}: {error}") from None
+    parts: list[bytes] = []
+    begin = 0
+    for half in islice(_halves(body), MAX_HALVES):
+        parts += body[begin : half.start()], b"\\ufffd"
+        begin = half.end()
+    return b"".join([*parts, body[begin:]]) if parts else body
+
+
+def _halves(body: bytes) -> Iterator[re.Match[bytes]]:
+    """Find halves of surrogate pairs, window by window: other threads run in between."""
+    for begin in range(0, len(body), WINDOW_BYTES):
+        end = begin + WINDOW_BYTES
+        for half in HALF.finditer(body, begin, end + HALF_BYTES):
+            if half.start() < end:
+                yield half
 
 
 def _without_nulls(body: bytes, kind: Any) -> bytes:
@@ -349,6 +368,15 @@ def decode(body: bytes, kind: type[T], *, strict: bool = True) -> T:
         if (end := _end_before_trailing(error)) is None:
             raise SyntaxRefused(_syntax(error, body)) from None
         return decode(body[:end], kind, strict=strict)
+
+
+async def decode_aside(
+    body: bytes, kind: type[T], how: Callable[[bytes, type[T]], T] = decode
+) -> T:
+    """As `how`, for a function of a route that decodes: a large body in a thread."""
+    if len(body) > PART_BYTES:
+        return await asyncio.to_thread(how, body, kind)
+    return how(body, kind)
 
 
 def keys_of(body: bytes, kind: type[T]) -> T:
@@ -394,7 +422,7 @@ def _syntax(error: Exception, body: bytes) -> str:
         return "arrays and objects are nested too deeply"
     if "truncated" not in str(error):
         return str(error).removeprefix("JSON is malformed: ")
-    if LONE_SURROGATE.search(body):
+    if any(_halves(body)):
         return "half of a surrogate pair"
     return f"it ends too early (byte {len(body)})"
 

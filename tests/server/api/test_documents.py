@@ -145,3 +145,14 @@ def test_by_index(tmp_path):
         assert len(index) == 1
         index.save(tmp_path / "store")
         assert [hit.payload["text"] for hit in index.search("five")] == ["five"]
+
+
+def test_the_fields_that_searches_name_are_not_all_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr("hybridtei.retrieval.store.collection.MAX_FITS", 3)
+    schemas = CollectionSchemas(MemoryStore())
+    with serving(spec_in(tmp_path), schemas=schemas, model_id=MODEL) as running:
+        running.post("/collections/notes/points", {"points": POINTS, "create": True})
+        for place in range(8):
+            body = {"collection": "notes", "query": "search", "text_field": f"text{place}"}
+            assert len(running.post("/search", body).json()["hits"]) == len(POINTS)
+        assert len(schemas._fits) <= 3

@@ -352,3 +352,32 @@ def test_a_list_in_a_text_is_no_list():
 def test_a_long_table_with_escapes_has_no_fields_to_be_given_twice():
     body = b'{"model_id":"a","dtype":"%b"}' % (b"\\u00df" * 1000)
     assert decoded(body, dict[str, Any]) == {"model_id": "a", "dtype": "ß" * 1000}
+
+
+ESCAPES = [rb"\ud83d", rb"\uDE00", rb"\\", rb"\u0041", rb"\"", b"u", b"d83d"]
+
+
+@given(st.lists(st.sampled_from(ESCAPES)), st.integers(1, 9))
+def test_halves_of_pairs_are_found_window_by_window(pieces, window):
+    """One search of a body of 32 MB takes half a second, in which no other thread runs."""
+    body = b"".join(pieces)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WINDOW_BYTES", window)
+        found = [half.span() for half in module._halves(body)]
+    assert found == [half.span() for half in module.HALF.finditer(body)]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"input":"'.encode("utf-16-le") + b"\0\xd8" * 9, "it is not utf-16-le"),
+        ('{"input":"'.encode("utf-32-be") + b"\xff" * 36, "it is not utf-32-be"),
+        (b'{"input":"a","encoding_format":"%b"}' % (b"a" * 90_000), "encoding_format: got 'aaa"),
+        (b'{"input":"a","endianness":"%b"}' % (b"a" * 90_000), "endianness: expected one of"),
+    ],
+)
+def test_what_is_refused_is_told_without_its_megabytes(asked, body, message):
+    answered = asked.post("/v1/embeddings", body)
+    assert answered.status_code in (400, 422)
+    assert message in answered.json()["message"]
+    assert len(answered.text) < 5_000
