@@ -218,8 +218,10 @@ async def embed_spans(
     *,
     is_batch: bool = True,
     field: str = "inputs",
+    numbers: int = 0,
 ) -> Reply:
-    """Embed spans of texts. Each text counts as one input of the request."""
+    """Embed spans of texts. Each text counts as one input of the request. `numbers`: to write
+    besides the vectors."""
     load = Load(len(task.inputs), sum(len(item.text) for item in task.inputs), is_batch)
     answer, usage = await context.run(task, load, check=check, field=field)
-    return await context.reply(write, answer, usage, answer.numbers)
+    return await context.reply(write, answer, usage, answer.numbers + numbers)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.options import Dimensions, EmbedOptions
 from hybridtei.outputs import Embeddings, Floats, Usage
@@ -165,7 +166,9 @@ async def _embed(context: Context, request: CohereEmbedRequest, version: str) ->
         }
 
     field = "inputs" if request.texts is None else "texts"
+    # The answer repeats the texts
     numbers = len(makers) * len(texts) * full_width
+    numbers += 2 * sum(map(len, texts)) // BYTES_PER_NUMBER
     return await context.embed(task, write, numbers=numbers, field=field)
 
 

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, UnsupportedHead
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.pooling import Precision
 from hybridtei.inference.tasks.spans import MAX_CHUNKS, EmbedSpans, joined
@@ -491,7 +492,9 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
             "usage": {"total_tokens": usage.tokens},
         }
 
-    return await embed_spans(context, EmbedSpans(texts, task, "inputs[{}]"), write)
+    numbers = 2 * sum(len(text) for chunks in chunk_texts for text in chunks) // BYTES_PER_NUMBER
+    work = EmbedSpans(texts, task, "inputs[{}]")
+    return await embed_spans(context, work, write, numbers=numbers)
 
 
 def _listed(vectors: Sequence[Any], chunks: Sequence[str]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import reprlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -299,7 +300,7 @@ def _check_once(points: Sequence[_NewPoint], failed: list[FailedPoint]) -> list[
         others = [place for place in places.get(point.identity, ()) if place != point.index]
         if point.client_id is not None and others:
             error = (
-                f"points[{point.index}]: `id` {point.client_id!r} is also that of "
+                f"points[{point.index}]: `id` {reprlib.repr(point.client_id)} is also that of "
                 f"points[{others[0]}]: give each its own"
             )
             failed.append(FailedPoint(point.index, point.client_id, error))

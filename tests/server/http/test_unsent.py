@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.limits import Bound
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.server.answers import answers_unsent
+from hybridtei.server.serve import encode_large
 from tests.inference.engine import small
 from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.server.http.raw import GET, connected
@@ -213,3 +215,30 @@ async def test_who_waits_in_vain_or_leaves_gives_up_its_turn(monkeypatch):
     turns.unsent.give_back(held)
     await turns.ask(2, 75)
     assert (turns.came, turns.unsent.units) == ([2], 0)
+
+
+LONG = "one " * 400_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embed", {"texts": [LONG]}),
+        ("/v2/embed", {"inputs": [{"content": [{"text": LONG}]}]}),
+        ("/v1/rerank", {"query": "one", "documents": [LONG], "return_documents": True}),
+        ("/rerank", {"query": "one", "texts": [LONG], "return_text": True, "truncate": True}),
+    ],
+)
+def test_an_answer_counts_the_texts_that_it_repeats(server, monkeypatch, path, body):
+    """Or it would be written on the event loop, beside all others."""
+    counted = []
+
+    async def encode(request, reply):
+        counted.append(reply.numbers * BYTES_PER_NUMBER)
+        return await encode_large(request, reply)
+
+    monkeypatch.setattr("hybridtei.server.serve.encode_large", encode)
+    answered = server.post(path, body)
+    assert (answered.status_code, LONG in answered.text) == (200, True)
+    assert counted
+    assert counted[0] > len(LONG) - BYTES_PER_NUMBER
