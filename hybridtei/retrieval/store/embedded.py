@@ -177,8 +177,9 @@ class EmbeddedStore(Store):
         await self._call("delete", name, list(ids))
 
     async def index(self, name: str, indexes: Mapping[str, str]) -> None:
-        if indexes:
-            await self._call("index", name, dict(indexes))
+        # Each is a call of its own: an index takes long, and other calls get the engine in between
+        for key, kind in indexes.items():
+            await self._call("index", name, {key: kind})
 
     async def set_payload(
         self, name: str, ids: Sequence[PointId], values: Mapping[str, Any]

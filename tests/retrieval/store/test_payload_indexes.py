@@ -12,6 +12,7 @@ from hybridtei.config import StoreConfig
 from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import plan_of
 from hybridtei.retrieval.store.points import to_points
@@ -37,6 +38,24 @@ ALL_KINDS = [
     "uuid!",
 ]
 KINDS = ("embedded", *STAND_INS)
+
+
+def test_the_embedded_engine_serves_other_calls_between_two_indexes(monkeypatch, tmp_path):
+    """A hundred in one call took half a minute, in which every search waited."""
+    calls, call = [], EmbeddedStore._call
+
+    def counted(self, name, *arguments, **options):
+        calls.append((name, arguments))
+        return call(self, name, *arguments, **options)
+
+    monkeypatch.setattr(EmbeddedStore, "_call", counted)
+    with asked("embedded", tmp_path) as made:
+        made.run(made.store.create(made.name, plan()))
+        calls.clear()
+        made.run(made.store.index(made.name, MADE))
+        assert made.run(made.store.describe(made.name)).indexes == MADE
+    parts = [arguments[1] for name, arguments in calls if name == "index"]
+    assert parts == [{key: kind} for key, kind in MADE.items()]
 
 
 @pytest.fixture(params=KINDS)
