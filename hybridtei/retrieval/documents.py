@@ -216,19 +216,24 @@ async def _chunks(
 ) -> list[Stored]:
     """The chunks of documents, each known by its source, or None, and its id."""
     points: list[Stored] = []
+    keys = sorted(keys, key=str)
     for begin in range(0, len(keys), DOCUMENTS):
-        group = [of_document(*key) for key in keys[begin : begin + DOCUMENTS]]
+        of_sources: dict[str | None, list[str]] = {}
+        for source, document_id in keys[begin : begin + DOCUMENTS]:
+            of_sources.setdefault(source, []).append(document_id)
+        # A store compares a list of values faster than a condition for each
+        group = [of_documents(source, ids) for source, ids in of_sources.items()]
         points += await matching(store, name, Filter(should=group), with_payload, budget)
     return points
 
 
-def of_document(
+def of_documents(
     source: str | None,
-    document_id: str,
+    ids: Sequence[int | str],
     *more: Filter,
 ) -> Filter:
-    """The chunks of a document that meet further conditions."""
-    conditions = [Filter(key=DOCUMENT_ID, match=Match(value=document_id)), *more]
+    """The chunks of a source's documents that meet further conditions."""
+    conditions = [Filter(key=DOCUMENT_ID, match=Match(any=list(ids))), *more]
     if source:
         conditions.append(Filter(key=SOURCE, match=Match(value=source)))
     return Filter(must=conditions)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from hybridtei.retrieval.documents import of_document
+from hybridtei.retrieval.documents import of_documents
 from hybridtei.retrieval.ingest.chunking import (
     CHUNK,
     DIGEST,
@@ -50,7 +50,7 @@ def filter_beside(keys: Iterable[Key], neighbours: Neighbours) -> Filter:
     for (source, name, *_), number in keys:
         places = neighbours.around(number)
         near = Filter(key=CHUNK, range=Range(gte=places[0], lte=places[-1]))
-        documents.append(of_document(source, name, near))
+        documents.append(of_documents(source, [name], near))
     return Filter(should=documents)
 
 

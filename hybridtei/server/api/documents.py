@@ -15,7 +15,8 @@ from hybridtei.server.models import StoreContext
 from hybridtei.server.routing import delete, get, post
 from hybridtei.server.serve import HttpRequest
 
-MAX_IDS = 10_000
+# A store without an index compares each with each point
+MAX_IDS = 1_000
 WRITES: dict[str, Any] = {"source": "store", "role": "write", "outlives_client": True}
 
 
