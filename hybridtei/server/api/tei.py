@@ -7,16 +7,17 @@ here check it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import cache, partial
 from io import BytesIO
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 
+from hybridtei.batch import runs
 from hybridtei.errors import EmptyInput, NoInputs
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.models.text.reader import Input
+from hybridtei.models.text.reader import PORTION_CHARACTERS, Input
 from hybridtei.models.text.tokenizer import Text
 from hybridtei.options import (
     Dimensions,
@@ -32,7 +33,7 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.routing import post
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Sized)
 Chosen = TypeVar("Chosen", bound=Options)
 TruncationDirection = Literal["Left", "left", "Right", "right"]
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -412,7 +413,7 @@ async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any])
     """Make and write the answer of each item: in parts, so that other requests use the thread in
     between, and item by item, since an answer is many times the size of its request. Raises
     RequestRefused."""
-    part_size, bounds = context.server.max_client_batch_size, context.bounds(len(items))
+    limit, bounds = context.server.max_client_batch_size, context.bounds(len(items))
     buffer = BytesIO()
 
     # Runs in the thread
@@ -423,8 +424,8 @@ async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any])
             write_json(make(item), buffer)
 
     buffer.write(b"[")
-    for begin in range(0, len(items), part_size):
-        await context.service.aside(partial(append, items[begin : begin + part_size]))
+    for begin, end in runs([*map(len, items)], PORTION_CHARACTERS, limit):
+        await context.service.aside(partial(append, items[begin:end]))
         bounds.check(buffer.tell() // BYTES_PER_NUMBER)
     buffer.write(b"]")
     return Reply(buffer.getvalue(), numbers=buffer.tell() // BYTES_PER_NUMBER)

@@ -116,10 +116,20 @@ def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer():
         small.service(), ServerConfig(), ModelConfig(model_id="small"), Registry()
     )
 
+    turns, aside = [], context.service.aside
+
+    def counted(work):
+        turns.append(work)
+        return aside(work)
+
+    context.service.aside = counted
+
     async def asked():
         return await tokenize(context, TokenizeRequest(inputs=["a " * 4000] * 32))
 
     reply = asyncio.run(asked())
+    # Other requests use the thread after each 65,536 characters
+    assert len(turns) == 4
     tracemalloc.start()
     try:
         body = to_json(reply.answer)
