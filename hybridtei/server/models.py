@@ -45,6 +45,7 @@ from hybridtei.server.context import Context
 from hybridtei.server.ranking import rank
 from hybridtei.system import memory
 from hybridtei.system.metrics import Counter, Registry, text_of
+from hybridtei.system.own_thread import OwnThreads
 
 if TYPE_CHECKING:
     from hybridtei.models.text.tokenizer import Token
@@ -306,16 +307,12 @@ MAX_TRANSFERS = 8
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
     """Bounds that all requests to the store share: one permit an input; one a transfer, which
-    lasts as long as its client likes; one thread for work that would block the event loop."""
+    lasts as long as its client likes; one thread for work that would block the event loop, also
+    for clients that leave."""
 
     admission: Bound
     transfers: Bound = field(default_factory=lambda: Bound(MAX_TRANSFERS))
-    aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-
-    async def run_aside(self, work: Callable[[], Any]) -> Any:
-        """Run `work` in a thread; one call at a time."""
-        async with self.aside:
-            return await asyncio.to_thread(work)
+    aside: OwnThreads = field(default_factory=lambda: OwnThreads("store"))
 
 
 # Error class -> the label `kind`. Subclasses come before their bases.

@@ -215,7 +215,7 @@ async def _searched(
         schemas=schemas,
         budget=budget,
         max_points=depth,
-        aside=stores.bounds.run_aside,
+        aside=stores.bounds.aside.run,
     )
     fit = await searcher.fit(request.collection, options, schema)
     try:
@@ -237,7 +237,7 @@ async def _searched(
         _written, context, request, results, spans_of, usage=model.usage, options=options
     )
     if options.highlights or budget.spent > LARGE_BYTES:
-        answers = await stores.bounds.run_aside(write)
+        answers = await stores.bounds.aside.run(write)
     else:
         answers = write()
     numbers = _numbers(results, spans_of) + budget.spent // BYTES_PER_NUMBER
