@@ -249,8 +249,8 @@ async def matching(
     """All points that meet a filter, in the order of their ids. Raises PayloadsTooLarge."""
     page = PAGE if budget is None else FEW
     points: list[Stored] = []
-    async for some in pages_of(store, name, page, scroll_filter=where, with_payload=with_payload):
+    async for batch in pages_of(store, name, page, scroll_filter=where, with_payload=with_payload):
         if budget is not None:
-            budget.spend(some)
-        points += some
+            budget.spend(batch)
+        points += batch
     return points

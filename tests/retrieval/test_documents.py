@@ -145,12 +145,12 @@ def test_a_document_of_too_many_bytes_is_not_given(filled, identity):
     size = PayloadBudget(1_000)
     size.spend([point])
     for bound in (size.spent, size.spent - 1):
-        found = fetched(filled.store, filled.name, identity, budget=PayloadBudget(bound))
+        fetching = fetched(filled.store, filled.name, identity, budget=PayloadBudget(bound))
         if bound == size.spent:
-            assert filled.run(found) == [point]
+            assert filled.run(fetching) == [point]
         else:
             with pytest.raises(PayloadsTooLarge):
-                filled.run(found)
+                filled.run(fetching)
 
 
 def test_a_change_that_would_write_too_many_bytes_changes_nothing(filled, monkeypatch):

@@ -49,11 +49,11 @@ def test_the_embedded_engine_serves_other_calls_between_two_indexes(monkeypatch,
         return call(self, name, *arguments, **options)
 
     monkeypatch.setattr(EmbeddedStore, "_call", counted)
-    with asked("embedded", tmp_path) as made:
-        made.run(made.store.create(made.name, plan()))
+    with asked("embedded", tmp_path) as place:
+        place.run(place.store.create(place.name, plan()))
         calls.clear()
-        made.run(made.store.index(made.name, MADE))
-        assert made.run(made.store.describe(made.name)).indexes == MADE
+        place.run(place.store.index(place.name, MADE))
+        assert place.run(place.store.describe(place.name)).indexes == MADE
     parts = [arguments[1] for name, arguments in calls if name == "index"]
     assert parts == [{key: kind} for key, kind in MADE.items()]
 

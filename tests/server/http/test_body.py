@@ -363,8 +363,8 @@ def test_halves_of_pairs_are_found_window_by_window(pieces, window):
     body = b"".join(pieces)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WINDOW_BYTES", window)
-        found = [half.span() for half in module._halves(body)]
-    assert found == [half.span() for half in module.HALF.finditer(body)]
+        spans = [half.span() for half in module._halves(body)]
+    assert spans == [half.span() for half in module.HALF.finditer(body)]
 
 
 @pytest.mark.parametrize(
