@@ -3,17 +3,14 @@ nothing."""
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import httpx
 import pytest
 
 from conformance.fuzz.judge import same
-from hybridtei.limits import Bound
 from hybridtei.server import serve
 from hybridtei.server.http.body import DISCONNECT, ClientDisconnected, Disconnect, while_connected
-from hybridtei.server.models import StoreBounds
 from tests.inference.engine import small
 from tests.server.live import HANG, Hold, serving, until
 
@@ -157,25 +154,3 @@ async def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-def test_work_for_a_client_that_has_left_keeps_the_stores_only_thread():
-    bounds, begun, held = StoreBounds(Bound(1)), threading.Event(), threading.Event()
-    done = []
-
-    def slow():
-        begun.set()
-        done.append(held.wait(HANG))
-
-    async def scene():
-        first = asyncio.ensure_future(bounds.aside.run(slow))
-        await asyncio.to_thread(begun.wait, HANG)
-        first.cancel()
-        second = asyncio.ensure_future(bounds.aside.run(lambda: done.append("second")))
-        await asyncio.to_thread(time.sleep, 0.1)
-        assert done == []
-        held.set()
-        await second
-
-    asyncio.run(scene())
-    assert done == [True, "second"]

