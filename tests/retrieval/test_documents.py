@@ -153,4 +153,3 @@ def test_a_change_that_would_write_too_many_bytes_changes_nothing(filled, monkey
     with pytest.raises(InvalidInput, match="for each of 2 points"):
         filled.run(changed(filled.store, filled.name, of(ids=["line-2"], source="a.csv"), values))
     assert rest(filled) == before
-    assert filled.run(changed(filled.store, filled.name, of(ids=[7]), values)) == 1

@@ -220,14 +220,7 @@ async def test_who_waits_in_vain_or_leaves_gives_up_its_turn(monkeypatch):
 LONG = "one " * 400_000
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v2/embed", {"inputs": [{"content": [{"text": LONG}]}]}),
-        ("/v1/rerank", {"query": "one", "documents": [LONG], "return_documents": True}),
-    ],
-)
-def test_an_answer_counts_the_texts_that_it_repeats(server, monkeypatch, path, body):
+def test_an_answer_counts_the_texts_that_it_repeats(server, monkeypatch):
     """Or it would be written on the event loop, beside all others."""
     counted = []
 
@@ -236,6 +229,5 @@ def test_an_answer_counts_the_texts_that_it_repeats(server, monkeypatch, path, b
         return await encode_large(request, reply)
 
     monkeypatch.setattr("hybridtei.server.serve.encode_large", encode)
-    answered = server.post(path, body)
-    assert (answered.status_code, LONG in answered.text) == (200, True)
+    assert LONG in server.post("/v2/embed", {"texts": [LONG]}).text
     assert sum(counted) > len(LONG)
