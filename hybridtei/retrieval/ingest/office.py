@@ -121,7 +121,7 @@ REPLACED: tuple[tuple[str, bytes, bytes | Callable[[re.Match[bytes]], bytes]], .
     ("rtf", rb"\{\\(?:header|footer)[lrf]?\b", rb"{\\pard"),
     (
         "rtf",
-        rb"(\{(?=[^{}]*\\(?:super\b|up[1-9]))(?:\\[a-z]+-?\d*\s?)+)(?=[-\d])",
+        rb"(\{(?=[^{}]*\\(?:super\b|up[1-9]))(?:\\[a-z]++-?+\d*+\s?+)++)(?=[-\d])",
         rb"\1^",
     ),
 )
