@@ -270,7 +270,9 @@ class CollectionSchemas:
                 return schema
             if not is_switching:
                 self._cache.pop(name, None)
-                self._fits.clear()
+                # Those of other names stay: any client may ask for a name that does not exist
+                for key in [key for key in self._fits if key[0] == name]:
+                    del self._fits[key]
                 raise UnknownCollection(
                     f"there is no collection `{name}`{'' if writing else await self._others(name)}"
                 )

@@ -156,3 +156,5 @@ def test_the_fields_that_searches_name_are_not_all_kept(monkeypatch, tmp_path):
             body = {"collection": "notes", "query": "search", "text_field": f"text{place}"}
             assert len(running.post("/search", body).json()["hits"]) == len(POINTS)
         assert len(schemas._fits) <= 3
+        assert running.post("/search", {**body, "collection": "none"}).status_code == 404
+        assert schemas._fits
