@@ -29,15 +29,15 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 422_602,
+        "tokens": 422_634,
         "over_100_columns": 112,
         "nested_conditionals": 6,
-        "literal_splats": 87,
-        "no_nouns": 988,
+        "literal_splats": 86,
+        "no_nouns": 989,
         "comments_behind": 7,
     },
     "conformance": {
-        "tokens": 86_733,
+        "tokens": 86_718,
         "over_100_columns": 9,
         "nested_conditionals": 4,
         "literal_splats": 31,

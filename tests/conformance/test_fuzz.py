@@ -66,10 +66,9 @@ def server_of(running, name):
     return Server(Plan(name, (name,), 1), "127.0.0.1", running.port, None, None)
 
 
-@pytest.mark.parametrize("requests", [200, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sampled(PLANS, ["hybrid", "classifier"]))
-def test_a_storm_leaves_nothing_behind(name, requests):
-    found = []
+def test_a_storm_leaves_nothing_behind(name):
+    found, requests = [], 200
     with serving(PLANS[name]()) as running:
         tally = asyncio.run(Storm(server_of(running, name), SEED, requests, found.append).run())
         assert running.service.admission.free == running.service.config.max_concurrent_requests

@@ -272,8 +272,7 @@ def batched(folder, inputs):
         return model(input_ids=ids, attention_mask=mask).logits.float().numpy()
 
 
-@pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
-@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize(("backend", "labels"), paired(["ort", "openvino", "torch"], [1, 3]))
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 def test_a_decoder_passes_over_padding_that_ends_a_text(tmp_path, model_type, labels, backend):
     folder = appending(tiny.write_classifier(tmp_path, model_type, labels), "<|endoftext|>")

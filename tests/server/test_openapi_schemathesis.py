@@ -22,7 +22,7 @@ def test_the_document_and_the_server_agree(kind, tmp_path):
     spec, paths = PATHS[kind]
     only = [word for path in paths for word in ("--include-path", path)]
     with serving(spec) as server:
-        command = command_of(server.url, "--max-examples", "5", "--seed", "1", *only)
+        command = command_of(server.url, "--max-examples", "3", "--seed", "1", *only)
         done = ran(command, cwd=tmp_path)
         assert server.service.admission.free == server.service.config.max_concurrent_requests
     assert done.returncode == 0, done.stdout[-5000:]

@@ -35,7 +35,7 @@ def test_without_a_device_it_says_so_and_claims_nothing():
     assert done.stdout == ""
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_each_way_is_measured_and_one_that_raises_loses_no_other(tmp_path):
     """Without any package of the server."""
     for name in OF_THE_SERVER:

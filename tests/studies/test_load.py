@@ -41,7 +41,7 @@ def test_each_scenario_tells_its_flags():
 SHORT = ["--rounds", "1", "--seconds", "0.3", "--clients", "2"]
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.parametrize(
     ("name", "flags", "rows"),
     [
@@ -81,7 +81,7 @@ def test_a_scenario_measures(name, flags, rows):
     assert all(value >= 0 for row in told.values() for value in row.values())
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_what_a_collection_takes(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "one.txt").write_text("a hybrid search over a swept wing")
@@ -92,7 +92,7 @@ def test_what_a_collection_takes(tmp_path):
     assert "dense vectors" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_storms_leave_nothing_and_sigterm_lets_every_request_end():
     flags = ["--clients", "100", "--rounds", "1", "--in-flight", "20", "--most-times", "inf"]
     status, told = run("storms", *flags)
@@ -103,7 +103,7 @@ def test_storms_leave_nothing_and_sigterm_lets_every_request_end():
     assert ended == "20 answered with 200, 0 otherwise, 0 not at all; exit 0"
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_overload_is_answered_with_200_or_429():
     flags = ["--permits", "4", "--words", "6", "--seconds", "2", "--rounds", "1", "--any-times"]
     status, told = run("overload", *flags)
@@ -112,7 +112,7 @@ def test_overload_is_answered_with_200_or_429():
     assert "× 429, 0 without an answer" in next(row["result"] for row in told["rows"])
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_an_index_has_the_hits_of_the_embedded_engine():
     _, told = run("index", "--texts", "60", "--points", "150", "--queries", "6")
     results = {row["tried"]: row["result"] for row in told["rows"] if row["kept"]}
@@ -120,7 +120,7 @@ def test_an_index_has_the_hits_of_the_embedded_engine():
     assert [row["times"] for row in told["rows"]][-1] == "150 points"
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_a_promise_that_is_broken_is_told():
     # No client is refused
     flags = [

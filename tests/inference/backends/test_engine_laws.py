@@ -105,7 +105,6 @@ BATCHES = {
     "one text": Batch([37]),
     "one token": Batch([1]),
     "ragged": Batch([3, 100, 1, 17, 64, 40]),
-    "1,500 tokens": Batch([LONG]),
     "1,500 tokens among others": Batch([9, LONG, 130]),
     "unseen": Batch([32], [24]),
     # Further from the last key than the window: no key at all.
@@ -119,11 +118,8 @@ BATCHES = {
 OWN = {(model, batch) for model in ("slopes", "adapters") for batch in BATCHES} | {
     ("products of distances", batch) for batch in BATCHES if "unseen" in batch
 }
-SLOW = "1,500 tokens among others"
 LAWS = [
-    pytest.param(
-        model, batch, id=f"{model}-{batch}", marks=[pytest.mark.slow] if batch == SLOW else []
-    )
+    pytest.param(model, batch, id=f"{model}-{batch}")
     for model in MODELS
     for batch in BATCHES
     if "prefix" not in batch or model in CAUSAL

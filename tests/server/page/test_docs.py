@@ -12,9 +12,6 @@ expect = pytest.importorskip(
 pytestmark = pytest.mark.slow
 
 KEY = "s3cret"
-# Of classifiers and taggers, which the embedded model is not; `tests/server/test_answers.py` asks
-# such models
-OF_OTHER_MODELS = {"/predict", "/predict_tokens", "/classify", "/v1/classify"}
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +42,15 @@ def press(page, path):
     return shown
 
 
-def test_an_example_of_each_api_works_as_it_stands(url, visit):
+def test_an_example_works_as_it_stands(url, visit):
     with visit(f"{url}/docs/") as page:
         page.locator(".opblock").first.wait_for()
         authorize(page)
-        for paths in EXAMPLES.values():
-            path = next(path for path in paths if path not in OF_OTHER_MODELS)
+        for path in ("/embed", "/search"):
             assert press(page, path) == "200", path
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_docs_have_a_section_for_each_api(server, visit, width, scheme):
     paths = server.get("/api-doc/openapi.json").json()["paths"]
     with visit(f"{server.url}/docs/", width=width, color_scheme=scheme) as page:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.small import tiny
+from tests.sampled import paired
 from tests.server.live import process
 
 expect = pytest.importorskip(
@@ -20,7 +21,7 @@ SERVERS = ("plain", "store", "key", "two models", "all of them")
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture
 def kind_and_url(request, tmp_path_factory):
     """A server of the embedded model, started as users do."""
     kind = request.param
@@ -37,8 +38,11 @@ def kind_and_url(request, tmp_path_factory):
         yield kind, running.wait_ready()
 
 
-@pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_the_first_example_is_scored_without_a_click(kind_and_url, visit, width, scheme):
+@pytest.mark.parametrize(
+    ("kind_and_url", "look"), paired(SERVERS, LOOKS), indirect=["kind_and_url"]
+)
+def test_the_first_example_is_scored_without_a_click(kind_and_url, visit, look):
+    width, scheme = look
     kind, url = kind_and_url
     has_key = kind in ("key", "all of them")
     with visit(url, refused=(401,) if has_key else (), width=width, color_scheme=scheme) as page:
