@@ -265,6 +265,8 @@ def test_rerank_of_documents_is_of_another_api(server):
     documents = ["word " * 800] * 1000
     body = {"query": "a", "documents": documents, "return_documents": False}
     assert server.post("/rerank", body, headers=FORM).status_code == 200
+    texts = {"query": "a", "texts": ["b"]}
+    assert server.post("/rerank", texts, headers=FORM).status_code == 415
     texts = {"query": "a", "texts": documents[:30] * 30}
     assert server.post("/rerank", texts).status_code == 413
 

@@ -36,6 +36,13 @@ def test_outputs_stand_beside_the_embedding(server):
     assert item["sparse_embedding"] == server.post("/embed_sparse", {"inputs": "one two"}).json()[0]
 
 
+def test_splades_vector_stands_without_an_embedding(splade_server):
+    body = {"input": "one", "outputs": ["sparse"]}
+    (item,) = splade_server.post("/v1/embeddings", body).json()["data"]
+    assert item["sparse_embedding"]["indices"]
+    assert "embedding" not in item
+
+
 def test_sparse_vectors_by_token_id(server):
     asked = {"inputs": ["one two"], "outputs": ["sparse"]}
     (row,) = server.post("/embed_sparse", {"inputs": ["one two"]}).json()
