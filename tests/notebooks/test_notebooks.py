@@ -12,8 +12,14 @@ def test_there_are_four():
     assert [name[0] for name in NAMES] == ["1", "2", "3", "4"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", notebooks(), ids=NAMES)
+# The third measures this machine for minutes
+RUN = [
+    pytest.param(path, marks=pytest.mark.study if path.stem[0] == "3" else pytest.mark.slow)
+    for path in notebooks()
+]
+
+
+@pytest.mark.parametrize("path", RUN, ids=NAMES)
 def test_it_shows_what_is_stored(path):
     stored = nbformat.read(path, as_version=4)
     assert not list(differences(stored, executed(path)))
