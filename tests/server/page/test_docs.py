@@ -46,7 +46,7 @@ def test_an_example_works_as_it_stands(url, visit):
     with visit(f"{url}/docs/") as page:
         page.locator(".opblock").first.wait_for()
         authorize(page)
-        for path in ("/embed", "/search"):
+        for path in ("/embed", "/collections/{name}/points", "/search"):
             assert press(page, path) == "200", path
 
 
