@@ -231,33 +231,10 @@ FENCES = re.compile(
     r"^( {0,3}```.*?^ {0,3}```[ \t]*$| {0,3}~~~.*?^ {0,3}~~~[ \t]*$)", re.MULTILINE | re.DOTALL
 )
 CONJUNCTIONS = frozenset(
-    [
-        "und",
-        "oder",
-        "bzw",
-        "sowie",
-        "als",
-        "bis",
-        "and",
-        "or",
-        "to",
-        "nor",
-        "et",
-        "ou",
-        "y",
-        "o",
-        "e",
-        "of",
-        "en",
-        "eller",
-        "och",
-        "og",
-        "ja",
-        "tai",
-    ]
+    "und oder bzw sowie als bis and or to nor et ou y o e of en eller och og ja tai".split()
 )
 # Words before a hyphen that no program writes where it cuts a word
-PREFIXES = frozenset(["half", "non", "quasi", "self", "well"])
+PREFIXES = frozenset("half non quasi self well".split())
 COMPOUND = re.compile(rf"\b{WORD}-{WORD}\b")
 
 
