@@ -230,11 +230,11 @@ LINE_HYPHEN = re.compile(rf"\b({WORD})[-\u2010]\n[ \t]*(?=({WORD}))")
 FENCES = re.compile(
     r"^( {0,3}```.*?^ {0,3}```[ \t]*$| {0,3}~~~.*?^ {0,3}~~~[ \t]*$)", re.MULTILINE | re.DOTALL
 )
-CONJUNCTIONS = frozenset(
-    "und oder bzw sowie als bis and or to nor et ou y o e of en eller och og ja tai".split()
+CONJUNCTION = re.compile(
+    "und|oder|bzw|sowie|als|bis|and|or|to|nor|et|ou|y|o|e|of|en|eller|och|og|ja|tai"
 )
 # Words before a hyphen that no program writes where it cuts a word
-PREFIXES = frozenset("half non quasi self well".split())
+PREFIX = re.compile("half|non|quasi|self|well|.")
 COMPOUND = re.compile(rf"\b{WORD}-{WORD}\b")
 
 
@@ -282,10 +282,10 @@ def _joined(words: Words, cut: re.Match[str]) -> str:
     if f"{before}{after}".lower() in words.whole and after.islower():
         return str(before)
     # The hyphen stands for a word that comes later: "input- and output"
-    if after.lower() in CONJUNCTIONS:
+    if CONJUNCTION.fullmatch(after.lower()):
         return f"{before}- "
     is_compound = cut.string[cut.start() - 1 : cut.start()] == "-" or before.isupper()
-    is_compound = is_compound or len(before) == 1 or before.lower() in PREFIXES
+    is_compound = is_compound or PREFIX.fullmatch(before.lower()) is not None
     if is_compound or not after.islower() or f"{before}-{after}".lower() in words.compounds:
         return f"{before}-"
     return str(before)
