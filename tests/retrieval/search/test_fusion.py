@@ -10,7 +10,14 @@ from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import PRESETS
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.search.fusion import FEW, legs_of, normalised, reciprocal_ranks, scale_of
+from hybridtei.retrieval.search.fusion import (
+    FEW,
+    complete,
+    legs_of,
+    normalised,
+    reciprocal_ranks,
+    scale_of,
+)
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import Stored
 from tests.retrieval.search.fusion import Ranking, rrf
@@ -194,3 +201,9 @@ def test_each_further_score_changes_the_scale_alike_and_none_makes_it_jump(low, 
         *steps, last = np.diff(values)
         assert steps == pytest.approx([steps[0]] * len(steps), abs=1e-9)
         assert last == pytest.approx(0, abs=1e-9)
+
+
+def test_a_candidate_without_a_score_has_the_lowest():
+    missing = float("nan")
+    assert complete(np.array([0.5, missing, -0.3, 0.2])).tolist() == [0.5, -0.3, -0.3, 0.2]
+    assert complete(np.array([missing, missing])).tolist() == [0.0, 0.0]
