@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 REQUEST_BYTES = 1_000_000
 # With 413; TEI's too
 BODY_TOO_LARGE = b"Failed to buffer the request body: length limit exceeded"
+# The address of a server in the same process, which errors do not show
+IN_PROCESS = "http://in-process"
 # Characters of a response in an error
 SHOWN_CHARACTERS = 300
 # In the `link` header of errors, except on TEI's routes
@@ -79,7 +81,8 @@ def read(answer: httpx.Response, where: str) -> Any:
     if answer.status_code == 413 and answer.content.startswith(BODY_TOO_LARGE):
         kind = InvalidInput
     reason = fields.get("error") or fields.get("message") or shown(answer)
-    message = f"{where}: status {answer.status_code}: {reason}"
+    place = "" if where.startswith(IN_PROCESS) else f"{where}: status {answer.status_code}: "
+    message = f"{place}{reason}"
     if kind is None:
         raise NoAnswer(message, answer.status_code)
     # Some classes make their message themselves

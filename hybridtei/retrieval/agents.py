@@ -22,6 +22,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from hybridtei import __version__
+from hybridtei.asking import IN_PROCESS
 from hybridtei.client import AsyncClient
 from hybridtei.errors import HybridTeiError
 from hybridtei.keywords import check_names
@@ -129,7 +130,7 @@ class _OwnRoutes(httpx.ASGITransport):
 
 def own_client(app: Any) -> AsyncClient:
     """A client of an application in this process, with the key of the running request."""
-    return AsyncClient("http://in-process", transport=_OwnRoutes(app))
+    return AsyncClient(IN_PROCESS, transport=_OwnRoutes(app))
 
 
 class CollectionTools:

@@ -241,6 +241,7 @@ async def in_process(
     StoreError."""
     import httpx
 
+    from hybridtei.asking import IN_PROCESS
     from hybridtei.client import AsyncClient
     from hybridtei.server.app import create_models_app
     from hybridtei.server.models import Models
@@ -260,7 +261,7 @@ async def in_process(
     errors_of_server.setLevel(logging.CRITICAL)
     failure: HybridTeiError | None = None
     try:
-        async with app.lifespan(), AsyncClient("http://in-process", transport=transport) as client:
+        async with app.lifespan(), AsyncClient(IN_PROCESS, transport=transport) as client:
             try:
                 yield client
             except HybridTeiError as error:

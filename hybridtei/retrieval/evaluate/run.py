@@ -196,10 +196,10 @@ def run_evaluation(
     HybridTeiError."""
 
     async def measured() -> Evaluation:
-        with tqdm(unit="query", disable=quiet, file=sys.stderr) as bar:
+        with tqdm(unit=" queries", disable=quiet, file=sys.stderr) as bar:
 
             def advance(name: str, done: int) -> None:
-                bar.set_description(name, refresh=False)
+                bar.set_description_str(name, refresh=False)
                 bar.update()
 
             async with connect() as client:

@@ -77,7 +77,7 @@ class ChunkSettings:
     def in_words(self) -> str:
         if self.whole:
             return f"one a document, cut at {self.tokens} tokens"
-        return f"at most {self.tokens} tokens, {self.overlap} of them repeated"
+        return f"at most {self.tokens} tokens, {self.overlap} of the chunk before"
 
 
 def settings_for(

@@ -149,7 +149,7 @@ async def _flow(
     bar = tqdm(
         total=max(total_bytes, 1) / MEGABYTE,
         disable=preparation.options.quiet,
-        bar_format="{percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}",
+        bar_format="{percentage:3.0f}%|{bar:20}| {elapsed}<{remaining}{postfix}",
         mininterval=0.5,
     )
 
