@@ -80,7 +80,7 @@ def read(answer: httpx.Response, where: str) -> Any:
         kind = NAMED.get(named[1], InvalidInput)
     if answer.status_code == 413 and answer.content.startswith(BODY_TOO_LARGE):
         kind = InvalidInput
-    reason = fields.get("error") or fields.get("message") or shown(answer)
+    reason = fields.get("error") or fields.get("message") or shown(answer) or answer.reason_phrase
     place = "" if where.startswith(IN_PROCESS) else f"{where}: status {answer.status_code}: "
     message = f"{place}{reason}"
     if kind is None:

@@ -26,8 +26,14 @@ FLAG = re.compile("^--[^=]+")
 FOREIGN = {
     "--http": "`hybridtei serve` answers agents at http://HOST:PORT/collections/NAME/mcp",
     "--k": "--limit is the number of hits, --rrf-k the constant of rrf",
-    **dict.fromkeys(("--device", "--gpu"), "--backend torch uses a GPU"),
+    **dict.fromkeys(("--device", "--device-id", "--gpu", "--cuda"), "--backend torch uses a GPU"),
+    **dict.fromkeys(("--top-k", "--top-n"), "--limit is the number of hits"),
+    "--quantize": "--dtype is the precision",
+    "--batch-size": "--max-batch-tokens bounds a pass",
+    "--workers": "a server uses all cores; several share a port by --reuse-port",
 }
+# --url-api-key, --api-key-a
+KEY_OF_A_SERVER = re.compile("--(url-api-key|api-key-[ab])$")
 # command -> the function that adds it and its flags, in the order of the help. Its module is
 # imported when needed.
 COMMANDS = {
@@ -135,8 +141,9 @@ def _status(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
         print(f"Error: {without_passwords(str(error))}", file=sys.stderr)
         if isinstance(error, HybridTeiError):
             print(_help_on(error), file=sys.stderr)
-        if isinstance(error, NoKey) and "url_api_key" in arguments:
-            print("--url-api-key KEY sends a key to --url", file=sys.stderr)
+        keys = [flag for flag in parser._option_string_actions if KEY_OF_A_SERVER.match(flag)]
+        if isinstance(error, NoKey) and keys:
+            print(f"give the server's key by {' or '.join(keys)} KEY", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

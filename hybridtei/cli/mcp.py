@@ -27,6 +27,14 @@ CALLS = 32
 TIMEOUT_S = 300.0
 # JSON-RPC's code of an error of the server
 SERVER_ERROR = -32_000
+FIND = json.dumps(
+    {
+        "jsonrpc": "2.0",
+        "id": 0,
+        "method": "tools/call",
+        "params": {"name": "find", "arguments": {"query": "a"}},
+    }
+).encode()
 
 
 def add(commands: Commands) -> None:
@@ -50,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Let agents search a collection, over the Model Context Protocol; with --writable, they may
     also add texts to it and delete documents."""
     if arguments.url is not None:
-        relay(address(arguments), arguments.url_api_key)
+        relay(address(arguments), arguments.url_api_key, is_checked=not arguments.writable)
         return 0
     require_extra("qdrant", "qdrant_client")
     require_extra("mcp", "mcp")
@@ -84,10 +92,12 @@ def address(arguments: argparse.Namespace) -> str:
     return f"{path}?writable=true" if arguments.writable else path
 
 
-def relay(url: str, key: str | None) -> None:
-    """Send each line of standard input to a server, and write its answers, until the input
-    ends."""
+def relay(url: str, key: str | None, *, is_checked: bool) -> None:
+    """Send each line of standard input to a server, and write its answers, until the input ends.
+    `is_checked`: raise UsageError if the server cannot search the collection."""
     sender = Relay(url, key)
+    if is_checked:
+        sender.check()
     with ThreadPoolExecutor(CALLS) as pool:
         for line in sys.stdin.buffer:
             if line.strip():
@@ -107,6 +117,13 @@ class Relay:
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
         self._writing = Lock()
+
+    def check(self) -> None:
+        """Raises UsageError if the server cannot search the collection. Clients read in the answers
+        to their own messages why a server does not answer."""
+        result = json.loads(self._answer(FIND)).get("result", {})
+        if result.get("isError"):
+            raise UsageError(result["content"][0]["text"])
 
     def pass_on(self, line: bytes) -> None:
         """Send a message, and write the answer if it has one. An error of the connection or the

@@ -12,6 +12,8 @@ import re
 import sys
 import textwrap
 import time
+from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -278,8 +280,8 @@ WIDTH = 100
 PACKAGE = Path(__file__).parents[1]
 PAGE = PACKAGE / "server/page/errors.html"
 # An error and its message in the code
-RAISED = re.compile(r'\b([A-Z]\w+)\(\s*((?:f?"[^"]*"\s*)+)')
-WORD, VALUE = re.compile(r"[^\W\d]{3,}"), re.compile(r"\{[^}]*\}")
+RAISED = re.compile(r'\b([A-Z]\w+|error)\((?:[^"]|"\\n"){0,60}?((?:f?"[^"]{9,}"\s*)+)')
+WORD, VALUE = re.compile(r"[^\W\d]+"), re.compile(r'\{[^}]*\}|\bf?"')
 
 
 def add_explain(commands: Commands) -> None:
@@ -299,7 +301,10 @@ def run_explain(arguments: argparse.Namespace) -> None:
         for name, body in SECTION.findall(PAGE.read_text(encoding="utf-8"))
     }
     message = " ".join(arguments.name)
-    names = [*message.lower().split(), _raised_with(message).lower()]
+    words = message.lower().split()
+    names = [*words, _raised_with(message), *get_close_matches(message.lower(), sections, 1)]
+    # The first error of a status is the most usual one
+    names += [name for name in sections for word in words if f"HTTP {word}." in sections[name][1]]
     section = next((sections[name] for name in names if name in sections), None)
     if section is None:
         raise UsageError(
@@ -314,12 +319,17 @@ def run_explain(arguments: argparse.Namespace) -> None:
 
 
 def _raised_with(message: str) -> str:
-    """The error whose message in this package's code has most words of this one; "" for none."""
-    words, nearest, best = {*WORD.findall(message.lower())}, "", 1.0
+    """The error whose message in this package's code has most pairs of words of this one, in lower
+    case; "" for none."""
+    pairs, nearest, best = _pairs(message), "", 0.9
     for file in sorted(PACKAGE.rglob("*.py")):
         for name, text in RAISED.findall(file.read_text(encoding="utf-8")):
-            expected = {*WORD.findall(VALUE.sub("", text).lower())}
-            share = len(words & expected) ** 2 / (len(expected) or 1)
+            expected = _pairs(VALUE.sub(" ", text))
+            share = len(pairs & expected) ** 2 / (len(expected) or 1)
             if share > best:
-                nearest, best = name, share
-    return nearest
+                nearest, best = name.lower(), share
+    return "usageerror" if nearest == "error" else nearest
+
+
+def _pairs(text: str) -> set[tuple[str, str]]:
+    return {*pairwise(WORD.findall(text.lower()))}

@@ -114,6 +114,7 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         ),
         (["ask", ".", "q", "--rerank"], {}, "; --rerank is a flag of search, eval\n"),
         (["serve", "--device", "cuda"], {}, "; --backend torch uses a GPU\n"),
+        (["serve", "--workers", "4"], {}, "; a server uses all cores; several share a port"),
         (["ask", ".", "q", "--limt", "3"], {}, "; did you mean --limit?\n"),
         (
             ["serve", "--port", "99999"],
@@ -424,6 +425,11 @@ def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, flag, url):
         ("401: no API key or an unknown one: send the header", "NoKey"),
         ("x/y: not a local folder, not in the hub cache, and the hub is away", "MissingArtifact"),
         ("Model is overloaded", "Overloaded"),
+        ("there is no collection nosuch in embedded Qdrant in ./qdrant", "UnknownCollection"),
+        ("collection notes is laid out for something else: metadata", "CollectionMismatch"),
+        ("unrecognized arguments: --reuse-port", "UsageError"),
+        ("CollectionMismach", "CollectionMismatch"),
+        ("status 429", "Overloaded"),
     ],
 )
 def test_explain_finds_an_error_by_its_message(message, name, capsys):

@@ -417,6 +417,22 @@ async def test_a_relay_tells_why_the_server_refuses(tmp_path):
             assert words in answer["error"]["message"]
 
 
+async def test_a_relay_ends_if_the_server_lacks_the_collection(tmp_path):
+    async with agents_of(tmp_path) as (url, _):
+        server = url.partition("/collections")[0]
+        for collection, status in (("papers", 0), ("nosuch", 2)):
+            ended = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-m", "hybridtei", "mcp", collection, "--url", server],
+                input=b"",
+                capture_output=True,
+                cwd=ROOT,
+                timeout=HANG,
+            )
+            assert ended.returncode == status, ended.stderr
+            assert (b"there is no collection `nosuch`" in ended.stderr) == (status == 2)
+
+
 async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(
     shipped, tmp_path
 ):

@@ -172,7 +172,7 @@ def _flags(way: str) -> str:
     words = list[str]()
     for option, value in ways_of("MODEL")[way][0].items():
         if isinstance(value, list):
-            words.append(f"{option} of /search: {', '.join(value)}")
+            words.append(f"with {option} of /search: {', '.join(value)}")
         else:
             words.append(f"--{option.replace('_', '-')} {'' if value is True else value}".strip())
     return " ".join(words)

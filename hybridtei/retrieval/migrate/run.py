@@ -46,6 +46,7 @@ from hybridtei.retrieval.store.collection import (
     check_fits,
     check_name,
     heads_of,
+    others,
 )
 from hybridtei.retrieval.store.plan import (
     FINGERPRINT,
@@ -132,7 +133,8 @@ class MigrationRun:
         source = await self._finish_killed(aliases)
         schema = await self._store.describe(source)
         if schema is None:
-            raise UnknownCollection(f"there is no collection `{self._name}`")
+            named = await others(self._store, self._name)
+            raise UnknownCollection(f"there is no collection `{self._name}`{named}")
         unmarked = {
             key: value for key, value in schema.metadata.items() if key not in (SWITCHING, STAND_IN)
         }

@@ -67,7 +67,7 @@ class VectorModel(Protocol):
     async def fingerprint(self) -> str | None: ...
 
 
-OF_OTHERS = "if other software made it, `unlabelled` searches it"
+OF_OTHERS = "if other software made it, `unlabelled` (--unlabelled) searches it"
 MAX_NAME_BYTES = 200
 # Fits to models that are kept: a request chooses a part of their keys
 MAX_FITS = 1_000
@@ -274,7 +274,7 @@ class CollectionSchemas:
                 for key in [key for key in self._fits if key[0] == name]:
                     del self._fits[key]
                 raise UnknownCollection(
-                    f"there is no collection `{name}`{'' if writing else await self._others(name)}"
+                    f"there is no collection `{name}`{'' if writing else await others(self.store, name)}"
                 )
             if time.monotonic() > began + SWITCH_WAIT_S:
                 raise StoreUnavailable(
@@ -334,13 +334,6 @@ class CollectionSchemas:
             own=own,
             names=names,
         )
-
-    async def _others(self, name: str) -> str:
-        """The end of an error's message: the store, the most similar name, and all names."""
-        names = sorted({*await self.store.collections(), *await self.store.aliases()})
-        nearest = "".join(f"; did you mean `{near}`?" for near in get_close_matches(name, names, 1))
-        listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
-        return f" in {self.store.place}{nearest} ({listed or 'no collections'})"
 
     async def _read(self, name: str) -> CollectionSchema | None:
         """The schema of the collection that answers for a name, or None."""
@@ -443,6 +436,14 @@ def common_heads(schema: CollectionSchema, spec: ModelSpec) -> frozenset[Head]:
     return heads_of(schema) & spec.heads
 
 
+async def others(store: Store, name: str) -> str:
+    """The end of an error's message: the store, the most similar name, and all names."""
+    names = sorted({*await store.collections(), *await store.aliases()})
+    nearest = "".join(f"; did you mean `{near}`?" for near in get_close_matches(name, names, 1))
+    listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
+    return f" in {store.place}{nearest} ({listed or 'no collections'})"
+
+
 def check_searchable(
     schema: CollectionSchema,
     spec: ModelSpec,
@@ -460,7 +461,7 @@ def check_searchable(
     if not heads:
         fields = ", ".join([*schema.vectors, *schema.sparse]) or "none"
         raise CollectionMismatch(
-            f"collection {name!r} has the vectors {fields}; {model_id} makes "
+            f"collection {name!r} has the named vectors {fields}; {model_id} makes "
             f"{', '.join(sorted(spec.heads)) or 'none'}; {OF_OTHERS}"
         )
     wanted = layout_of(spec, model_id, plan_of(schema), heads, is_there=True)

@@ -139,7 +139,9 @@ def test_the_server_its_client_and_the_command_search_it(own, encoder, capsys):
     with serving(encoder.spec, schemas=CollectionSchemas(store), model_id=MODEL) as server:
         with Client(server.url) as client:
             found = client.search("mine", QUERY, highlights=True, **options)
-            with pytest.raises(CollectionMismatch, match="`unlabelled` searches it"):
+            with pytest.raises(
+                CollectionMismatch, match="`unlabelled` \\(--unlabelled\\) searches it"
+            ):
                 client.search("mine", QUERY)
             with pytest.raises(CollectionMismatch, match="`dense_name` is 'none'"):
                 client.search("mine", QUERY, unlabelled=True, dense_name="none")

@@ -344,7 +344,7 @@ def test_a_collection_of_nothing_the_model_makes(encoder):
             "papers", QUERY, SearchOptions(unlabelled=True)
         )
 
-    with pytest.raises(CollectionMismatch, match="has the vectors image, sound"):
+    with pytest.raises(CollectionMismatch, match="has the named vectors image, sound"):
         run(scenario())
 
 
