@@ -302,7 +302,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
     }
     message = " ".join(arguments.name)
     words = message.lower().split()
-    names = [*words, _raised_with(message), *get_close_matches(message.lower(), sections, 1)]
+    names = [*words, _raised_with(message), *get_close_matches(message.lower(), sections, 1, 0.8)]
     # The first error of a status is the most usual one
     names += [name for name in sections for word in words if f"HTTP {word}." in sections[name][1]]
     section = next((sections[name] for name in names if name in sections), None)

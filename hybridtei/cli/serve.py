@@ -73,9 +73,6 @@ def run(arguments: argparse.Namespace) -> None:
     from hybridtei.server import start
     from hybridtei.system import logs, tracing
 
-    hostname, why = address(server, is_given=is_set("hostname", arguments), as_tei=arguments.as_tei)
-    tei_face = server.tei_face or (arguments.as_tei and not is_set("tei_face", arguments))
-    server = msgspec.structs.replace(server, hostname=hostname, tei_face=tei_face)
     is_json = server.json_output or server.log_format == "json"
     logs.configure(json_output=is_json, level=server.log_level, spans=not server.disable_spans)
     as_tei = arguments.as_tei or server.only_tei_routes or server.json_output
@@ -87,7 +84,10 @@ def run(arguments: argparse.Namespace) -> None:
     log.log(logging.INFO if as_tei else logging.DEBUG, "%s", settings)
     for line in (*outdated(vars(arguments), os.environ), *warnings):
         log.warning("%s", line)
+    hostname, why = address(server, is_given=is_set("hostname", arguments), as_tei=arguments.as_tei)
     log.info("address  %s: %s", hostname, why, extra={"facts": {"address": hostname}})
+    tei_face = server.tei_face or (arguments.as_tei and not is_set("tei_face", arguments))
+    server = msgspec.structs.replace(server, hostname=hostname, tei_face=tei_face)
     if server.otlp_endpoint is not None:
         # Before the models are loaded, which may take minutes
         tracing.require()

@@ -427,7 +427,7 @@ def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, flag, url):
         ("Model is overloaded", "Overloaded"),
         ("there is no collection nosuch in embedded Qdrant in ./qdrant", "UnknownCollection"),
         ("collection notes is laid out for something else: metadata", "CollectionMismatch"),
-        ("unrecognized arguments: --reuse-port", "UsageError"),
+        ("error: unrecognized arguments: reuse-port", "UsageError"),
         ("CollectionMismach", "CollectionMismatch"),
         ("status 429", "Overloaded"),
     ],
