@@ -331,8 +331,8 @@ class AsyncClient(OfOneProcess):
         source: str | None = None,
     ) -> int:
         """Delete documents with all their chunks, by ids of points or documents, or by a filter.
-        Return the number of points. Unknown ids are no error. `source`: the file of the ids, where
-        several files have one."""
+        Return the number of points. Unknown ids are no error. `source`: the file of the
+        documents, if several files have a document of one id."""
         body = {"ids": ids, "filter": filter, "source": source}
         return int((await self.ask(_points_of(collection, "/delete"), body))["points"])
 

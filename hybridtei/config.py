@@ -169,8 +169,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     bulk_niceness: Annotated[
         int,
         flag(
-            "Niceness of the threads for long inputs and large requests, which yield to short "
-            "ones.",
+            "Niceness of the threads for long inputs and large requests: short ones run first.",
             ge=0,
             le=19,
         ),
@@ -306,7 +305,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_split_texts: Annotated[
         Positive,
         flag(
-            "Most texts in one request to an API other than TEI's, which the server splits.",
+            "Most texts of a request to an API other than TEI's; the server splits requests.",
             "limits",
         ),
     ] = 2048

@@ -67,8 +67,8 @@ BudgetMs = Annotated[
     Annotated[int, Meta(ge=1, le=600_000)] | None,
     Meta(
         description=(
-            "Milliseconds to rank in: documents are scored in their order until the time is used, "
-            "and the others follow in their order. `budget` in the answer counts them."
+            "Milliseconds of ranking: documents are scored in their order until then, and unscored "
+            "documents follow. `budget` in the answer counts the scored ones."
         )
     ),
 ]

@@ -196,7 +196,8 @@ def add_pack(commands: Commands) -> None:
         "--list", action="store_true", help="print the packed weights, the last used first"
     )
     prune_help = (
-        "remove weights not used for 30 days, and the longest unused beyond --packed-cache-gb"
+        "remove weights not used for 30 days, weights of models whose folder is gone, and the "
+        "longest unused beyond --packed-cache-gb"
     )
     action.add_argument("--prune", action="store_true", help=prune_help)
     add_flags(parser, (ModelConfig,))

@@ -156,6 +156,31 @@ def missing(code):
     return sorted(name for name in {*IMPORTED.findall(code)} if find_spec(name) is None)
 
 
+# What a snippet of Python or a command needs -> the extra that brings it
+NEEDS = {
+    r"\bqdrant_(?:client|edge)\b|\b(?:open_store|Index\.open|\.upsert|\.save)\(": "qdrant",
+    r"--qdrant-|^hybridtei (?:ingest|ask|migrate|collections|eval)\b": "qdrant",
+    r"^hybridtei (?:search|mcp)\b(?!.*--url )": "qdrant",
+    r"^hybridtei eval\b": "eval",
+    r"^hybridtei mcp\b(?!.*--url )": "mcp",
+    r"--backend torch|^hybridtei train\b|\bimport torch\b": "torch",
+    r"--watch\b": "watch",
+    r"--engine ray": "ray",
+    r"--grpc-port": "grpc",
+    r"--otlp-endpoint": "otlp",
+}
+NAMED = re.compile(r"\.\[([\w,]+)\]|extra `(\w+)`")
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in (*PYTHON, *SHELL)}))
+def test_a_page_names_the_extras_that_its_snippets_need(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = {name for found in NAMED.findall(text) for name in ",".join(found).split(",")}
+    code = "\n".join(block.text for block in (*PYTHON, *SHELL) if block.page == page)
+    needed = {extra for sign, extra in NEEDS.items() if re.search(sign, code, re.MULTILINE)}
+    assert needed <= named
+
+
 # Other people's software may warn
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", PYTHON, ids=ids(PYTHON))

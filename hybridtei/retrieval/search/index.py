@@ -249,8 +249,8 @@ class Index(OfOneProcess):
         source: str | None = None,
     ) -> int:
         """Delete records by id, or by a filter as in `search`; a document with all its chunks.
-        Return the number of records. `source`: the file of the ids, where several files have one.
-        Raises InvalidInput for an empty filter."""
+        Return the number of records. `source`: the file of the documents, if
+        several files have a document of one id. Raises InvalidInput for an empty filter."""
         selection = Selection(
             ids,
             filter,

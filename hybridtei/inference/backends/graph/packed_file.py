@@ -51,6 +51,8 @@ FACTOR = 1.9
 DAYS = 30
 GB = 1_000_000_000
 GRAPH, TENSORS, WIDENED = "packed.onnx", "packed.bin", "widened.bin"
+# The path of the checkpoint's folder
+SOURCE = "source.txt"
 # The end of TENSORS: MARK, the number of bytes before, the digests of GRAPH and of those bytes
 TRAILER = struct.Struct("<16sQ32s32s")
 MARK = b"hybridtei packed"
@@ -209,8 +211,8 @@ def packed_files() -> list[Packed]:
 
 
 def prune(bound: float) -> list[Packed]:
-    """Remove files unused for 30 days, files of killed processes, and the longest unused ones above
-    `bound` bytes; return them. Sessions keep the pages of an open file. Raises the errors of
+    """Remove files unused for 30 days, files of killed processes, files of checkpoints whose folder
+    is gone, and the longest unused ones above `bound` bytes; return them. Sessions keep the pages of an open file. Raises the errors of
     `packed_folder`."""
     with _writing(packed_folder()):
         return _prune(bound)
@@ -224,12 +226,21 @@ def _prune(bound: float) -> list[Packed]:
             file.path.suffix != PART
             and total + file.size <= bound
             and file.used > time.time() - DAYS * 86400
+            and _has_source(file.path)
         ):
             total += file.size
             continue
         shutil.rmtree(file.path, ignore_errors=True)
         removed.append(file)
     return removed
+
+
+def _has_source(path: Path) -> bool:
+    try:
+        return Path((path / SOURCE).read_text(encoding="utf-8")).exists()
+    except OSError:
+        # An earlier version wrote none
+        return True
 
 
 @contextmanager
@@ -271,6 +282,8 @@ def _file_in_cache(
                 suffix=PART, dir=path.parent, ignore_cleanup_errors=True
             ) as part:
                 _written(graph, tensors, weights, Path(part))
+                source = str(weights.folder.absolute())
+                Path(part, SOURCE).write_text(source, encoding="utf-8")
                 for name in (GRAPH, TENSORS, ""):
                     _sync(Path(part, name))
                 shutil.rmtree(path, ignore_errors=True)

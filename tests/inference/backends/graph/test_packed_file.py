@@ -397,6 +397,17 @@ def test_the_command_packs_lists_and_prunes(widened, capsys):
     assert not packed_files()
 
 
+def test_files_of_a_folder_that_is_gone_are_pruned(widened, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(widened, copy)
+    for folder in (widened, copy):
+        assert cli.main(["pack", str(folder), "--pooling", "mean"]) == 0
+    assert prune(module.GB) == []
+    shutil.rmtree(copy)
+    assert [file.path.name[:5] for file in prune(module.GB)] == ["copy-"]
+    assert len(packed_files()) == 1
+
+
 def test_the_command_says_where_nothing_is_kept(widened, capsys):
     assert cli.main(["pack", str(widened), "--pooling", "mean", "--packed-cache-gb", "0"]) == 1
     assert "no weights are kept" in capsys.readouterr().err
