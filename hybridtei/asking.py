@@ -81,8 +81,9 @@ def read(answer: httpx.Response, where: str) -> Any:
     if answer.status_code == 413 and answer.content.startswith(BODY_TOO_LARGE):
         kind = InvalidInput
     reason = fields.get("error") or fields.get("message") or shown(answer) or answer.reason_phrase
-    place = "" if where.startswith(IN_PROCESS) else f"{where}: status {answer.status_code}: "
-    message = f"{place}{reason}"
+    message = reason
+    if not where.startswith(IN_PROCESS):
+        message = f"{where}: status {answer.status_code}: {reason}"
     if kind is None:
         raise NoAnswer(message, answer.status_code)
     # Some classes make their message themselves

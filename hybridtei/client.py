@@ -332,14 +332,14 @@ class AsyncClient(OfOneProcess):
     ) -> int:
         """Delete documents with all their chunks, by ids of points or documents, or by a filter.
         Return the number of points. Unknown ids are no error. `source`: the file of the
-        documents, if several files have a document of one id."""
+        documents, if several files have documents with one id."""
         body = {"ids": ids, "filter": filter, "source": source}
         return int((await self.ask(_points_of(collection, "/delete"), body))["points"])
 
     async def get(
         self, collection: str, id: int | str, *, source: str | None = None
     ) -> list[StoredPoint]:
-        """Return the point of an id, or the chunks of the document of an id, in their order. Raises
+        """Return the point with this id, or the chunks of the document with it, in order. Raises
         UnknownDocument."""
         from hybridtei.retrieval.search.options import StoredPoint, written
 

@@ -114,7 +114,6 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         ),
         (["ask", ".", "q", "--rerank"], {}, "; --rerank is a flag of search, eval\n"),
         (["serve", "--device", "cuda"], {}, "; --backend torch uses a GPU\n"),
-        (["serve", "--workers", "4"], {}, "; a server uses all cores; several share a port"),
         (["ask", ".", "q", "--limt", "3"], {}, "; did you mean --limit?\n"),
         (
             ["serve", "--port", "99999"],
@@ -404,14 +403,14 @@ def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key
 
 
 @pytest.mark.parametrize(
-    ("flag", "url"),
+    "url",
     [
-        ("--qdrant-url", "http://user:secret@127.0.0.1:1"),
-        ("--qdrant-url", "http://user:secret@127.0.0.1:port"),
+        "http://user:secret@127.0.0.1:1",
+        "http://user:secret@127.0.0.1:port",
     ],
 )
-def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, flag, url):
-    done = failing("serve", "--model-id", str(bert), "--log-level", "debug", flag, url)
+def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, url):
+    done = failing("serve", "--model-id", str(bert), "--log-level", "debug", "--qdrant-url", url)
     assert done.returncode == 1, done.stderr
     assert "`qdrant_url`" in done.stderr
     assert "secret" not in done.stdout + done.stderr
@@ -426,9 +425,6 @@ def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, flag, url):
         ("x/y: not a local folder, not in the hub cache, and the hub is away", "MissingArtifact"),
         ("Model is overloaded", "Overloaded"),
         ("there is no collection nosuch in embedded Qdrant in ./qdrant", "UnknownCollection"),
-        ("collection notes is laid out for something else: metadata", "CollectionMismatch"),
-        ("error: unrecognized arguments: reuse-port", "UsageError"),
-        ("CollectionMismach", "CollectionMismatch"),
         ("status 429", "Overloaded"),
     ],
 )

@@ -393,7 +393,7 @@ async def test_ten_sessions_relay_to_one_server(tmp_path):
             assert int(kilobytes) < 60_000
 
 
-async def test_a_relay_tells_why_the_server_refuses(tmp_path):
+async def test_a_relay_tells_why_the_server_refuses(tmp_path, capsys):
     message = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "tools/list"}).encode() + b"\n"
     notification = b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n'
     async with agents_of(tmp_path, server=KEYED) as (url, _):
@@ -415,22 +415,10 @@ async def test_a_relay_tells_why_the_server_refuses(tmp_path):
             answer = json.loads(line)
             assert (answer["id"], answer["error"]["code"]) == (7, -32_000)
             assert words in answer["error"]["message"]
-
-
-async def test_a_relay_ends_if_the_server_lacks_the_collection(tmp_path):
-    async with agents_of(tmp_path) as (url, _):
-        server = url.partition("/collections")[0]
-        for collection, status in (("papers", 0), ("nosuch", 2)):
-            ended = await asyncio.to_thread(
-                subprocess.run,
-                [sys.executable, "-m", "hybridtei", "mcp", collection, "--url", server],
-                input=b"",
-                capture_output=True,
-                cwd=ROOT,
-                timeout=HANG,
-            )
-            assert ended.returncode == status, ended.stderr
-            assert (b"there is no collection `nosuch`" in ended.stderr) == (status == 2)
+        flags = ["mcp", "nosuch", "--url", server, "--url-api-key", KEY]
+        with pytest.raises(SystemExit):
+            await asyncio.to_thread(main, flags)
+        assert "no collection `nosuch`" in capsys.readouterr()[1]
 
 
 async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(

@@ -230,7 +230,7 @@ class Index(OfOneProcess):
         *,
         source: str | None = None,
     ) -> list[StoredPoint]:
-        """Return the record of an id, or the chunks of the document of an id, in their order.
+        """Return the record with this id, or the chunks of the document with it, in order.
         Raises UnknownDocument."""
         return self._loop.run(
             fetched(
@@ -250,7 +250,7 @@ class Index(OfOneProcess):
     ) -> int:
         """Delete records by id, or by a filter as in `search`; a document with all its chunks.
         Return the number of records. `source`: the file of the documents, if
-        several files have a document of one id. Raises InvalidInput for an empty filter."""
+        several files have documents with one id. Raises InvalidInput for an empty filter."""
         selection = Selection(
             ids,
             filter,

@@ -273,9 +273,8 @@ class CollectionSchemas:
                 # Those of other names stay: any client may ask for a name that does not exist
                 for key in [key for key in self._fits if key[0] == name]:
                     del self._fits[key]
-                raise UnknownCollection(
-                    f"there is no collection `{name}`{'' if writing else await others(self.store, name)}"
-                )
+                named = "" if writing else await others(self.store, name)
+                raise UnknownCollection(f"there is no collection `{name}`{named}")
             if time.monotonic() > began + SWITCH_WAIT_S:
                 raise StoreUnavailable(
                     f"collection {name!r} is about to change its model: try again"

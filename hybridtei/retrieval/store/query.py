@@ -431,7 +431,7 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description=(
-                "keep texts on disk instead of in memory; default on a server: its own setting"
+                "keep texts on disk instead of in memory; default: the Qdrant server's setting"
             )
         ),
     ] = False

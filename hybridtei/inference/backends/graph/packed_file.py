@@ -212,8 +212,8 @@ def packed_files() -> list[Packed]:
 
 def prune(bound: float) -> list[Packed]:
     """Remove files unused for 30 days, files of killed processes, files of checkpoints whose folder
-    is gone, and the longest unused ones above `bound` bytes; return them. Sessions keep the pages of an open file. Raises the errors of
-    `packed_folder`."""
+    is gone, and the longest unused ones above `bound` bytes; return them. Sessions keep the pages
+    of an open file. Raises the errors of `packed_folder`."""
     with _writing(packed_folder()):
         return _prune(bound)
 
