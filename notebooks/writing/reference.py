@@ -28,8 +28,8 @@ HEAD = """# The Python interface
 
 Use this page to look up a name that `hybridtei` exports; `python -m notebooks.writing` writes
 it from docstrings. Tests run the examples in order; examples with collections need the extra
-`qdrant`. Shapes: `n` texts, `t` tokens, `d` width of a vector, `h` hidden width. Next: [errors,
-causes and cures](errors.md), or [search from the command line and over HTTP](search.md).
+`qdrant`. Shapes: `n` texts, `t` tokens, `d` width of a vector, `h` hidden width.
+Next: [errors, causes and cures](errors.md), or [search](search.md).
 """
 GROUPS = {
     "Embed": (
