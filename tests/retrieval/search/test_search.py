@@ -319,7 +319,7 @@ def test_a_string_is_no_store(encoder, tmp_path):
 def test_a_collection_of_others_only_where_it_is_allowed(encoder):
     async def scenario():
         store = MemoryStore()
-        dense = VectorParams(size=encoder.spec.dense_width, distance="Dot")
+        dense = VectorParams(size=encoder.spec.dense_width, distance="Cosine")
         await store.create("papers", CollectionSchema({"dense": dense}, {}))
         with pytest.raises(CollectionMismatch):
             await Searcher(store, encoder.named(MODEL)).search("papers", QUERY)
