@@ -51,6 +51,8 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.And: ast.Or,
     ast.Or: ast.And,
 }
+# What the routes answer as TEI does has no second test
+WIRE = "tests/conformance/test_wire.py"
 # Calls whose arguments are words for people
 WORDS = re.compile(r"(.*\.)?(log|logger|logging|warnings)\.\w+|Meta|flag|.*Error|.*Parameter|print")
 
@@ -166,7 +168,7 @@ def is_valid(mutant: Mutant) -> bool:
 
 def mirrors_of(path: Path, root: Path = ROOT) -> list[str]:
     """The test files of the mirrored folder that import the module or have its name; without any,
-    those elsewhere that import it; without any, all of the folder."""
+    those elsewhere that import it; without any, all of the folder. For a route also `WIRE`."""
     inner = path.relative_to("hybridtei").with_suffix("")
     module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     parent, _, name = module.rpartition(".")
@@ -180,7 +182,10 @@ def mirrors_of(path: Path, root: Path = ROOT) -> list[str]:
         is_near = test.is_relative_to(folder)
         if imported.search(test.read_text(encoding="utf-8")) or (is_near and name in test.stem):
             (near if is_near else far).append(str(test.relative_to(root)))
-    return near or far or [str(test.relative_to(root)) for test in sorted(folder.glob("test_*.py"))]
+    tests = (
+        near or far or [str(test.relative_to(root)) for test in sorted(folder.glob("test_*.py"))]
+    )
+    return [*tests, WIRE] if inner.parts[:2] == ("server", "api") else tests
 
 
 def passes(folder: Path, tests: Sequence[str], seconds: int) -> bool:
