@@ -89,9 +89,9 @@ class _Connections:
 class AsyncClient(OfOneProcess):
     """A hybridtei server by its URL. For one of several models use `http://host:3000/m/ALIAS`.
 
-    The client splits a call into requests within the server's limits, four at a time. If
-    the server is too busy, the connection breaks, or no answer comes within `timeout_s`, the client
-    waits as long as the server asks, and sends the request again. It raises NoAnswer, a ConnectionError,
+    The client splits a call into requests within the server's limits, four at a time. If the server
+    is too busy, the connection breaks, or no answer comes within `timeout_s`, the client waits as
+    long as the server asks, and sends the request again. It raises NoAnswer, a ConnectionError,
     after `patience_s` or if another program answers, and `Encoder`'s errors if the server refuses.
     """
 
