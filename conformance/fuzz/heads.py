@@ -397,7 +397,9 @@ class Generator:
         """Near the payload limit and above, as one long text, many texts, or nothing but depth."""
         draw = self._draw
         path, value = self._valid()
-        # A body may have no field that it must have
+        # A body may have no field that it must have, or be no object
+        if not isinstance(value, dict):
+            value = {}
         field = next(iter(value), "model")
         size = draw.choice((60_000, 300_000, 1_900_000, 2_100_000))
         unit = draw.choice(("baka ", "\u0301", "x", "東", "a b "))
