@@ -1,12 +1,9 @@
 """Documents over HTTP, by `Client`, `Index`, the command and MCP's tool."""
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from hybridtei import Client, Index
 from hybridtei.errors import InvalidInput, UnknownDocument
-from hybridtei.retrieval.search.options import identity_of, written
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.memory import MemoryStore
 from tests.retrieval.search.small_search import MODEL, encoder_of, spec_in
@@ -48,15 +45,6 @@ def test_the_first_three_lines_of_a_user(notes):
     assert asked(notes, "DELETE", "1").json() == {"points": 1}
     assert asked(notes, "DELETE", "a/b.md").json() == {"points": 1}
     assert texts(notes) == {"hybrid search"}
-
-
-@given(st.integers(0, 2**64 - 1) | st.text(min_size=1))
-@example("1")
-@example('"1"')
-@example('""1""')
-def test_an_id_in_a_path_is_the_number_or_the_text(identity):
-    read = identity_of(written(identity))
-    assert (read, type(read)) == (identity, type(identity))
 
 
 def test_1_in_quotes_is_the_text(notes):
