@@ -29,28 +29,20 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 423_130,
-        "over_100_columns": 112,
+        "tokens": 422_677,
+        "over_100_columns": 113,
         "nested_conditionals": 6,
-        "literal_splats": 86,
-        "no_nouns": 989,
+        "literal_splats": 87,
+        "no_nouns": 988,
         "comments_behind": 7,
     },
     "conformance": {
-        "tokens": 86_718,
-        "over_100_columns": 9,
-        "nested_conditionals": 4,
-        "literal_splats": 31,
-        "no_nouns": 295,
-        "comments_behind": 15,
-    },
-    "studies": {
-        "tokens": 41_076,
-        "over_100_columns": 6,
-        "nested_conditionals": 3,
-        "literal_splats": 19,
-        "no_nouns": 92,
-        "comments_behind": 22,
+        "tokens": 127_344,
+        "over_100_columns": 17,
+        "nested_conditionals": 7,
+        "literal_splats": 50,
+        "no_nouns": 386,
+        "comments_behind": 37,
     },
 }
 # What a change may leave between a count and its number, in thousandths of the number.

@@ -98,7 +98,7 @@ def ranges_in(path: str) -> dict[str, Floats]:
     return read_ranges(path)
 
 
-# Measured by `studies.quality.ranges`
+# Measured by `conformance.quality.ranges`
 EMBEDDED_RANGES = str(Path(heads.__file__).with_name("minilm_ranges.npz"))
 Output = Literal["dense", "sparse", "multivector"]
 Outputs = Annotated[list[Output], Meta(min_length=1)]

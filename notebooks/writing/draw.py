@@ -1,9 +1,9 @@
 """Draws the pictures of the pages.
 
 `one-pass.svg` shows a request's way. `speed.svg` is a chart of `pictures/speed.json`, of figures of
-`python -m studies.load http_load`: `{"machine": …, "rows": [[name, {traffic: tokens per
+`python -m conformance.load http_load`: `{"machine": …, "rows": [[name, {traffic: tokens per
 second}], …]}`. The others are divided by the first row, the peer. `fusion.svg` is of
-`pictures/fusion.json`, which `studies/quality/default_search.py --json` writes.
+`pictures/fusion.json`, which `conformance/quality/default_search.py --json` writes.
 """
 
 from __future__ import annotations

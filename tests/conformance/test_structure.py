@@ -82,15 +82,19 @@ def test_a_warm_request_runs_in_no_more_files_calls_and_coroutines():
     assert "calls of /embed " in ended.stdout
 
 
-@pytest.mark.parametrize(
-    ("room", "above"), [("conformance", "tests|studies"), ("studies", "tests")]
-)
-def test_what_measures_any_server_imports_nothing_of_the_tests(room, above):
+STUDIES = ("load", "quality")
+
+
+@pytest.mark.parametrize("above", ["tests", *(f"conformance.{study}" for study in STUDIES)])
+def test_what_measures_any_server_imports_neither_tests_nor_studies(above):
     """It runs also from where no tests are."""
-    imports = re.compile(rf"^\s*(from|import) ({above})\b", re.MULTILINE)
-    found = [
-        str(path)
-        for path in sorted((Path(source.__file__).parents[2] / room).rglob("*.py"))
+    imports = re.compile(rf"^\s*(from|import) {re.escape(above)}\b", re.MULTILINE)
+    room = Path(source.__file__).parents[1]
+    studies = [room / study for study in STUDIES]
+    importers = [
+        str(path.relative_to(room))
+        for path in sorted(room.rglob("*.py"))
         if imports.search(path.read_text(encoding="utf-8"))
+        and (above == "tests" or not any(map(path.is_relative_to, studies)))
     ]
-    assert found == []
+    assert importers == []

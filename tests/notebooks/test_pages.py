@@ -20,9 +20,7 @@ from notebooks.writing.execute import FOLDER
 from tests.ran import ran
 
 FLAG = re.compile(r"`(--[a-z-]+)")
-FILE = re.compile(
-    r"(?<![\w./])((?:hybridtei|tests|conformance|studies|deploy|notebooks)/[\w./-]*\w)"
-)
+FILE = re.compile(r"(?<![\w./])((?:hybridtei|tests|conformance|deploy|notebooks)/[\w./-]*\w)")
 ROOT = FOLDER.parent
 PAGES = (
     "README.md",

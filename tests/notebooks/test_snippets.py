@@ -27,7 +27,7 @@ from tests.server.live import HANG, process
 ROOT = Path(__file__).parents[2]
 PAGES = [
     file
-    for folder in (".", "deploy", "notebooks", "studies/quality")
+    for folder in (".", "deploy", "notebooks", "conformance/quality")
     for file in sorted((ROOT / folder).glob("*.md"))
 ]
 SCRIPT = re.compile(r"`(python [^`\n…]+)`")
@@ -230,7 +230,7 @@ def test_scripts_in_sentences_are_there_with_their_flags(page, command):
 def test_every_room_and_folder_is_on_the_contributors_map():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rooms = {file.parent.name for file in (ROOT / "hybridtei").glob("*/__init__.py")}
-    beside = {"tests", "conformance", "studies", "deploy", "notebooks"}
+    beside = {"tests", "conformance", "deploy", "notebooks"}
     assert {name for name in rooms | beside if f"`{name}/`" not in page} == set()
 
 

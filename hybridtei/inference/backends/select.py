@@ -37,7 +37,7 @@ HIDDEN = ("", "-1")
 # The first GPUs that compute bfloat16: Ampere
 BFLOAT16_CAPABILITY = (8, 0)
 # On CPUs the first backend that can run the model is chosen. In float32 OpenVINO was 6 % slower to
-# 12 % faster than ONNX Runtime (`python -m studies.load precisions`), and takes up to twice the
+# 12 % faster than ONNX Runtime (`python -m conformance.load precisions`), and takes up to twice the
 # memory.
 PREFERRED = {
     "float32": ("ort", "openvino", "torch"),

@@ -191,7 +191,7 @@ def query_table(spec: ModelSpec) -> Floats | None:
 
     A head without a table, whose queries use the collection's idf, gives all tokens the same
     weight. Weights averaged over many texts, or of each token alone, ranked worse
-    (`studies/quality/default_search.py --query-encoder table`).
+    (`conformance/quality/default_search.py --query-encoder table`).
     """
     head = spec.sparse
     if head is None or not head.can_look_up:

@@ -18,7 +18,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search.options import CheckedOptions
 from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE
 
-# Chosen on judged collections (studies/quality/default_search.py).
+# Chosen on judged collections (conformance/quality/default_search.py).
 ZSCORE_WEIGHTS = {DENSE: 1.0, SPARSE: 0.5}
 ZSCORE_WEIGHTS_WITH_MAXSIM = {DENSE: 1.0, SPARSE: 0.7, MULTIVECTOR: 1.0}
 PACKED_ALONE = (

@@ -73,7 +73,7 @@ def with_budget(
     return structs.replace(plan, multivector_tokens=tokens, multivector_dtype=dtype)
 
 
-# Chosen by studies/quality/budgets.py: 64 binary vectors keep 99 % of the quality of all tokens
+# Chosen by conformance/quality/budgets.py: 64 binary vectors keep 99 % of the quality of all tokens
 # in float32, in 2 kB.
 SMALL_TOKENS = 64
 SMALL_DTYPE: MultivectorDtype = "binary"

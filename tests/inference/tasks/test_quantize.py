@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
+from conformance.quality.ranges import ranges_of
 from hybridtei.errors import LoadError
 from hybridtei.inference.tasks.pooling import quantized, read_ranges
-from studies.quality.ranges import ranges_of
 from tests.near import same
 
 DRAW = np.random.default_rng(0)

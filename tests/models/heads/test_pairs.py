@@ -5,8 +5,8 @@ import lzma
 
 import pytest
 
+from conformance.quality.translations import parse_translations, read_translations
 from hybridtei.models.heads.run import Pair, read_pairs, select_pairs, sentence_pairs
-from studies.quality.translations import parse_translations, read_translations
 
 TRANSLATIONS = """\
 Package: 0ad

@@ -316,7 +316,7 @@ def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again
     command = [
         sys.executable,
         "-m",
-        "studies.load",
+        "conformance.load",
         "migrate",
         "--old",
         str(folders[0]),

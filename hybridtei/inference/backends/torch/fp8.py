@@ -6,7 +6,7 @@ row (a token), so a text's vectors do not depend on its neighbours. Products are
 There is no calibration: each pass computes the rows' scales. Everything except products with the
 trunk's matrices stays bfloat16.
 
-Functions import checkpoint readers locally: `studies/load/gpu.py` measures matrices without
+Functions import checkpoint readers locally: `conformance/load/gpu.py` measures matrices without
 msgspec.
 """
 

@@ -59,7 +59,7 @@ class _Pieces:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    # Imports msgspec, which a GPU's machine that runs studies.load.gpu may lack
+    # Imports msgspec, which a GPU's machine that runs conformance.load.gpu may lack
     from hybridtei.system.frames import message_fields
 
     for number, value in message_fields(content, 0, len(content)):

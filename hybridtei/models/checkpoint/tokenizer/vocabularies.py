@@ -101,7 +101,7 @@ def read_added(folder: Path) -> Added:
         return Added(built.get("added_tokens"), built.get("post_processor"))
 
     def decode(text: str) -> Added:
-        # Not above: a GPU's machine that runs studies.load.gpu may lack it
+        # Not above: a GPU's machine that runs conformance.load.gpu may lack it
         import msgspec
 
         try:

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.load import launches
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fusing import is_product, sum_inside
 from hybridtei.inference.backends.torch.kernels import flash, padded_groups
 from hybridtei.inference.backends.torch.ops import TorchOps
 from hybridtei.models.checkpoint.spec import read_spec
-from studies.load import launches
 from tests.inference.backends.torch.attention import libraries
 from tests.inference.backends.torch.test_no_sync import CASES
 from tests.sampled import paired
