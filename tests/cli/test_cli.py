@@ -406,7 +406,11 @@ def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key
     "url",
     [
         "http://user:secret@127.0.0.1:1",
+        "user:secret@127.0.0.1:1",
         "http://user:secret@127.0.0.1:port",
+        "ftp://user:secret@127.0.0.1",
+        "http://user:secret@127.0.0.1:1,,http://b",
+        "http://127.0.0.1:1?key=secret",
     ],
 )
 def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, url):

@@ -14,9 +14,9 @@ from tests.retrieval.ingest.small_ingest import Ingest, points, write
 MODULE = "tests.retrieval.ingest.killed"
 
 
-def test_after_a_kill_a_run_makes_the_collection_equal_to_a_fresh_one(tmp_path):
-    kills, seed = "10", "1"
-    command = [sys.executable, "-m", MODULE, str(tmp_path), kills, seed]
+@pytest.mark.parametrize("kills", ["10", pytest.param("30", marks=pytest.mark.slow)])
+def test_after_a_kill_a_run_makes_the_collection_equal_to_a_fresh_one(tmp_path, kills):
+    command = [sys.executable, "-m", MODULE, str(tmp_path), kills, "1"]
     done = ran(command)
     assert done.returncode == 0, done.stderr
 

@@ -309,7 +309,7 @@ def test_a_store_annotates_collections_and_gives_them_names(kind, tmp_path):
         assert run(store.count("a")) == 0
 
 
-@pytest.mark.study
+@pytest.mark.slow
 def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again(
     folders,
 ):

@@ -65,10 +65,10 @@ async def test_everything_acknowledged_survives_a_killed_owner(tmp_path):
 
 
 async def test_what_is_deleted_or_changed_stays_so_after_a_kill(tmp_path):
-    """Eight kills between the acknowledgement and the next read."""
+    """Thirty kills between the acknowledgement and the next read."""
     store = await opened(tmp_path)
     await store.upsert("c", points(0, 60))
-    for identity in range(8):
+    for identity in range(30):
         await store.delete("c", [identity])
         await store.set_payload("c", [identity + 30], {"round": identity})
         await killed(store)
