@@ -29,8 +29,8 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 422_677,
-        "over_100_columns": 113,
+        "tokens": 422_859,
+        "over_100_columns": 112,
         "nested_conditionals": 6,
         "literal_splats": 87,
         "no_nouns": 988,
