@@ -200,8 +200,7 @@ async def read_body(request: Any, bound: Bound, limit: int, seconds: float, rate
     chunk, more = await _next_chunk(scope, receive)
     if not more:
         # A body that arrives whole with its head waits for nothing, so it is not counted
-        if len(chunk) > limit:
-            check_size(len(chunk), limit)
+        check_size(len(chunk), limit)
         return chunk
     allowed = seconds + size / rate
     try:

@@ -62,6 +62,11 @@ def test_normalized(server):
     assert vectors(server, normalized=True) == native(server)
 
 
+def test_a_width_of_0_is_all_of_it_for_infinitys_client(server):
+    assert vectors(server, dimensions=0, modality="text") == native(server)
+    assert vectors(server, dimensions=3, modality="text") == native(server, dimensions=3)
+
+
 def test_late_chunks_are_spans_of_what_they_make_together(server):
     chunks = ["the hybrid", "search finds\n", "text by words", " and meaning"]
     text = "the hybrid search finds\ntext by words and meaning"
