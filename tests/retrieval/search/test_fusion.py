@@ -17,6 +17,7 @@ from hybridtei.retrieval.search.fusion import (
     normalised,
     reciprocal_ranks,
     scale_of,
+    weighted_sum,
 )
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import Stored
@@ -25,9 +26,11 @@ from tests.retrieval.store.stores import TOLERANCE, VOCABULARY, WIDTH, embedding
 
 QUERY = embeddings(3)
 DENSE_ONLY = Embeddings(dense=QUERY.dense)
+NO_TOKENS = Embeddings(dense=QUERY.dense, sparse=QUERY.sparse)
 WORDLESS = Embeddings(
     dense=QUERY.dense, sparse=SparseVectors.from_dense(np.zeros((3, VOCABULARY), dtype=np.float32))
 )
+SCORE = st.floats(-100, 100, width=32)
 
 
 def legs(query=QUERY, *, is_packed=False, mode="rrf", **fields):
@@ -111,6 +114,52 @@ def test_what_weighs_nothing_takes_no_part():
     assert legs(weights={"sparse": 2.0}).weights == {"sparse": 2.0}
 
 
+@pytest.mark.parametrize(
+    ("fields", "weights"),
+    [
+        ({"mode": "dense"}, {"dense": 1.0}),
+        ({"mode": "multivector"}, {"multivector": 1.0}),
+        ({"mode": "rrf"}, {"dense": 1.0, "sparse": 1.0}),
+        ({"mode": "rrf", "legs": ("sparse", "multivector")}, {"sparse": 1.0, "multivector": 1.0}),
+        ({"mode": "weighted"}, {"dense": 1.0, "sparse": 1.0}),
+        ({"mode": "weighted", "weights": (1, 2)}, {"dense": 1.0, "sparse": 2.0}),
+        (
+            {"mode": "weighted", "weights": (1, 2, 3)},
+            {"dense": 1.0, "sparse": 2.0, "multivector": 3.0},
+        ),
+        ({"mode": "weighted", "weights": {"multivector": 2.0}}, {"multivector": 2.0}),
+        (
+            {"mode": "weighted", "weights": "m3"},
+            {"dense": 1.0, "sparse": 0.3, "multivector": 1.0},
+        ),
+    ],
+)
+def test_each_leg_has_the_weight_that_is_asked(fields, weights):
+    assert legs(**fields).weights == pytest.approx(weights)
+
+
+@pytest.mark.parametrize(
+    ("query", "weights"),
+    [
+        (QUERY, {"dense": 1.0, "sparse": 0.7, "multivector": 1.0}),
+        (NO_TOKENS, {"dense": 1.0, "sparse": 0.5}),
+        (DENSE_ONLY, {"dense": 1.0}),
+    ],
+)
+def test_zscore_has_weights_of_its_own(query, weights):
+    assert legs(query, mode="zscore").weights == weights
+
+
+@given(st.lists(st.tuples(SCORE, SCORE), min_size=1, max_size=5), st.floats(0, 9), st.floats(0, 9))
+def test_a_weighted_sum_is_numpys_and_a_missing_score_adds_nothing(scores, first, second):
+    columns = dict(zip(("dense", "sparse"), np.array(scores).T, strict=True))
+    wanted = first * columns["dense"] + second * columns["sparse"]
+    weights = {"dense": first, "sparse": second}
+    assert weighted_sum(columns, weights) == pytest.approx(wanted)
+    missing = columns | {"sparse": np.full(len(scores), np.nan)}
+    assert weighted_sum(missing, weights) == pytest.approx(first * columns["dense"])
+
+
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_weighed_multivector_never_scans_everything(is_packed):
     for asked in (
@@ -165,9 +214,6 @@ def test_ranks_are_fused_as_qdrant_fuses_them(lists, k, data):
 def test_presets_are_the_published_ones():
     assert list(PRESETS["m3"].by_name.values()) == [1.0, 0.3, 1.0]
     assert list(PRESETS["m3-long"].by_name.values()) == [0.15, 0.5, 0.35]
-
-
-SCORE = st.floats(-100, 100, width=32)
 
 
 @given(st.lists(SCORE, min_size=FEW, max_size=30))
