@@ -1,0 +1,146 @@
+"""Filters are evaluated on payloads as qdrant-client's local mode evaluates them."""
+
+import itertools
+
+import pytest
+from qdrant_client import models
+from qdrant_client.local.payload_filters import check_filter
+
+from hybridtei.retrieval.store.base import Stored
+from hybridtei.retrieval.store.conditions import matches
+from hybridtei.retrieval.store.query import filter_from
+
+PAYLOADS = [
+    {},
+    {"n": 1, "word": "Hybrid search", "flag": True},
+    {"n": 2.5, "word": "search", "flag": False, "tags": ["a", "b"]},
+    {"n": [0, 3], "word": None, "tags": []},
+    {"n": "1", "word": ["a phrase of words", "hybrid"], "tags": ["b", None]},
+    {"day": "2026-01-31", "a": {"b": 1, "c.d": 5}},
+    {"day": "2026-02-01T12:00:00+02:00", "a": {"b": [1, 2]}},
+    {"parts": [{"kind": "x", "size": 1}, {"kind": "y", "size": 5}], "n": True},
+    {"parts": [{"kind": "x", "size": 5}], "tags": "a"},
+    {"place": {"lat": 52.52, "lon": 13.4}},
+    {"place": {"lat": 48.85, "lon": 2.35}},
+    {"place": [{"lat": 0.0, "lon": 179.5}, {"lat": 1.0, "lon": -179.5}]},
+    {"place": {"lat": 52.52}},
+]
+SQUARE = [(40, 0), (40, 20), (60, 20), (60, 0), (40, 0)]
+HOLE = [(45, 1), (45, 5), (50, 5), (50, 1), (45, 1)]
+
+
+def ring(points):
+    return {"points": [{"lat": lat, "lon": lon} for lat, lon in points]}
+
+
+def box(north, west, south, east):
+    return {"top_left": {"lat": north, "lon": west}, "bottom_right": {"lat": south, "lon": east}}
+
+
+CONDITIONS = [
+    *(
+        {"key": key, "match": match}
+        for key, match in [
+            ("n", {"value": 1}),
+            ("n", {"value": "1"}),
+            ("flag", {"value": True}),
+            ("flag", {"value": False}),
+            ("tags", {"value": "a"}),
+            ("tags[]", {"value": "b"}),
+            ("tags[0]", {"value": "b"}),
+            ("a.b", {"value": 1}),
+            ('a."c.d"', {"value": 5}),
+            ("parts[].kind", {"value": "y"}),
+            ("parts[1].kind", {"value": "y"}),
+            ("tags", {"any": ["b", "c"]}),
+            ("n", {"any": [2, 3]}),
+            ("tags", {"except": ["a"]}),
+            ("word", {"except": ["search"]}),
+            ("word", {"text": "search hybrid"}),
+            ("word", {"text_any": "phrase search"}),
+            ("word", {"phrase": "phrase of"}),
+            ("word", {"phrase": "of phrase"}),
+        ]
+    ),
+    *(
+        {"key": "n", "range": bounds}
+        for bounds in ({"gt": 1}, {"gte": 1}, {"lt": 2.5}, {"lte": 2.5}, {"gt": 0, "lt": 3})
+    ),
+    {"key": "day", "range": {"gte": "2026-01-31T00:00:00Z", "lt": "2026-02-01T10:00:01Z"}},
+    {"key": "day", "range": {"gt": "2026-02-01T10:00:00Z"}},
+    {"key": "day", "range": {"lte": "2026-01-31T00:00:00"}},
+    *(
+        {"key": "tags", "values_count": bounds}
+        for bounds in ({"gt": 0}, {"gte": 2}, {"lt": 1}, {"lte": 1})
+    ),
+    *({"is_empty": {"key": key}} for key in ("tags", "word", "n")),
+    *({"is_null": {"key": key}} for key in ("tags", "word", "n")),
+    {"has_id": [0, 3, 7]},
+    {
+        "nested": {
+            "key": "parts",
+            "filter": {
+                "must": [
+                    {"key": "kind", "match": {"value": "x"}},
+                    {"key": "size", "range": {"gt": 2}},
+                ]
+            },
+        }
+    },
+    {
+        "nested": {
+            "key": "parts[]",
+            "filter": {"must_not": [{"key": "size", "match": {"value": 5}}]},
+        }
+    },
+    {"key": "place", "geo_radius": {"center": {"lat": 52.5, "lon": 13.4}, "radius": 3_000.0}},
+    {"key": "place", "geo_radius": {"center": {"lat": 52.5, "lon": 13.4}, "radius": 2_000.0}},
+    {"key": "place", "geo_bounding_box": box(60, 0, 50, 20)},
+    {"key": "place", "geo_bounding_box": box(10, 179, -10, -179)},
+    {"key": "place", "geo_polygon": {"exterior": ring(SQUARE)}},
+    {"key": "place", "geo_polygon": {"exterior": ring(SQUARE), "interiors": [ring(HOLE)]}},
+]
+PAIRS = list(itertools.pairwise(CONDITIONS))
+GROUPS = [
+    *({"must": [first, second]} for first, second in PAIRS),
+    *({"should": [first, second]} for first, second in PAIRS),
+    *({"must_not": [first, second]} for first, second in PAIRS),
+    *({"must": [first], "must_not": [second]} for first, second in PAIRS),
+    *({"should": [first], "must_not": [second]} for first, second in PAIRS),
+    {"must": [{"should": CONDITIONS[:2]}, {"must_not": CONDITIONS[2:4]}]},
+    *({"min_should": {"conditions": CONDITIONS[:12], "min_count": count}} for count in (1, 2, 3)),
+]
+
+
+def places(condition):
+    """The payloads that meet it, here and in qdrant-client."""
+    ours = filter_from(condition)
+    theirs = models.Filter(**condition)
+    points = [Stored(place, payload, {}) for place, payload in enumerate(PAYLOADS)]
+    return (
+        [point.id for point in points if matches(ours, point)],
+        [
+            point.id
+            for point in points
+            if check_filter(theirs, point.payload, point.id, dict.fromkeys(point.vector, True))
+        ],
+    )
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=str)
+def test_a_condition_holds_for_the_same_payloads(condition):
+    met, wanted = places({"must": [condition]})
+    assert met == wanted
+    assert len(met) < len(PAYLOADS)
+
+
+def test_groups_hold_for_the_same_payloads():
+    for group in GROUPS:
+        met, wanted = places(group)
+        assert met == wanted, group
+
+
+def test_a_vector_that_a_point_has():
+    condition = filter_from({"must": [{"has_vector": "dense"}]})
+    assert matches(condition, Stored(1, {}, {"dense": [1.0]}))
+    assert not matches(condition, Stored(1, {}, {"sparse": [1.0]}))
