@@ -106,6 +106,9 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
             yield changed
         case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Raise():
             yield ast.Pass()
+        # None in place of False is no other answer
+        case ast.Return(value=ast.Constant(value=None | False)):
+            return
         case ast.Return(value=ast.expr()):
             changed.value = ast.Constant(None)
             yield changed

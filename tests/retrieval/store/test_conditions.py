@@ -144,3 +144,31 @@ def test_a_vector_that_a_point_has():
     condition = filter_from({"must": [{"has_vector": "dense"}]})
     assert matches(condition, Stored(1, {}, {"dense": [1.0]}))
     assert not matches(condition, Stored(1, {}, {"sparse": [1.0]}))
+
+
+@pytest.mark.parametrize(
+    ("match", "holds"),
+    [({"prefix": "hy"}, True), ({"prefix": "search"}, False), ({"substring": "id se"}, True)],
+)
+def test_parts_of_a_text(match, holds):
+    condition = filter_from({"must": [{"key": "word", "match": match}]})
+    assert matches(condition, Stored(1, {"word": "hybrid search"}, {})) is holds
+
+
+@pytest.mark.parametrize(
+    ("place", "holds"),
+    [
+        ({"lat": 90, "lon": 180}, True),
+        ({"lat": -90.0, "lon": -180.0}, True),
+        ({"lat": 90.5, "lon": 0}, False),
+        ({"lat": 0, "lon": 180.5}, False),
+        ({"lat": "0", "lon": 0}, False),
+        ({"lat": 0, "lon": True}, False),
+        ({"lat": 0}, False),
+        ("0, 0", False),
+    ],
+)
+def test_what_is_no_place_in_degrees_is_in_no_circle(place, holds):
+    circle = {"center": {"lat": 0, "lon": 0}, "radius": 3e7}
+    condition = filter_from({"must": [{"key": "place", "geo_radius": circle}]})
+    assert matches(condition, Stored(1, {"place": place}, {})) is holds
