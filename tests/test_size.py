@@ -29,15 +29,15 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 422_859,
+        "tokens": 425_143,
         "over_100_columns": 112,
         "nested_conditionals": 6,
-        "literal_splats": 87,
-        "no_nouns": 988,
+        "literal_splats": 98,
+        "no_nouns": 991,
         "comments_behind": 7,
     },
     "conformance": {
-        "tokens": 127_344,
+        "tokens": 127_364,
         "over_100_columns": 17,
         "nested_conditionals": 7,
         "literal_splats": 50,
