@@ -29,7 +29,7 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 425_143,
+        "tokens": 425_159,
         "over_100_columns": 112,
         "nested_conditionals": 6,
         "literal_splats": 98,
