@@ -8,6 +8,7 @@ to true.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -170,12 +171,17 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
         _check_ranker(context)
         with context.service.gathering.inside(1):
             received = await _read_all(context, requests)
+    texts: list[str] = []
+    for message in received:
+        # Each is decoded once; others get the event loop in between
+        texts.append(message.text)
+        await asyncio.sleep(0)
     task = RerankPairs(
         [
             rerank_task(
                 context.service.model.spec,
                 query,
-                [message.text for message in group],
+                [text for _, text in group],
                 RankOptions(
                     truncate=truncate,
                     truncation_direction=side,
@@ -183,16 +189,17 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
                 ),
             )
             for (query, truncate, side), group in groupby(
-                received, lambda message: (message.query, message.truncate, _side(message))
+                zip(received, texts, strict=True),
+                lambda pair: (pair[0].query, pair[0].truncate, _side(pair[0])),
             )
         ]
     )
-    characters = sum(len(message.query) + len(message.text) for message in received)
+    characters = sum(len(message.query) for message in received) + sum(map(len, texts))
     load = Load(len(received), characters, is_batch=True)
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
     scored, usage = await context.run(task, load, bounds, scope="predict")
-    texts = [message.text if received[0].return_text else None for message in received]
-    ranks = [{"index": i, "text": texts[i], "score": scored.scores[i]} for i in scored.order]
+    shown = texts if received[0].return_text else [None] * len(texts)
+    ranks = [{"index": i, "text": shown[i], "score": scored.scores[i]} for i in scored.order]
     return _answer(messages.RerankResponse(ranks=ranks), usage)
 
 
