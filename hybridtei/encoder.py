@@ -36,7 +36,7 @@ from hybridtei.inference.tasks.rerank import (
     rerank_task,
 )
 from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_texts
-from hybridtei.keywords import check_text, check_value, listed
+from hybridtei.keywords import check_text, check_texts, check_value, listed
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import begin, model_hash
 from hybridtei.models.text.reader import Input
@@ -317,8 +317,7 @@ class Encoder(OfOneProcess):
         check_text("query", query)
         if limit is not None:
             check_value("limit", limit, Size)
-        for place, document in enumerate(documents):
-            check_text(f"documents[{place}]", document)
+        check_texts("documents", documents)
         task = rerank_task(
             self.spec,
             query,
@@ -366,8 +365,7 @@ class Encoder(OfOneProcess):
         Raises UnsupportedHead if the model tags no tokens, RequestError or BackendError.
         """
         inputs = listed("texts", texts)
-        for place, text in enumerate(inputs):
-            check_text(f"texts[{place}]", text)
+        check_texts("texts", inputs)
         task = Tag(
             inputs,
             LabelOptions.given("tag()", options, aggregation_strategy=aggregation_strategy),

@@ -67,6 +67,12 @@ def listed(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
+def check_texts(name: str, texts: Iterable[object]) -> None:
+    """Raises InvalidInput, naming the place, if one of a Python caller's values is no text."""
+    for place, text in enumerate(texts):
+        check_text(f"{name}[{place}]", text)
+
+
 def check_text(name: str, text: object) -> None:
     """Raises InvalidInput if a Python caller's value is no text."""
     if not isinstance(text, str):
