@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from hybridtei.retrieval.ingest.options import ReadOptions
@@ -231,8 +232,11 @@ class _Reader:
         """Set the parts of a formula apart, and the number of a note."""
         parent = node.parent
         if parent is not None and parent.tag in FORMULAS:
-            place = [child.mem_id for child in parent.iter()].index(node.mem_id)
-            self._inline += FORMULAS[parent.tag][max(0, place - 1) : place]
+            # None has more than three parts: a page's own may have thousands
+            parts = [child.mem_id for child in islice(parent.iter(), 3)]
+            if node.mem_id in parts[1:]:
+                place = parts.index(node.mem_id)
+                self._inline += FORMULAS[parent.tag][place - 1 : place]
             self._inline += "(" * (tag == "mrow")
         if tag == "msqrt":
             self._inline.append("√(")
