@@ -177,7 +177,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     memory_fraction: Annotated[
         float,
         flag(
-            "Share of the GPU memory left free by the loaded model that passes may use.",
+            "Share of a GPU's memory that passes may use, of what the loaded model leaves free.",
             "limits",
             gt=0,
             le=1,
@@ -416,8 +416,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     allowed_host: Annotated[
         tuple[str, ...],
         flag(
-            "Public name by which collections may be used without a key; repeatable [default: "
-            "addresses and local names].",
+            "Public host name under which a server without keys offers its collections; "
+            "repeatable [default: addresses and local names].",
             "security",
         ),
     ] = ()
@@ -489,8 +489,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
     qdrant_patience: Annotated[
         Seconds,
         flag(
-            "How long `ingest` and other commands repeat a call while Qdrant is away; /search does "
-            "not."
+            "How long `ingest` and other commands repeat a call while Qdrant is unreachable. A "
+            "server does not wait so long: then its /search fails within two seconds."
         ),
     ] = 60.0
 

@@ -44,8 +44,8 @@ Long = Annotated[
     LongInputs | None,
     Meta(
         description=(
-            "Ours: mean: read a text that is too long for the model in windows, and average their "
-            "vectors by tokens; cut [default: the server's long_inputs]."
+            "How a text that is too long for the model is read: `mean` reads windows and averages "
+            "their vectors by tokens; `cut` cuts it [default: the server's long_inputs]."
         )
     ),
 ]
@@ -248,7 +248,8 @@ class EmbedOptions(Options, frozen=True, kw_only=True):
 
     prompt_name: PromptName = None
     normalize: Annotated[
-        bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")
+        bool,
+        Meta(description="Whether dense vectors are scaled to length 1; multi-vectors always are."),
     ] = True
     dimensions: Dimensions = None
     input_type: Side = None

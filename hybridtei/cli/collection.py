@@ -68,15 +68,15 @@ def add_ingest(commands: Commands) -> None:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="ingest again after each change of SOURCE, until Ctrl-C; with `watchfiles` (extra "
-        "watch) at once",
+        help="ingest again after each change of SOURCE, until Ctrl-C; at once if `watchfiles` "
+        "(extra watch) is installed",
     )
     parser.add_argument(
         "--watch-seconds",
         type=float,
         default=10.0,
         metavar="N",
-        help="without it, look every N seconds [default: 10]",
+        help="seconds between two looks at SOURCE, without watchfiles [default: 10]",
     )
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
 

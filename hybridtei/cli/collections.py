@@ -42,7 +42,11 @@ def add(commands: Commands) -> None:
     points = _add(actions, "delete-points", _delete_points)
     points.add_argument("--yes", action="store_true", help="do not ask")
     points.add_argument("--filter", metavar="JSON", help="instead of ids: a filter, as in /search")
-    points.add_argument("--source", metavar="FILE", help="of the ids, where several files have one")
+    points.add_argument(
+        "--source",
+        metavar="FILE",
+        help="file of the document, if several files have one with the id",
+    )
     export = _add(actions, "export", _export)
     export.add_argument(
         "--output", "-o", metavar="FILE", help="write there [default: standard output]"

@@ -57,7 +57,7 @@ def add_train(commands: Commands) -> None:
         "--pairs", type=Path, nargs="+", required=True, metavar="FILE", help=pairs_help
     )
     _flag(group, "--min-words", 20, "leave out texts with fewer words")
-    _flag(group, "--opening", 100, "characters that make two texts repeats if equal")
+    _flag(group, "--opening", 100, "two texts with the same first N characters count as repeats")
     _flag(group, "--sentences", True, "add sentence pairs")
     _flag(group, "--max-tokens", 192, "truncate training texts to this length")
     group.add_argument(
@@ -89,7 +89,7 @@ def add_train(commands: Commands) -> None:
         group,
         "--prefixes",
         [64, 128],
-        "dimensions that also serve alone",
+        "numbers of leading dimensions that are trained to work alone",
         type=int,
         nargs="*",
         metavar="N",
@@ -254,8 +254,8 @@ def add_compare(commands: Commands) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Compare two servers' vectors by TEI's or OpenAI's API: can server B search an index that
-    server A made?"""
+    """Compare two servers' vectors, by TEI's or OpenAI's API: the report says whether server B can
+    search an index that server A made."""
     from hybridtei.retrieval.evaluate.compare import Endpoint, compare, replay
 
     a = Endpoint(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)

@@ -98,7 +98,7 @@ def _own_row(action: argparse.Action) -> tuple[str, str, str]:
     match = DEFAULT.search(text)
     name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
     if action.choices:
-        text = f"{', '.join(map(str, action.choices))} {text}"
+        text = f"{', '.join(map(str, action.choices))}: {text}".removesuffix(": ")
     required = "required" if action.required else ""
     return f"`{name}`", match[1] if match else required, DEFAULT.sub("", text).strip()
 

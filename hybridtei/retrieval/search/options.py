@@ -80,7 +80,7 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     prefetch_limit: Annotated[Length, Meta(description="Candidates of each kind of vector.")] = 100
     rrf_k: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
-        Meta(description="Constant of rrf, as in Qdrant: its 61 is the usual 60 [default: 2]."),
+        Meta(description="Constant of rrf, counted as in Qdrant: 61 is the usual 60 [default: 2]."),
     ] = None
     weights: Annotated[
         Annotated[dict[str, float], Meta(max_length=MAX_LEGS)]
@@ -114,7 +114,7 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     query_encoder: Annotated[
         Literal["model", "table"],
         Meta(
-            description="table: the query's sparse vector is looked up by token, without the "
+            description="`table` looks the query's sparse vector up by token, without the "
             "model; in mode sparse no forward pass is needed."
         ),
     ] = "model"
@@ -162,22 +162,22 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     unlabelled: Annotated[
         bool,
         Meta(
-            description="Search also a collection that other software made: nothing tells whether "
-            "its vectors are of the same model."
+            description="Search also a collection that does not say which model made its vectors, "
+            "such as one that other software made."
         ),
     ] = False
     dense_name: Annotated[
         Name | None,
         Meta(
             description="The collection's name of its dense vector; empty: the vector without a "
-            "name [default: dense; with `unlabelled` its only one]."
+            "name [default: dense; with `unlabelled` the only one that there is]."
         ),
     ] = None
     sparse_name: Annotated[
         Name | None,
         Meta(
             description="The collection's name of its sparse vector [default: sparse; with "
-            "`unlabelled` its only one]."
+            "`unlabelled` the only one that there is]."
         ),
     ] = None
 

@@ -37,7 +37,7 @@ class SelectionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     ids: Annotated[
         Annotated[list[int | str], Meta(min_length=1, max_length=MAX_IDS)] | None,
-        Meta(description="Ids of points or of documents. Unknown ones are no error."),
+        Meta(description="Ids of points or of documents. Unknown ids are ignored."),
     ] = None
     filter: Annotated[
         Raw | UnsetType,
@@ -47,7 +47,8 @@ class SelectionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = UNSET
     source: Annotated[
-        str | None, Meta(description="The file of the ids, where several files have one.")
+        str | None,
+        Meta(description="The file of the documents, if several files have one with an id."),
     ] = None
 
 

@@ -85,7 +85,8 @@ class EmbedHybridRequest(
         Outputs | None, Meta(description="Vectors to return [default: all of the model's].")
     ] = None
     normalize: Annotated[
-        bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")
+        bool,
+        Meta(description="Whether dense vectors are scaled to length 1; multi-vectors always are."),
     ] = True
     sparse_format: Annotated[
         SparseFormat,
