@@ -144,6 +144,7 @@ NEEDS = re.compile(
                  | --qdrant- | ^hybridtei[ ](?:ingest|ask|migrate|collections)\b
                  | ^hybridtei[ ]search\b(?!.*--url[ ]))
   | (?P<torch>   --backend[ ]torch | ^hybridtei[ ]train\b | \bimport[ ]torch\b)
+  | (?P<parquet> \.parquet\b)
   | (?P<watch>   --watch\b)
   | (?P<ray>     --engine[ ]ray)
   | (?P<grpc>    --grpc-port)
