@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     # Only the command's own module is imported, except for the help and for an unknown command
     names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
+    if names == ["explain"] and argv[1:] not in (["-h"], ["--help"]):
+        # Flags in a message are words
+        argv = ["explain", "--", *argv[1:]]
     for name in names:
         add_command(commands, name)
     if argv and names is COMMANDS and not argv[0].startswith("-"):

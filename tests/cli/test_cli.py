@@ -430,6 +430,7 @@ def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, url):
         ("Model is overloaded", "Overloaded"),
         ("there is no collection nosuch in embedded Qdrant in ./qdrant", "UnknownCollection"),
         ("status 429", "Overloaded"),
+        ("--grpc-port needs an extra: pip install 'hybridtei[grpc]'", "LoadError"),
     ],
 )
 def test_explain_finds_an_error_by_its_message(message, name, capsys):
