@@ -254,7 +254,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         float,
         flag(
             "How long a stopping server still takes requests, while /health answers 503, so that "
-            "proxies turn to others first.",
+            "proxies can turn to other servers first.",
             ge=0,
             le=86400,
         ),

@@ -193,7 +193,7 @@ def add_pack(commands: Commands) -> None:
         "model", metavar="MODEL", nargs="?", help="a local folder, a hub id, or the embedded model"
     )
     action.add_argument(
-        "--list", action="store_true", help="print the packed weights, the last used first"
+        "--list", action="store_true", help="print the packed weights, the most recently used first"
     )
     prune_help = (
         "remove weights not used for 30 days, weights of models whose folder is gone, and the "
