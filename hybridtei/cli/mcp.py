@@ -27,14 +27,6 @@ CALLS = 32
 TIMEOUT_S = 300.0
 # JSON-RPC's code of an error of the server
 SERVER_ERROR = -32_000
-FIND = json.dumps(
-    {
-        "jsonrpc": "2.0",
-        "id": 0,
-        "method": "tools/call",
-        "params": {"name": "find", "arguments": {"query": "a"}},
-    }
-).encode()
 
 
 def add(commands: Commands) -> None:
@@ -58,7 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Let agents search a collection, over the Model Context Protocol; with --writable, they may
     also add texts to it and delete documents."""
     if arguments.url is not None:
-        relay(address(arguments), arguments.url_api_key, is_checked=not arguments.writable)
+        sender = Relay(address(arguments), arguments.url_api_key)
+        if not arguments.writable:
+            sender.check(arguments.collection)
+        relay(sender)
         return 0
     require_extra("qdrant", "qdrant_client")
     require_extra("mcp", "mcp")
@@ -92,12 +87,8 @@ def address(arguments: argparse.Namespace) -> str:
     return f"{path}?writable=true" if arguments.writable else path
 
 
-def relay(url: str, key: str | None, *, is_checked: bool) -> None:
-    """Send each line of standard input to a server, and write its answers, until the input ends.
-    `is_checked`: raise UsageError if the server cannot search the collection."""
-    sender = Relay(url, key)
-    if is_checked:
-        sender.check()
+def relay(sender: Relay) -> None:
+    """Send each line of standard input to a server, and write its answers, until the input ends."""
     with ThreadPoolExecutor(CALLS) as pool:
         for line in sys.stdin.buffer:
             if line.strip():
@@ -118,12 +109,21 @@ class Relay:
             self._headers["authorization"] = f"Bearer {key}"
         self._writing = Lock()
 
-    def check(self) -> None:
-        """Raises UsageError if the server cannot search the collection. Clients read in the answers
-        to their own messages why a server does not answer."""
-        result = json.loads(self._answer(FIND)).get("result", {})
-        if result.get("isError"):
-            raise UsageError(result["content"][0]["text"])
+    def check(self, collection: str) -> None:
+        """Raises UsageError if the server lists collections without this one, which wakes no model.
+        Clients read in the answers to their own messages why a server does not answer."""
+        url = self._url.rpartition("/collections/")[0]
+        request = Request(f"{url}/collections", headers=self._headers)
+        try:
+            with urlopen(request, timeout=TIMEOUT_S) as response:
+                names = json.loads(response.read())["collections"]
+        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+            return
+        if collection not in names:
+            raise UsageError(
+                f"there is no collection `{collection}` on the server of --url; there are: "
+                f"{', '.join(names) or 'none'}"
+            )
 
     def pass_on(self, line: bytes) -> None:
         """Send a message, and write the answer if it has one. An error of the connection or the
