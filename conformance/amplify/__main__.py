@@ -1,5 +1,5 @@
-"""The largest amplifier: the single request that makes the server's memory grow most, or blocks its
-event loop longest.
+"""The largest amplifier: the request that makes the server's memory grow most, blocks its event loop
+longest, or makes another client wait longest.
 
     python -m conformance.amplify [--seconds 20] [--seed 18] [--findings FILE]
     python -m conformance.amplify --replay 'REQUEST'        one request, as a line of a report tells it
@@ -7,10 +7,11 @@ event loop longest.
 Starts `hybridtei serve` with its default flags, the embedded model and an embedded vector store
 that holds a collection; passes take rows out of a table (`launch`). Requests are drawn for every
 route of its OpenAPI document, and over gRPC where that is installed. Memory is the growth at the
-server's peak, less the bytes of the request and of its encoded answer; a stall is counted in
-processor time (`probe`). A request above 64 MB or 100 ms (more on a slow processor:
-`bound_seconds`) is sent three times, and the smallest cost counts; the exit status is 1 if that is
-above, too. `kept.jsonl`, what was ever found, comes first. The same seed draws the same requests,
+peak of the server's processes, less the bytes of the request and of its encoded answer; a stall is
+counted in processor time (`probe`); another client asks for one small embedding after the other
+(`neighbour`). The most expensive requests are then sent by many clients at once. A request above
+64 MB, 100 ms (more on a slow processor: `bound_seconds`) or a wait of 1 s is sent three times, and
+the smallest cost counts; the exit status is 1 if that is above, too. `kept.jsonl`, what was ever found, comes first. The same seed draws the same requests,
 as far as the time goes.
 """
 
@@ -23,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from conformance.amplify.request import Request
-from conformance.amplify.search import MAX_BYTES, MAX_SECONDS, Case, Found, search
+from conformance.amplify.search import MAX_BYTES, MAX_SECONDS, MAX_WAIT_SECONDS, Case, Found, search
 from conformance.amplify.shapes import Shapes
 from conformance.amplify.target import Target, serving
 from conformance.fuzz.bodies import Draw
@@ -34,7 +35,7 @@ KEPT = Path(__file__).with_name("kept.jsonl")
 POINTS = 300
 TEXT = "hybrid search finds words and meanings in documents "
 REPEATS = 3
-HEAD = f"{'MB':>8} {'ms':>7} {'answer MB':>9} {'status':>7}  request"
+HEAD = f"{'MB':>8} {'ms':>7} {'wait ms':>8} {'refused':>7} {'answer MB':>9} {'status':>7}  request"
 # At most, of texts that are not made large
 WORDS = 3
 
@@ -102,7 +103,8 @@ def _report(found: Found, seed: int, findings: Path | None) -> int:
         f"{dict(sorted(found.statuses.items()))}"
     )
     print("\n".join([HEAD, *map(told, sorted(found.worst, key=lambda case: -case.excess))]))
-    print(f"beyond {MAX_BYTES / 1e6:.0f} MB and {MAX_SECONDS * 1e3:.0f} ms: {len(beyond)}")
+    bounds = f"{MAX_BYTES / 1e6:.0f} MB, {MAX_SECONDS * 1e3:.0f} ms, {MAX_WAIT_SECONDS:.0f} s"
+    print(f"beyond {bounds}: {len(beyond)}")
     if findings is not None:
         findings.write_text(
             "".join(f"{case.request.told()}\n" for case in beyond), encoding="utf-8"
@@ -115,7 +117,7 @@ def told(case: Case) -> str:
     cost = case.cost
     figures = (
         f"{cost.growth_bytes / 1e6:8.1f} {cost.stall_seconds * 1e3:7.1f} "
-        f"{cost.answer_bytes / 1e6:9.1f}"
+        f"{cost.wait_seconds * 1e3:8.1f} {cost.refused:7d} {cost.answer_bytes / 1e6:9.1f}"
     )
     return f"{figures} {cost.status:>7}  {case.request.told()}"
 

@@ -1,8 +1,8 @@
-"""The cost of one request to its server process: peak memory, and how long the event loop was
-blocked.
+"""The cost of one request to its server: peak memory of all its processes, and how long the event
+loop was blocked.
 
-Runs inside that process; a socket tells it when a request begins and ends. Measures the memory of
-this process alone: the process of an embedded store maps the stored data. The surprise is how a
+Runs inside the server's process; a socket tells it when a request begins and ends. The memory of
+the other processes, such as an embedded store's, is the sum of their peaks. The surprise is how a
 stall is counted: a timer on the loop that comes late may have been kept by our own code, or by a
 neighbour who had the processor. So of the time it was late and the processor time that this process
 took meanwhile the lesser counts; that finds a thread which holds Python's lock as well as a long
@@ -15,10 +15,12 @@ import json
 import re
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+import psutil
 import uvicorn
 
 from hybridtei.system.memory import trim
@@ -38,7 +40,8 @@ class Probe:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating = False
         self._wall = self._cpu = self._stall = 0.0
-        self._rest = 0
+        # Kilobytes by process
+        self._rest: dict[int, int] = {}
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Watch this loop, from now on."""
@@ -55,17 +58,19 @@ class Probe:
     def _begin(self) -> dict[str, Any]:
         gc.collect()
         trim()
-        self._rest = _kilobytes(RESIDENT)
-        Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
+        self._rest = {process: _kilobytes(RESIDENT, process) for process in _processes()}
+        for process in self._rest:
+            with suppress(OSError):
+                Path(f"/proc/{process}/clear_refs").write_text(RESET_PEAK, encoding="ascii")
         self._on_loop(self._start)
-        return {"rest_bytes": self._rest * 1024}
+        return {"rest_bytes": sum(self._rest.values()) * 1024}
 
     def _end(self) -> dict[str, Any]:
         self._on_loop(self._stop)
-        return {
-            "growth_bytes": (_kilobytes(PEAK) - self._rest) * 1024,
-            "stall_seconds": self._stall,
-        }
+        growth = sum(
+            _kilobytes(PEAK, process) - self._rest.get(process, 0) for process in _processes()
+        )
+        return {"growth_bytes": growth * 1024, "stall_seconds": self._stall}
 
     def _on_loop(self, act: Any) -> None:
         done = threading.Event()
@@ -110,6 +115,17 @@ def watch(descriptor: int) -> None:
     uvicorn.Server.startup = watched  # type: ignore[method-assign]
 
 
-def _kilobytes(what: re.Pattern[str]) -> int:
-    found = what.search(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
-    return int(found[1]) if found else 0
+def _processes() -> list[int]:
+    """This process and all that it has started."""
+    whole = psutil.Process()
+    return [process.pid for process in (whole, *whole.children(recursive=True))]
+
+
+def _kilobytes(what: re.Pattern[str], process: int) -> int:
+    """0 of a process that has ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    value = what.search(status)
+    return int(value[1]) if value else 0

@@ -20,7 +20,7 @@ BODILESS = ("GET", "HEAD", "OPTIONS")
 class Request:
     """`query`: a unit of it, and how often; the value of a header may be given so, too. `copies`:
     so many on one connection without waiting, or so many messages of an RPC stream; `chunk`: bytes
-    of a chunk, 0: the body comes whole. An RPC's `path` is its method's."""
+    of a chunk, 0: the body comes whole; `connections`: of so many clients at once, all the same. An RPC's `path` is its method's."""
 
     method: str
     path: str
@@ -29,6 +29,7 @@ class Request:
     headers: Mapping[str, str | Sequence[Any]] = field(default_factory=dict)
     copies: int = 1
     chunk: int = 0
+    connections: int = 1
 
     @classmethod
     def read(cls, line: str) -> Request:

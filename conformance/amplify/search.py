@@ -4,7 +4,8 @@ expensive ones."""
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from random import Random
 
 import msgspec
@@ -14,6 +15,10 @@ from conformance.amplify.shapes import Shapes
 from conformance.amplify.target import Cost
 
 MAX_BYTES = 64_000_000
+# That another client waits for a small answer
+MAX_WAIT_SECONDS = 1.0
+# The clients of one request at once, and the bytes that they send together
+MAX_CONNECTIONS, ALL_BYTES = 512, 64_000_000
 # Ids, as many as the default --payload-limit takes
 LONGEST_BODY = b"[" + b"5," * 999_999 + b"5]"
 DECODINGS = 3
@@ -21,6 +26,8 @@ DECODINGS = 3
 FRESH_SHARE = 0.8
 # Of each route, by each measure
 ELITE = 8
+# The same of those that many clients send
+CROWDED = 3
 REPEATS = 3
 # Requests of different routes by each measure
 TOLD = 6
@@ -49,9 +56,27 @@ class Case:
     cost: Cost
 
     @property
+    def growth(self) -> float:
+        """Memory as a multiple of its bound; 0 of several clients, whose bounds others measure."""
+        return self.cost.growth_bytes / MAX_BYTES if self.request.connections == 1 else 0.0
+
+    @property
+    def stall(self) -> float:
+        """The longest step of the event loop as a multiple of its bound; 0 of several clients."""
+        return self.cost.stall_seconds / MAX_SECONDS if self.request.connections == 1 else 0.0
+
+    @property
+    def wait(self) -> float:
+        """What another client waited, as a multiple of its bound."""
+        return self.cost.wait_seconds / MAX_WAIT_SECONDS
+
+    @property
     def excess(self) -> float:
-        """The larger of its two measures as a multiple of the bound; above 1 is too much."""
-        return max(self.cost.growth_bytes / MAX_BYTES, self.cost.stall_seconds / MAX_SECONDS)
+        """The largest of its measures; above 1 is too much."""
+        return max(measure(self) for measure in MEASURES)
+
+
+MEASURES = (attrgetter("growth"), attrgetter("stall"), attrgetter("wait"))
 
 
 @dataclass
@@ -78,9 +103,10 @@ def search(
     seconds: float,
     kept: Sequence[Request],
     calls: Callable[[], Request] | None,
+    clients: int = MAX_CONNECTIONS,
 ) -> Found:
-    """Send the stored requests, then random ones for `seconds`; then repeat the most expensive.
-    `calls` draws gRPC calls."""
+    """Send the stored requests, then random ones for `seconds`; then the most expensive from
+    `clients` at once, or fewer; then repeat what is beyond a bound. `calls` draws gRPC calls."""
     found = Found()
     for request in kept:
         found.add(Case(request, measure(request)))
@@ -89,6 +115,10 @@ def search(
         if time.monotonic() > end:
             break
         found.add(Case(request, measure(request)))
+    crowds = {case.request.told(): case.request for case in _elite(found.cases, CROWDED)}
+    for request in crowds.values():
+        crowd = crowded(request, clients)
+        found.add(Case(crowd, measure(crowd)))
     found.worst = [
         _again(measure, case) if case.excess > 1 else case for case in worst_of(found.cases)
     ]
@@ -107,10 +137,16 @@ def _drawn(
                 yield shapes.changed(draw.choice(elite).request)
 
 
-def _elite(cases: Sequence[Case]) -> list[Case]:
+def _elite(cases: Sequence[Case], number: int = ELITE) -> list[Case]:
     """Return the most expensive requests by each measure, of different routes."""
     plain = [case for case in cases if case.request.method != "RPC"]
-    return [case for of in (_growth, _stall) for case in _worst(plain, of, ELITE)]
+    return [case for of in MEASURES for case in _worst(plain, of, number)]
+
+
+def crowded(request: Request, clients: int) -> Request:
+    """The same request from `clients`, or from as many as send `ALL_BYTES` together."""
+    sent = max(sum(map(len, request.pieces())), 1)
+    return replace(request, connections=min(max(ALL_BYTES // sent, 2), clients))
 
 
 def _worst(cases: Sequence[Case], of: Callable[[Case], float], number: int) -> list[Case]:
@@ -125,19 +161,11 @@ def _worst(cases: Sequence[Case], of: Callable[[Case], float], number: int) -> l
 def worst_of(cases: Sequence[Case]) -> list[Case]:
     """Return the most expensive request of every route above a bound, and some of other routes."""
     chosen: dict[str, Case] = {}
-    for of, most in ((_growth, MAX_BYTES), (_stall, MAX_SECONDS)):
+    for of in MEASURES:
         for place, case in enumerate(_worst(cases, of, len(cases))):
-            if place < TOLD or of(case) > most:
+            if place < TOLD or of(case) > 1:
                 chosen[case.request.told()] = case
     return [*chosen.values()]
-
-
-def _growth(case: Case) -> float:
-    return case.cost.growth_bytes
-
-
-def _stall(case: Case) -> float:
-    return case.cost.stall_seconds
 
 
 def _again(measure: Measure, case: Case) -> Case:

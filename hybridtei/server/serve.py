@@ -44,7 +44,7 @@ from hybridtei.server.answers import (
 )
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import (
-    PART_BYTES,
+    TURN_BYTES,
     BodyError,
     ClientDisconnected,
     SyntaxRefused,
@@ -55,6 +55,7 @@ from hybridtei.server.http.body import (
     decode,
     decode_peers,
     first_fields,
+    in_turn,
     keys_of,
     kind_of,
     model_name,
@@ -276,22 +277,26 @@ async def counted(request: HttpRequest, route: Route, body: bytes) -> tuple[Any,
     """The body as the route's function takes it, and the holder of what counts for it until its
     answer: the bytes of the body and of its texts from before it waits for a thread, then the
     memory of its values. Raises BodyError, also if all requests together hold too many."""
-    if len(body) <= HELD_BYTES:
+    if len(body) <= TURN_BYTES:
         return decoded(request, route, body), None
+    if len(body) <= HELD_BYTES:
+        return await in_turn(body, decoded, request, route, body), None
     held = request.shared.inside.inside(0)
     held.take(2 * len(body))
     try:
-        before = sys.getallocatedblocks()
-        if len(body) > PART_BYTES:
-            # Other requests get the event loop between the steps of a large one
-            payload = await asyncio.to_thread(decoded, request, route, body)
-        else:
-            payload = decoded(request, route, body)
-        held.take(max(sys.getallocatedblocks() - before, 0) * BLOCK_BYTES)
+        payload, size = await in_turn(body, weighed, request, route, body)
+        held.take(size)
     except BaseException:
         held.leave()
         raise
     return payload, held
+
+
+def weighed(request: HttpRequest, route: Route, body: bytes) -> tuple[Any, int]:
+    """The body as the route's function takes it, and the bytes of its values."""
+    before = sys.getallocatedblocks()
+    payload = decoded(request, route, body)
+    return payload, max(sys.getallocatedblocks() - before, 0) * BLOCK_BYTES
 
 
 def too_much_inside(bound: Bound) -> BodyError:

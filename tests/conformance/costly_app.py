@@ -2,6 +2,7 @@
 DESCRIPTOR PORT`."""
 
 import asyncio
+import subprocess
 import sys
 import time
 
@@ -9,7 +10,15 @@ import uvicorn
 
 from conformance.amplify.probe import watch
 
-TAKEN_BYTES, ANSWER_BYTES, STALL_SECONDS = 100_000_000, 30_000_000, 0.2
+TAKEN_BYTES, ANSWER_BYTES, STALL_SECONDS = 100_000_000, 10_000_000, 0.2
+# Others are let in again after that
+CLOSED_SECONDS = 1.1
+door = asyncio.Lock()
+# A process that takes memory for a moment, for each line
+CHILD = f"import sys\nfor line in sys.stdin: b'x' * {TAKEN_BYTES}; print(flush=True)"
+child = subprocess.Popen(
+    [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+)
 
 
 async def costly(scope, receive, send):
@@ -18,14 +27,21 @@ async def costly(scope, receive, send):
     while (await receive()).get("more_body"):
         pass
     body = b"{}"
-    if scope["path"] == "/memory":
+    if scope["path"] == "/calm":
+        async with door:
+            pass
+    elif scope["path"] == "/close":
+        async with door:
+            await asyncio.sleep(CLOSED_SECONDS)
+    elif scope["path"] == "/child":
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+    elif scope["path"] == "/memory":
         # Twice, for a moment
         bytes(bytearray(b"x" * (TAKEN_BYTES // 2)))
     elif scope["path"] == "/stall":
         burn()
-    elif scope["path"] == "/thread":
-        # In C, which keeps the lock
-        await asyncio.to_thread(pow, 3, 1_500_000)
     elif scope["path"] == "/wait":
         await asyncio.sleep(STALL_SECONDS)
     elif scope["path"] == "/answer":

@@ -1,5 +1,4 @@
-"""`conformance/amplify`: what it measures is what was taken, and its search finds the routes that
-take too much."""
+"""`conformance/amplify`: its search finds the routes that take too much, and those alone."""
 
 import sys
 
@@ -12,7 +11,8 @@ from conformance.amplify.target import running
 from conformance.fuzz.bodies import Draw
 from conformance.processes import free_port
 
-PATHS = ("/calm", "/memory", "/stall")
+COSTLY = {"/memory", "/child", "/stall", "/close"}
+PATHS = ("/calm", "/wait", "/answer", *sorted(COSTLY))
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -26,7 +26,8 @@ SCHEMA = {
 def costly(tmp_path_factory):
     port = free_port()
     command = [sys.executable, "-m", "tests.conformance.costly_app", "{probe}", str(port)]
-    with running(command, port=port, log=tmp_path_factory.mktemp("costly") / "log") as target:
+    log = tmp_path_factory.mktemp("costly") / "log"
+    with running(command, port=port, log=log, small=Request("POST", "/calm")) as target:
         yield target
 
 
@@ -38,9 +39,8 @@ def test_the_search_finds_what_costs_too_much(costly):
     }
     draw = Draw(1)
     kept = [Request("POST", path, {"text": "a"}) for path in PATHS]
-    found = search(
-        costly.measure, Shapes(told, "small", draw), draw, seconds=0.1, kept=kept, calls=None
-    )
+    shapes = Shapes(told, "small", draw)
+    found = search(costly.measure, shapes, draw, seconds=0.1, kept=kept, calls=None, clients=2)
     assert {*found.tried} == {*PATHS}
     beyond = {route_of(case.request) for case in found.worst if case.excess > 1}
-    assert beyond == {"/memory", "/stall"}
+    assert beyond == COSTLY

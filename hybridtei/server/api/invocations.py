@@ -18,7 +18,7 @@ from hybridtei.server.api.pages import INDEX, file_of_page, wants_page
 from hybridtei.server.api.predict import EntitiesRequest, entities, predict
 from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
 from hybridtei.server.context import NOTHING, Context, Reply
-from hybridtei.server.http.body import SchemaError, SyntaxRefused, decode_aside, keys_of
+from hybridtei.server.http.body import SchemaError, SyntaxRefused, decode_in_turn, keys_of
 from hybridtei.server.models import CLASSIFY, EMBED, RANK, TAG, Models
 from hybridtei.server.routing import get, post
 from hybridtei.server.serve import HttpRequest
@@ -128,7 +128,7 @@ async def by_fields(models: Models, request: bytes) -> Reply:
 
 async def _similarity(context: Context, data: bytes) -> Reply:
     return await spanned(
-        "similarity", similarity(context, await decode_aside(data, tei.SimilarityRequest))
+        "similarity", similarity(context, await decode_in_turn(data, tei.SimilarityRequest))
     )
 
 
@@ -137,16 +137,16 @@ async def of_kind(context: Context, data: bytes) -> Reply:
     spec = context.service.model.spec
     if Head.SCORES in spec.heads:
         return await spanned(
-            "predict", predict(context, await decode_aside(data, tei.PredictRequest))
+            "predict", predict(context, await decode_in_turn(data, tei.PredictRequest))
         )
     if Head.TAGS in spec.heads:
         return await spanned(
-            "entities", entities(context, await decode_aside(data, EntitiesRequest))
+            "entities", entities(context, await decode_in_turn(data, EntitiesRequest))
         )
     if Head.SPARSE in spec.heads and Head.DENSE not in spec.heads:
-        request = await decode_aside(data, tei.EmbedSparseRequest)
+        request = await decode_in_turn(data, tei.EmbedSparseRequest)
         return await spanned("embed_sparse", embed_sparse(context, request))
-    return await spanned("embed", embed(context, await decode_aside(data, tei.EmbedRequest)))
+    return await spanned("embed", embed(context, await decode_in_turn(data, tei.EmbedRequest)))
 
 
 @post(
@@ -184,7 +184,9 @@ async def _instance(models: Models, data: bytes) -> Reply:
     context = _context(models, fields)
     if fields.texts is not UNSET:
         with suppress(SchemaError, SyntaxRefused):
-            return await spanned("rerank", rerank(context, await decode_aside(data, RerankRequest)))
+            return await spanned(
+                "rerank", rerank(context, await decode_in_turn(data, RerankRequest))
+            )
     try:
         return await of_kind(context, data)
     except (SchemaError, SyntaxRefused) as error:

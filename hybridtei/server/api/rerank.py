@@ -52,7 +52,7 @@ from hybridtei.server.context import (
     load_of_pairs,
     usage_of,
 )
-from hybridtei.server.http.body import decode_aside, decode_peers, kind_of
+from hybridtei.server.http.body import decode_in_turn, decode_peers, kind_of
 from hybridtei.server.models import RANK
 from hybridtei.server.ranking import rank
 from hybridtei.server.routing import post
@@ -373,9 +373,9 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
     TEI."""
     request: RerankRequest | DocumentsRequest
     if context.server.as_tei or kind_of(body, BY_FIELD) is RerankRequest:
-        request = await decode_aside(body, RerankRequest)
+        request = await decode_in_turn(body, RerankRequest)
     else:
-        request = BARE.read(await decode_aside(body, DocumentsRequest, decode_peers))
+        request = BARE.read(await decode_in_turn(body, DocumentsRequest, decode_peers))
     return await rerank_either(context, request)
 
 

@@ -1,8 +1,11 @@
 """Bad input, each kind: a precise refusal in TEI's form; and after each the server answers a fixed
 request as ever."""
 
+import asyncio
 import json
 import socket
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -381,3 +384,27 @@ def test_what_is_refused_is_told_without_its_megabytes(asked, body, message):
     assert answered.status_code in (400, 422)
     assert message in answered.json()["message"]
     assert len(answered.text) < 5_000
+
+
+def test_the_event_loop_makes_a_pass_between_the_bodies_of_several_clients():
+    """So a small request waits for one large body, not for those of all clients."""
+    steps = []
+
+    async def send(number):
+        body = bytes(module.TURN_BYTES + 1)
+        with suppress(BodyError):
+            await module.in_turn(body, fail if number % 2 else steps.append, "body")
+
+    def fail(step):
+        steps.append(step)
+        raise BodyError("malformed")
+
+    async def watch():
+        clients = asyncio.gather(*map(send, range(8)))
+        while not clients.done():
+            steps.append("pass")
+            await asyncio.sleep(0)
+
+    asyncio.run(watch())
+    assert steps.count("body") == 8
+    assert ("body", "body") not in pairwise(steps)
