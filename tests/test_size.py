@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 365_371, "modules": 224}
+SIZE = {"tokens": 365_514, "modules": 224}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
@@ -29,7 +29,7 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 425_165,
+        "tokens": 425_434,
         "over_100_columns": 112,
         "nested_conditionals": 6,
         "literal_splats": 98,
@@ -37,11 +37,11 @@ ROOMS = {
         "comments_behind": 7,
     },
     "conformance": {
-        "tokens": 127_364,
-        "over_100_columns": 17,
-        "nested_conditionals": 7,
-        "literal_splats": 50,
-        "no_nouns": 386,
+        "tokens": 128_506,
+        "over_100_columns": 20,
+        "nested_conditionals": 6,
+        "literal_splats": 51,
+        "no_nouns": 383,
         "comments_behind": 37,
     },
 }
