@@ -1,8 +1,8 @@
-"""The largest amplifier: the request that makes the server's memory grow most, blocks its event loop
-longest, or makes another client wait longest.
+"""The largest amplifier: the request that makes the server's memory grow most, blocks its event
+loop longest, or makes another client wait longest.
 
     python -m conformance.amplify [--seconds 20] [--seed 18] [--findings FILE]
-    python -m conformance.amplify --replay 'REQUEST'        one request, as a line of a report tells it
+    python -m conformance.amplify --replay 'REQUEST'        one line of a report
 
 Starts `hybridtei serve` with its default flags, the embedded model and an embedded vector store
 that holds a collection; passes take rows out of a table (`launch`). Requests are drawn for every
@@ -11,8 +11,8 @@ peak of the server's processes, less the bytes of the request and of its encoded
 counted in processor time (`probe`); another client asks for one small embedding after the other
 (`neighbour`). The most expensive requests are then sent by many clients at once. A request above
 64 MB, 100 ms (more on a slow processor: `bound_seconds`) or a wait of 1 s is sent three times, and
-the smallest cost counts; the exit status is 1 if that is above, too. `kept.jsonl`, what was ever found, comes first. The same seed draws the same requests,
-as far as the time goes.
+the smallest cost counts; the exit status is 1 if that is above, too. `kept.jsonl`, what was ever
+found, comes first. The same seed draws the same requests, as far as the time goes.
 """
 
 import argparse

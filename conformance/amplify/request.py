@@ -20,7 +20,8 @@ BODILESS = ("GET", "HEAD", "OPTIONS")
 class Request:
     """`query`: a unit of it, and how often; the value of a header may be given so, too. `copies`:
     so many on one connection without waiting, or so many messages of an RPC stream; `chunk`: bytes
-    of a chunk, 0: the body comes whole; `connections`: of so many clients at once, all the same. An RPC's `path` is its method's."""
+    of a chunk, 0: the body comes whole; `connections`: of so many clients at once, all the same. An
+    RPC's `path` is its method's."""
 
     method: str
     path: str

@@ -24,8 +24,8 @@ from conformance.processes import free_port, started
 
 ROOT = Path(__file__).parents[2]
 HANG_SECONDS = 60.0
-# After which many clients leave without their answers
-CROWD_SECONDS = 5.0
+# After which a client leaves without its answer, and after which many clients do
+LEAVE_SECONDS, CROWD_SECONDS = 30.0, 5.0
 # What another client asks meanwhile
 SMALL = Request("POST", "/embed", {"inputs": "a"})
 
@@ -129,7 +129,7 @@ class Target:
         async def ask() -> Outcome:
             peer = Peer(self.host, self.port)
             try:
-                async with asyncio.timeout(None if connections == 1 else CROWD_SECONDS):
+                async with asyncio.timeout(LEAVE_SECONDS if connections == 1 else CROWD_SECONDS):
                     return await peer.ask(shot)
             except TimeoutError:
                 peer.close()
@@ -182,8 +182,9 @@ def running(
 def neighbour(port: int, small: Request) -> Iterator[Lines]:
     """The other client: a process, so that this one's work does not delay it."""
     command = [sys.executable, "-m", "conformance.amplify.neighbour", str(port), small.told()]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         lines = Lines(process.stdin, process.stdout, "other client")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from json import detect_encoding
@@ -372,19 +373,31 @@ def decode(body: bytes, kind: type[T], *, strict: bool = True) -> T:
 
 # Of several hundred clients, bodies of this size are decoded in a quarter of a second
 TURN_BYTES = 4_096
-# Of each event loop: the turn to decode on it
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Who decodes on an event loop, and who in a thread beside it."""
+
+    on_loop: asyncio.Lock = field(default_factory=asyncio.Lock)
+    in_thread: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 
 
 async def in_turn(body: bytes, step: Callable[..., T], *arguments: object) -> T:
     """Call a step that takes as long as `body` is large: a small one at once, the largest in a
-    thread. Of the others one has a turn in each pass of the event loop, so that small requests get
-    their answers between them, however many clients send large ones."""
-    if len(body) > PART_BYTES:
-        return await asyncio.to_thread(step, *arguments)
+    thread, one after the other, since each of its calls in C keeps all other threads waiting. Of
+    those between, one has a turn in each pass of the event loop. So small requests get their
+    answers meanwhile, however many clients send large ones."""
     if len(body) <= TURN_BYTES:
         return step(*arguments)
-    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+    turns = _turns.setdefault(asyncio.get_running_loop(), _Turns())
+    if len(body) > PART_BYTES:
+        async with turns.in_thread:
+            return await asyncio.to_thread(step, *arguments)
+    async with turns.on_loop:
         await asyncio.sleep(0)
         return step(*arguments)
 

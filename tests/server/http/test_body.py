@@ -4,6 +4,7 @@ request as ever."""
 import asyncio
 import json
 import socket
+import time
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -408,3 +409,21 @@ def test_the_event_loop_makes_a_pass_between_the_bodies_of_several_clients():
     asyncio.run(watch())
     assert steps.count("body") == 8
     assert ("body", "body") not in pairwise(steps)
+
+
+def test_one_of_the_largest_bodies_is_decoded_at_a_time():
+    """Each holds the interpreter's lock for much of the time."""
+    inside, most = [], []
+
+    def step():
+        inside.append(None)
+        most.append(len(inside))
+        time.sleep(0.001)
+        inside.pop()
+
+    async def send():
+        body = bytes(module.PART_BYTES + 1)
+        await asyncio.gather(*(module.in_turn(body, step) for _ in range(8)))
+
+    asyncio.run(send())
+    assert most == [1] * 8
