@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 365_514, "modules": 224}
+SIZE = {"tokens": 365_569, "modules": 224}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
@@ -29,16 +29,16 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 425_434,
+        "tokens": 425_537,
         "over_100_columns": 112,
         "nested_conditionals": 6,
-        "literal_splats": 98,
-        "no_nouns": 991,
+        "literal_splats": 99,
+        "no_nouns": 992,
         "comments_behind": 7,
     },
     "conformance": {
-        "tokens": 128_506,
-        "over_100_columns": 20,
+        "tokens": 128_504,
+        "over_100_columns": 16,
         "nested_conditionals": 6,
         "literal_splats": 51,
         "no_nouns": 383,
