@@ -109,6 +109,9 @@ async def serve(request: HttpRequest) -> ASGIApp:
         elif held is not None and work is not None:
             work.add_done_callback(held.leave)
 
+    if held is not None:
+        # The connection keeps the scope until a garbage collection
+        scope.pop(BODY, None)  # type: ignore[misc]
     head = head_of(reply, route, source)
     if reply.lines is not None:
         return Lines(head, reply.lines)

@@ -17,16 +17,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from inspect import isasyncgenfunction
 from math import inf
+from traceback import clear_frames
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from hybridtei.errors import Ended, HybridTeiError, NoKey
-from hybridtei.limits import SMALL_BYTES, Bound, Holder
+from hybridtei.limits import HELD_BYTES, SMALL_BYTES, Bound, Holder
 from hybridtei.server.context import Context, headers_of
 from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.answers import METHODS, Method
+from hybridtei.server.http.body import in_turn
 from hybridtei.server.http.security import KEY, Keyring
 from hybridtei.server.models import Models
 from hybridtei.system.tracing import Recorder, arrived, span
@@ -41,6 +43,8 @@ IDLE_SECONDS = 600.0
 MAX_UNSENT_BYTES = 16_000_000
 # That a stopping server waits for clients
 DRAIN_SECONDS = 1.0
+# Of a value of a list in a decoded message: a view of a text, and the views that a list outgrew
+VALUE_BYTES = 40
 # Of an error: clients take some 8 kB of trailers, where one character may be 12 bytes
 DETAIL_CHARACTERS = 600
 
@@ -67,6 +71,23 @@ def too_many_calls(bound: Bound) -> Ended:
     )
 
 
+def too_large_messages(bound: Bound) -> Ended:
+    """The refusal of the bound of decoded messages."""
+    return Ended(
+        STATUS.RESOURCE_EXHAUSTED,
+        f"the messages of other calls hold {bound.units} bytes, {bound.limit} are allowed: try "
+        "again later",
+    )
+
+
+def size_of(message: Any) -> int:
+    """About the bytes of a decoded message: its texts, in two forms, and its lists' values."""
+    # Older releases of protobuf lack `is_repeated`
+    names = [field.name for field in message.DESCRIPTOR.fields if field.default_value == []]
+    lists = [getattr(message, name) for name in names]
+    return 2 * int(message.ByteSize()) + VALUE_BYTES * sum(map(len, lists))
+
+
 async def heard(calls: Holder, seconds: float, client: Awaitable[T]) -> T:
     """Wait for a client. Raises Ended after `seconds`, if another call needs the place, or at a
     stop."""
@@ -82,8 +103,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls without a key uncounted. Bounds the open calls of `tei.v1` and, separately,
     calls that need no key."""
 
-    def __init__(self, keys: Keyring, message_seconds: float) -> None:
-        self._keys = keys
+    def __init__(self, keys: Keyring, message_seconds: float, inside: Bound) -> None:
+        self._keys, self._inside = keys, inside
         self._message_seconds = message_seconds
         self._keyed = Bound(MAX_CALLS, too_many_calls)
         self._keyless = Bound(MAX_KEYLESS_CALLS, too_many_calls)
@@ -98,7 +119,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if (handler := await continuation(details)) is None:
                 return None
             self._handlers[method] = _bounded(
-                handler, calls, self._message_seconds, inf if has_key else IDLE_SECONDS
+                handler,
+                calls,
+                self._inside,
+                self._message_seconds,
+                inf if has_key else IDLE_SECONDS,
             )
         try:
             if has_key:
@@ -121,24 +146,40 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._keyless.hurry(DRAIN_SECONDS)
 
 
-def _bounded(handler: Any, bound: Bound, message_seconds: float, age_seconds: float) -> Any:
-    """Wrap a handler: bound the time of its messages, and turn its errors into statuses."""
+def _bounded(
+    handler: Any, bound: Bound, inside: Bound, message_seconds: float, age_seconds: float
+) -> Any:
+    """Wrap a handler: bound the time of its messages, decode them in turn with those of other
+    calls, and turn its errors into statuses. `inside`: of the bytes of messages. A stream of
+    answers counts each message until its answer, any other call its messages until its end."""
     # A handler has one function, under its kind's name
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     behaviour: Any = next(filter(None, (getattr(handler, kind) for kind in kinds)))
 
-    async def read(call: Any, place: Holder) -> AsyncIterator[Any]:
+    async def decoded(data: bytes, held: Holder) -> Any:
+        if len(data) <= HELD_BYTES:
+            return await in_turn(data, handler.request_deserializer, data)
+        with inside.inside(len(data), is_large=len(data) > SMALL_BYTES):
+            message = await in_turn(data, handler.request_deserializer, data)
+        if not handler.response_streaming:
+            held.take(size_of(message))
+        return message
+
+    async def read(call: Any, place: Holder, held: Holder) -> AsyncIterator[Any]:
         seconds = message_seconds
-        while (message := await heard(place, seconds, call.read())) is not grpc.aio.EOF:
+        while (data := await heard(place, seconds, call.read())) is not grpc.aio.EOF:
             seconds = IDLE_SECONDS if handler.response_streaming else message_seconds
-            yield message
+            yield await decoded(data, held)
 
     async def answer(call: Any, place: Holder) -> Any:
-        request: Any = read(call, place)
+        held = inside.inside(0)
+        until_end(held)
+        request: Any = read(call, place, held)
         if not handler.request_streaming:
-            request = await heard(place, message_seconds, call.read())
-        if request is grpc.aio.EOF:
-            raise Ended(STATUS.INTERNAL, "the call ended without a message")
+            data = await heard(place, message_seconds, call.read())
+            if data is grpc.aio.EOF:
+                raise Ended(STATUS.INTERNAL, "the call ended without a message")
+            request = await decoded(data, held)
         if not isasyncgenfunction(behaviour):
             return await behaviour(request, call)
         async for reply in behaviour(request, call):
@@ -165,7 +206,8 @@ def _bounded(handler: Any, bound: Bound, message_seconds: float, age_seconds: fl
     make = grpc.stream_unary_rpc_method_handler
     if handler.response_streaming:
         make = grpc.stream_stream_rpc_method_handler
-    return make(serve, handler.request_deserializer, handler.response_serializer)
+    # None: the bytes of a message, which `decoded` counts before it decodes them
+    return make(serve, None, handler.response_serializer)
 
 
 async def _abort(error: Exception, _: Any, call: Any) -> None:
@@ -174,6 +216,8 @@ async def _abort(error: Exception, _: Any, call: Any) -> None:
         log.error("%.1000s", details)
     else:
         log.critical("unforeseen error in a gRPC call", exc_info=error)
+    # A call and its abort keep each other, and this error's frames, until a garbage collection
+    clear_frames(error.__traceback__)
     if len(details) > DETAIL_CHARACTERS:
         details = f"{details[:DETAIL_CHARACTERS]}…"
     try:
@@ -216,10 +260,15 @@ class Servicer:
     """The methods of `tei.v1`: choose the model, take permits, answer, add metadata."""
 
     def __init__(
-        self, models: Models, unsent: Bound, recorder: Recorder | None, keys: Keyring
+        self,
+        models: Models,
+        unsent: Bound,
+        inside: Bound,
+        recorder: Recorder | None,
+        keys: Keyring,
     ) -> None:
         self._models, self._unsent, self._recorder = models, unsent, recorder
-        self._keys = keys
+        self._inside, self._keys = inside, keys
         # TEI's variable
         at_once = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")
         self._most = max(int(at_once), 1) if at_once.isdecimal() else inf
@@ -275,7 +324,9 @@ class Servicer:
         admission = context.service.admission if method.permits else context.service.beside
 
         async def answer(message: Any, counted: int) -> bytes:
-            with admission.carrying(1), span(method.span):
+            size = size_of(message)
+            inside = self._inside.inside(size, is_large=size > SMALL_BYTES)
+            with admission.carrying(1), inside, span(method.span):
                 reply = await method.answer(context, message)
             body = bytes(reply.answer)
             held.add(len(body) - counted)

@@ -21,11 +21,11 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from hybridtei.batch import Head
 from hybridtei.config import ServerConfig
 from hybridtei.errors import Unhealthy
-from hybridtei.limits import Bound
+from hybridtei.limits import MAX_INSIDE_BYTES, Bound
 from hybridtei.server.answers import answers_unsent
 from hybridtei.server.api.ops import capabilities
 from hybridtei.server.context import Context
-from hybridtei.server.grpc.calls import MAX_CALLS, Gate, Servicer
+from hybridtei.server.grpc.calls import MAX_CALLS, Gate, Servicer, too_large_messages
 from hybridtei.server.grpc.messages import PACKAGE, POOL, services
 from hybridtei.server.http.security import Certificate, Keyring
 from hybridtei.server.models import Models
@@ -73,9 +73,10 @@ class RpcServer:
         self.unsent = Bound(config.max_unsent_bytes, answers_unsent)
         self._config = config
         self._certificate = certificate
-        self._servicer = Servicer(models, self.unsent, recorder, keys)
+        inside = Bound(MAX_INSIDE_BYTES, too_large_messages)
+        self._servicer = Servicer(models, self.unsent, inside, recorder, keys)
         self._health = Health(models)
-        self._gate = Gate(keys, config.body_timeout or inf)
+        self._gate = Gate(keys, config.body_timeout or inf, inside)
         self._server: Any = None
         self._looking: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None

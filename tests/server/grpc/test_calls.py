@@ -14,8 +14,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from hybridtei import errors
 from hybridtei.errors import ErrorType
-from hybridtei.server.grpc import calls
+from hybridtei.server.grpc import calls, messages, server
 from hybridtei.server.grpc.server import REFLECTIONS
+from tests.resident import leaving
 from tests.server.conftest import labelled
 from tests.server.grpc.live import rpc_serving, start
 from tests.server.live import HANG, Hold, until
@@ -245,3 +246,30 @@ def test_details_fit_into_the_trailers(rpc, monkeypatch, character):
     monkeypatch.setattr(calls, "DETAIL_CHARACTERS", 80)
     code, details = rpc.refusal("Embed", asked)
     assert (code, len(details), details[-1]) == ("INVALID_ARGUMENT", 81, "…")
+
+
+def test_a_refused_call_leaves_none_of_its_message(rpc):
+    """A message of 3 MB takes 40 MB when it is decoded."""
+    message = messages.message("PredictPairRequest")(inputs=["a"] * 1_000_000).SerializeToString()
+    assert rpc.refusal("PredictPair", message)[0] != "INTERNAL"
+    with leaving(60_000_000):
+        for _ in range(4):
+            rpc.refusal("PredictPair", message)
+
+
+@pytest.mark.parametrize("name", ["Embed", "EmbedStream"])
+def test_the_messages_of_all_calls_together_are_bounded(monkeypatch, name):
+    monkeypatch.setattr(server, "MAX_INSIDE_BYTES", 1_000_000)
+    hold = Hold()
+    long = {"inputs": "one " * 100_000, "truncate": True}
+    asked = [long] if name.endswith("Stream") else long
+    with rpc_serving(gate=hold) as rpc, ThreadPoolExecutor(1) as pool:
+        working = pool.submit(rpc.ask, name, asked)
+        until(lambda: rpc.admission.free == 511)
+        code, details = rpc.refusal(name, asked)
+        assert (code, details[:30]) == ("RESOURCE_EXHAUSTED", "the messages of other calls ho")
+        hold.let_go()
+        assert working.result(HANG)
+        # And each gives back what it has held
+        assert rpc.ask(name, asked)
+        rpc.is_well()

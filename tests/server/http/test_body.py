@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from contextlib import suppress
+from http.client import HTTPConnection
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from hybridtei.server.api.tei import EmbedRequest, PredictRequest
 from hybridtei.server.http import body as module
 from hybridtei.server.http.body import BodyError, check_values, decode
 from tests.inference.engine import small
+from tests.resident import leaving
 from tests.server.live import HANG, JSON
 
 SYNTAX = "Failed to parse the request body as JSON: "
@@ -413,11 +415,11 @@ def test_the_event_loop_makes_a_pass_between_the_bodies_of_several_clients():
 
 def test_one_of_the_largest_bodies_is_decoded_at_a_time():
     """Each holds the interpreter's lock for much of the time."""
-    inside, most = [], []
+    inside, counts = [], set()
 
     def step():
         inside.append(None)
-        most.append(len(inside))
+        counts.add(len(inside))
         time.sleep(0.001)
         inside.pop()
 
@@ -426,4 +428,22 @@ def test_one_of_the_largest_bodies_is_decoded_at_a_time():
         await asyncio.gather(*(module.in_turn(body, step) for _ in range(8)))
 
     asyncio.run(send())
-    assert most == [1] * 8
+    assert counts == {1}
+
+
+def test_no_answer_and_no_error_leaves_its_body(server):
+    text = "one " * 2_000_000
+    more = {"well": {}, "too wide": {"dimensions": -1}, "no number": {"dimensions": "one"}}
+    bodies = [json.dumps({"input": text, **fields}) for fields in more.values()]
+
+    def statuses():
+        for body in bodies:
+            client = HTTPConnection("127.0.0.1", server.port)
+            client.request("POST", "/v1/embeddings", body, JSON)
+            yield client.getresponse().status
+            client.close()
+
+    assert [*statuses()] == [200, 422, 422]
+    with leaving(24_000_000):
+        for _ in range(2):
+            assert len([*statuses()]) == 3
