@@ -26,7 +26,14 @@ from hybridtei import errors
 from hybridtei.errors import HybridTeiError, NoKey, Overloaded, UnsupportedHead, anchor_of
 from hybridtei.server.answers import Answer, Headers, is_path
 from hybridtei.server.http.body import BodyError, ClientDisconnected, first_fields
-from hybridtei.server.wires import BODY, TEI, ClientsErrorResponse, ErrorResponse, Wire, error_form
+from hybridtei.server.wires import (
+    TEI,
+    ClientsErrorResponse,
+    ErrorResponse,
+    Wire,
+    error_form,
+    forget_body,
+)
 
 if TYPE_CHECKING:
     from hybridtei.server.context import Reply
@@ -220,7 +227,7 @@ def body_error(request: AnyRequest, error: BodyError) -> Answer:
         headers.append((b"connection", b"close"))
     if not _is_teis(scope) and _form(scope).takes_body_errors:
         return _written(scope, error, headers)
-    scope.pop(BODY, None)  # type: ignore[misc]
+    forget_body(scope)
     return Answer(
         error.status,
         [*headers, (b"content-type", b"text/plain; charset=utf-8")],
@@ -246,8 +253,7 @@ def _form(scope: Any) -> Any:
 
 def _written(scope: Any, error: Exception, headers: Headers) -> Answer:
     status, body = _form(scope).of(error)
-    # The connection keeps the scope until a garbage collection
-    scope.pop(BODY, None)
+    forget_body(scope)
     return Answer(status, [*headers, (b"content-type", JSON)], msgspec.json.encode(body))
 
 

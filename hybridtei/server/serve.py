@@ -66,7 +66,7 @@ from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Certificate, Keyring, check_host, check_origin
 from hybridtei.server.models import Models, StoreBounds, StoreContext, split_side
 from hybridtei.server.routing import ALLOW, ROUTE, WIRE, Route, preflight_headers
-from hybridtei.server.wires import BODY
+from hybridtei.server.wires import BODY, forget_body
 from hybridtei.system.tracing import Recorder, arrived, span
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ async def serve(request: HttpRequest) -> ASGIApp:
             work.add_done_callback(held.leave)
 
     if held is not None:
-        # The connection keeps the scope until a garbage collection
-        scope.pop(BODY, None)  # type: ignore[misc]
+        forget_body(scope)
     head = head_of(reply, route, source)
     if reply.lines is not None:
         return Lines(head, reply.lines)

@@ -143,6 +143,11 @@ VOYAGE_FIELD = re.compile(rb'"truncation"\s*:')
 VOYAGE_AGENTS = (b"Voyage/", b"python-requests/", b"Python/")
 
 
+def forget_body(scope: Any) -> None:
+    """The connection keeps the scope until a garbage collection, and so the body."""
+    scope.pop(BODY, None)
+
+
 def error_form(scope: Any, form: Any) -> Any:
     """The form of a request's errors: Voyage's if that client sent the body, or may have sent it
     where it was not read, as for a 401 or 429."""
