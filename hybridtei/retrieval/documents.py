@@ -28,7 +28,7 @@ from hybridtei.retrieval.search.options import StoredPoint
 from hybridtei.retrieval.store.base import PayloadBudget, PointId, Selector, Store, Stored, pages_of
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.plan import PACKED
-from hybridtei.retrieval.store.points import point_id, uuid_of
+from hybridtei.retrieval.store.points import MAX_ID, point_id, uuid_of
 from hybridtei.retrieval.store.query import Filter, Match, filter_from
 
 T = TypeVar("T")
@@ -201,9 +201,10 @@ async def _named(
 
 
 def _identities(value: int | str) -> list[PointId]:
-    """The ids of the point that a client or an `Index` stored under its own id."""
+    """The ids of the point that a client or an `Index` stored under its own id; none for a number
+    that no point may have."""
     if isinstance(value, int):
-        return [value]
+        return [value] if 0 <= value <= MAX_ID else []
     return [point_id(value, 0), *filter(None, [uuid_of(value)])]
 
 

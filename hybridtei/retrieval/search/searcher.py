@@ -8,6 +8,7 @@ through reranked points, so with a reranker each page ranks all of them again.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,8 @@ FILLED_AT_ONCE = 100
 HIGHLIGHTED_AT_ONCE = 8
 SINGLE: tuple[Mode, ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
+# A key of a payload that is the same as the engine's path of it
+NAME = re.compile(r"[\w-]+")
 DEFAULTS = SearchOptions()
 QUERIES = EmbedOptions(input_type="query")
 NAMELESS = "one without a name, or that stops at `budget_ms`"
@@ -517,6 +520,9 @@ def _selectors(
         if options.neighbours is not None:
             keys += KEYS
         payload = keys or False
+        # The engine reads any other name as a path
+        if not all(NAME.fullmatch(key) for key in keys):
+            payload = fit.payload
     vectors: Selector = False
     if options.highlights and embedded.sparse is not None:
         vectors = [fit.names.get(SPARSE, SPARSE)]

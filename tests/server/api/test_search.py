@@ -373,3 +373,26 @@ def test_a_filter_that_the_store_refuses_is_the_clients_mistake(spec, tmp_path, 
             "/search", {"collection": "papers", "query": QUERY, "filter": condition}
         )
         assert refused.status_code == 422, refused.text
+
+
+@pytest.mark.parametrize("key", ["a", "a b", "a[", 'a"', "", "\u200b", "東京"])
+def test_a_payload_is_returned_by_any_of_its_keys(spec, tmp_path, key):
+    points = [{"id": 1, "text": "hybrid search", "payload": {key: 1, "b": 2}}]
+    store = EmbeddedStore(str(tmp_path / "store"))
+    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
+        stored = running.post("/collections/papers/points", {"points": points, "create": True})
+        assert stored.json()["upserted"] == 1
+        body = {"collection": "papers", "query": QUERY, "with_payload": [key]}
+        (hit,) = running.post("/search", body).json()["hits"]
+        assert hit["payload"] == {key: 1}
+
+
+@pytest.mark.parametrize("identity", [-1, 2**64, 10**60])
+def test_a_number_that_no_point_may_have_is_an_unknown_id(spec, tmp_path, identity):
+    store = EmbeddedStore(str(tmp_path / "store"))
+    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
+        running.post("/collections/papers/points", {"points": POINTS, "create": True})
+        path = "/collections/papers/points"
+        deleted = running.post(f"{path}/delete", {"ids": [identity]})
+        assert deleted.json() == {"points": 0}
+        assert running.get(f"{path}/{identity}").status_code == 404
