@@ -204,7 +204,8 @@ def _identities(value: int | str) -> list[PointId]:
     """The ids of the point that a client or an `Index` stored under its own id; none for a number
     that no point may have."""
     if isinstance(value, int):
-        return [value] if 0 <= value <= MAX_ID else []
+        is_id = 0 <= value <= MAX_ID
+        return [value] * is_id
     return [point_id(value, 0), *filter(None, [uuid_of(value)])]
 
 
