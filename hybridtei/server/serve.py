@@ -109,8 +109,6 @@ async def serve(request: HttpRequest) -> ASGIApp:
         elif held is not None and work is not None:
             work.add_done_callback(held.leave)
 
-    if held is not None:
-        forget_body(scope)
     head = head_of(reply, route, source)
     if reply.lines is not None:
         return Lines(head, reply.lines)
@@ -119,6 +117,9 @@ async def serve(request: HttpRequest) -> ASGIApp:
         content = to_json(reply.answer)
     else:
         content = await encode_large(request, reply)
+    # An error until here has the form of the client that sent the body
+    if held is not None:
+        forget_body(scope)
     return Answer(reply.status, head, content)
 
 
