@@ -203,9 +203,10 @@ async def _named(
 def _identities(value: int | str) -> list[PointId]:
     """The ids of the point that a client or an `Index` stored under its own id; none for a number
     that no point may have."""
+    if isinstance(value, int) and not 0 <= value <= MAX_ID:
+        return []
     if isinstance(value, int):
-        is_id = 0 <= value <= MAX_ID
-        return [value] * is_id
+        return [value]
     return [point_id(value, 0), *filter(None, [uuid_of(value)])]
 
 

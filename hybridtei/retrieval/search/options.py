@@ -163,7 +163,7 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Search also a collection that does not say which model made its vectors, "
-            "such as one that other software made."
+            "such as a collection of other software."
         ),
     ] = False
     dense_name: Annotated[
