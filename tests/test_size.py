@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 365_955, "modules": 224}
+SIZE = {"tokens": 365_964, "modules": 224}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
@@ -29,7 +29,7 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 426_264,
+        "tokens": 426_283,
         "over_100_columns": 112,
         "nested_conditionals": 6,
         "literal_splats": 99,
