@@ -1,0 +1,61 @@
+"""What a request is counted as: the headers of its answer, which TEI's dashboards and bills read."""
+
+import pytest
+
+TEXTS = ["one", "two three", "four"]
+# Of all texts together
+CHARACTERS = 16
+QUERY = "five"
+# The query counts once for each document
+RANKED = CHARACTERS + 3 * len(QUERY)
+EMBEDDED = {
+    "/embed": ({"inputs": TEXTS}, CHARACTERS),
+    "/embed_sparse": ({"inputs": TEXTS}, CHARACTERS),
+    "/embed_all": ({"inputs": TEXTS}, CHARACTERS),
+    "/embed_hybrid": ({"inputs": TEXTS}, CHARACTERS),
+    "/embed_multivector": ({"inputs": [{"text": "a word", "spans": [[0, 1], [2, 6]]}]}, 6),
+    "/v1/embeddings": ({"input": TEXTS}, CHARACTERS),
+    "/v2/embed": ({"texts": TEXTS, "input_type": "search_document"}, CHARACTERS),
+    "/api/embed": ({"input": TEXTS}, CHARACTERS),
+    "/similarity": ({"inputs": {"source_sentence": QUERY, "sentences": TEXTS}}, CHARACTERS + 4),
+}
+RANKINGS = {
+    "/rerank": {"query": QUERY, "texts": TEXTS},
+    "/v1/rerank": {"query": QUERY, "documents": TEXTS},
+    "/score": {"text_1": QUERY, "text_2": TEXTS},
+    "/predict": {"inputs": [[QUERY, text] for text in TEXTS]},
+}
+
+
+@pytest.mark.parametrize(("path", "asked"), EMBEDDED.items(), ids=EMBEDDED)
+def test_an_embedding_counts_the_characters_of_its_texts(server, path, asked):
+    body, characters = asked
+    response = server.post(path, body)
+    assert response.status_code == 200, response.text
+    assert int(response.headers["x-compute-characters"]) == characters
+
+
+@pytest.mark.parametrize(("path", "body"), RANKINGS.items(), ids=RANKINGS)
+def test_a_ranking_counts_the_query_once_for_each_document(reranker, path, body):
+    response = reranker.post(path, body)
+    assert response.status_code == 200, response.text
+    assert int(response.headers["x-compute-characters"]) == RANKED
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+def test_a_classification_counts_the_characters_of_its_texts(classifier, path):
+    response = classifier.post(path, {"input": TEXTS})
+    assert response.status_code == 200, response.text
+    assert int(response.headers["x-compute-characters"]) == CHARACTERS
+
+
+def test_labels_of_tokens_count_the_characters_of_the_texts(tagger):
+    response = tagger.post("/predict_tokens", {"inputs": TEXTS})
+    assert response.status_code == 200, response.text
+    assert int(response.headers["x-compute-characters"]) == CHARACTERS
+
+
+def test_a_text_of_several_pairs_is_embedded_once(dense_server):
+    response = dense_server.post("/score", {"text_1": QUERY, "text_2": [*TEXTS, *TEXTS]})
+    assert response.status_code == 200, response.text
+    assert int(response.headers["x-compute-characters"]) == CHARACTERS + len(QUERY)
