@@ -84,6 +84,14 @@ def test_a_large_body_is_decoded_beside_the_event_loop(monkeypatch):
     assert threads[-3] == threads[-2] != threads[-1]
 
 
+@pytest.mark.parametrize(("side", "prompt"), [("query", "query"), ("document", "passage")])
+def test_a_side_in_the_name_is_read_where_a_route_has_no_field_for_the_model(server, side, prompt):
+    asked = {"inputs": "one two"}
+    vectors = server.post("/embed", {**asked, "model": f"any:{side}"}).json()
+    assert vectors == server.post("/embed", {**asked, "prompt_name": prompt}).json()
+    assert vectors != server.post("/embed", {**asked, "model": "any"}).json()
+
+
 def test_overload_is_told_at_once_and_permits_come_back():
     hold = Hold()
     with serving(engine={"max_concurrent_requests": 8}, gate=hold) as running:

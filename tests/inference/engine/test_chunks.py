@@ -1,4 +1,4 @@
-"""How many permits a server has."""
+"""How many permits a server has; what the chunks of a request are together."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Encoding, Head, Positions
-from hybridtei.inference.engine.chunks import permits_for
+from hybridtei.inference.engine.chunks import Answered, joined, permits_for
 from hybridtei.inference.engine.core import EngineCore
+from hybridtei.outputs import Cut, Timings
 from tests.inference.engine import small
 
 
@@ -32,3 +33,35 @@ def test_on_a_gpu_permits_of_short_texts_fill_every_pass_under_way(budget, lengt
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_on_a_cpu_permits_do_not_follow_the_budget(permits, budget):
     assert permits_for(permits, FakeBackend(small.model_spec()), budget) == permits
+
+
+CHUNKS = st.lists(
+    st.tuples(st.integers(1, 9), st.tuples(*[st.integers(0, 10**12)] * 3)), min_size=1, max_size=9
+)
+
+
+@given(CHUNKS)
+def test_times_are_means_over_inputs_and_cuts_name_the_input_of_the_whole(chunks):
+    sizes = [size for size, _ in chunks]
+    # The last input of each chunk was cut
+    done = [
+        Answered(size, size, [number] * size, Timings(*times), [Cut(size - 1, (0, number))])
+        for number, (size, times) in enumerate(chunks)
+    ]
+
+    class Whole:
+        size = sum(sizes)
+        join = sum
+
+    whole = joined(Whole, done)
+    assert (whole.answer, whole.size) == (sum(sizes), sum(sizes))
+    assert whole.lengths == np.repeat(np.arange(len(sizes)), sizes).tolist()
+    means = np.average([times for _, times in chunks], axis=0, weights=sizes)
+    found = whole.timings
+    assert [found.tokenization_ns, found.queue_ns, found.inference_ns] == pytest.approx(
+        means, abs=1, rel=1e-12
+    )
+    ends = np.cumsum(sizes) - 1
+    assert whole.cuts == [Cut(end, (0, number)) for number, end in enumerate(ends)]
+    same = joined(Whole, done, same_inputs=True)
+    assert [cut.index for cut in same.cuts] == [size - 1 for size in sizes]

@@ -120,6 +120,12 @@ def test_documents_get_one_object_for_all_clients(reranker, path):
     assert not [item for item in bare if "document" in item]
 
 
+@pytest.mark.parametrize(("documents", "units"), [(1, 1), (100, 1), (101, 2), (201, 3)])
+def test_cohere_bills_a_search_of_a_hundred_documents(reranker, documents, units):
+    answer = reranker.post("/v2/rerank", {"query": "one", "documents": ["two"] * documents}).json()
+    assert answer["meta"]["billed_units"] == {"search_units": units}
+
+
 @pytest.mark.parametrize("key", ["top_n", "top_k"])
 @pytest.mark.parametrize(("most", "count"), [(1, 1), (2, 2), (9, 3), (0, 3), (None, 3)])
 def test_the_best_of_them(reranker, key, most, count):
