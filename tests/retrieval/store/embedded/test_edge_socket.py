@@ -2,6 +2,7 @@
 others."""
 
 import asyncio
+import itertools
 import os
 import socket
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hybridtei.errors import StoreError, StoreUnavailable
-from hybridtei.retrieval.store import embedded_process
+from hybridtei.retrieval.store import embedded, embedded_process
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.embedded_process import (
     is_own,
@@ -116,6 +117,19 @@ async def test_commands_that_start_at_once_share_one_process(tmp_path):
     told = {(await asyncio.to_thread(one.communicate, None, HANG))[0] for one in started}
     assert len(told) == 1, told
     assert told.pop().startswith("0 ")
+
+
+async def test_an_owner_that_is_ready_when_a_slow_start_has_failed_is_joined(tmp_path, monkeypatch):
+    """On a busy machine the failed start took longer than an owner may take to start."""
+    store = await opened(tmp_path)
+    times = itertools.count(step=2 * embedded.TAKEN_S)
+    late = EmbeddedStore(str(tmp_path), timeout_s=HANG, clock=lambda: float(next(times)))
+    places = iter([None])
+    monkeypatch.setattr(embedded, "listening_at", lambda folder: next(places, listening_at(folder)))
+    assert await late.count("c") == 0
+    assert late.pid == store.pid
+    await late.close()
+    await store.close()
 
 
 async def test_a_process_has_no_output_or_keys_of_its_starter(tmp_path, monkeypatch):
