@@ -10,9 +10,9 @@ route of its OpenAPI document, and over gRPC where that is installed. Memory is 
 peak of the server's processes, less the bytes of the request and of its encoded answer; a stall is
 counted in processor time (`probe`); another client asks for one small embedding after the other
 (`neighbour`). The most expensive requests are then sent by many clients at once. A request above
-64 MB, 100 ms (more on a slow processor: `bound_seconds`) or a wait of 1 s is sent three times, and
-the smallest cost counts; the exit status is 1 if that is above, too. `kept.jsonl`, what was ever
-found, comes first. The same seed draws the same requests, as far as the time goes.
+64 MB, 100 ms or a wait of 1 s (more on a slow processor: `bound_seconds`) is sent up to six times
+more, and the smallest cost counts; the exit status is 1 if that is above, too. `kept.jsonl`, what
+was ever found, comes first. The same seed draws the same requests, as far as the time goes.
 """
 
 import argparse

@@ -15,8 +15,6 @@ from conformance.amplify.shapes import Shapes
 from conformance.amplify.target import Cost
 
 MAX_BYTES = 64_000_000
-# That another client waits for a small answer
-MAX_WAIT_SECONDS = 1.0
 # The clients of one request at once, and the bytes that they send together
 MAX_CONNECTIONS, ALL_BYTES = 512, 64_000_000
 # Ids, as many as the default --payload-limit takes
@@ -28,7 +26,8 @@ FRESH_SHARE = 0.8
 ELITE = 8
 # The same of those that many clients send
 CROWDED = 3
-REPEATS = 3
+# Of a request that is beyond a bound
+REPEATS = 6
 # Requests of different routes by each measure
 TOLD = 6
 
@@ -45,6 +44,8 @@ def bound_seconds() -> float:
 
 
 MAX_SECONDS = bound_seconds()
+# That another client waits for a small answer: 1 s, or more on a slow processor
+MAX_WAIT_SECONDS = 10 * MAX_SECONDS
 Measure = Callable[[Request], Cost]
 
 
@@ -169,9 +170,11 @@ def worst_of(cases: Sequence[Case]) -> list[Case]:
 
 
 def _again(measure: Measure, case: Case) -> Case:
-    """Return it with the least cost of its repetitions: other programs and earlier requests also
-    cost."""
-    cost = measure(case.request)
+    """Return it with the least cost of its repetitions, as many as it takes to get below the
+    bounds: other programs and earlier requests also cost."""
+    again = Case(case.request, measure(case.request))
     for _ in range(REPEATS - 1):
-        cost = cost.least(measure(case.request))
-    return Case(case.request, cost)
+        if again.excess <= 1:
+            break
+        again = Case(case.request, again.cost.least(measure(case.request)))
+    return again
