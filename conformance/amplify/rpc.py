@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,8 @@ from hybridtei.server.grpc import messages
 if TYPE_CHECKING:
     from conformance.amplify.target import Target
 
-SECONDS = 60.0
+# Of a call, and of each of many calls at once
+SECONDS, CROWD_SECONDS = 60.0, 5.0
 # Up to what gRPC takes by default
 SIZES = (3_900_000, 2_000_000, 500_000, 20_000, 100)
 COPIES = (1, 1, 1, 8, 512)
@@ -64,20 +67,28 @@ def call(target: Target, request: Request) -> tuple[int, Callable[[], tuple[str,
         **json.loads(encode(request.body))
     ).SerializeToString()
 
-    def work() -> tuple[str, int]:
+    def once(seconds: float) -> tuple[str, int]:
         form = f"{_form(method.client_streaming)}_{_form(method.server_streaming)}"
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         with grpc.insecure_channel(f"{target.host}:{target.rpc_port}", options) as channel:
             stub = getattr(channel, form)(request.path)
             given = iter([message] * request.copies) if method.client_streaming else message
             try:
-                answer = stub(given, timeout=SECONDS)
+                answer = stub(given, timeout=seconds)
                 parts = [*answer] if method.server_streaming else [answer]
             except grpc.RpcError as error:
                 return str(error.code().name), 0
         return "OK", sum(map(len, parts))
 
-    return len(message) * request.copies, work
+    def work() -> tuple[str, int]:
+        if request.connections == 1:
+            return once(SECONDS)
+        with ThreadPoolExecutor(request.connections) as clients:
+            outcomes = [*clients.map(once, [CROWD_SECONDS] * request.connections)]
+        status, _ = Counter(status for status, _ in outcomes).most_common(1)[0]
+        return status, sum(size for _, size in outcomes)
+
+    return len(message) * request.copies * request.connections, work
 
 
 def _form(streams: bool) -> str:

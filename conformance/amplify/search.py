@@ -116,8 +116,9 @@ def search(
         if time.monotonic() > end:
             break
         found.add(Case(request, measure(request)))
-    crowds = {case.request.told(): case.request for case in _elite(found.cases, CROWDED)}
-    for request in crowds.values():
+    rpcs = [case for case in found.cases if case.request.method == "RPC"]
+    dear = [*_elite(found.cases, CROWDED), *_by_measure(rpcs, CROWDED)]
+    for request in {case.request.told(): case.request for case in dear}.values():
         crowd = crowded(request, clients)
         found.add(Case(crowd, measure(crowd)))
     found.worst = [
@@ -139,9 +140,12 @@ def _drawn(
 
 
 def _elite(cases: Sequence[Case], number: int = ELITE) -> list[Case]:
-    """Return the most expensive requests by each measure, of different routes."""
-    plain = [case for case in cases if case.request.method != "RPC"]
-    return [case for of in MEASURES for case in _worst(plain, of, number)]
+    """Return the most expensive HTTP requests by each measure, of different routes."""
+    return _by_measure([case for case in cases if case.request.method != "RPC"], number)
+
+
+def _by_measure(cases: Sequence[Case], number: int) -> list[Case]:
+    return [case for of in MEASURES for case in _worst(cases, of, number)]
 
 
 def crowded(request: Request, clients: int) -> Request:

@@ -15,6 +15,17 @@ from tests.server.live import serving
 
 QUERY = "the search engine"
 SPANS = {"mode": "enabled", "threshold": 0.0}
+ASKED = {"collection": "papers", "query": QUERY}
+UPSERT = "/collections/papers/points"
+
+
+@pytest.fixture(scope="module")
+def engine(spec, tmp_path_factory):
+    """A server with the embedded engine, and ten texts in it."""
+    store = EmbeddedStore(str(tmp_path_factory.mktemp("store")))
+    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
+        assert running.post(UPSERT, {"points": POINTS, "create": True}).status_code == 200
+        yield running
 
 
 def test_a_search_gives_what_numpy_gives(shelf, spec):
@@ -26,7 +37,7 @@ def test_a_search_gives_what_numpy_gives(shelf, spec):
     before = shelf.backend.forwards
     response = shelf.post(
         "/search",
-        {"collection": "papers", "query": QUERY, "mode": "dense", "limit": 4, "group_by": None},
+        {**ASKED, "mode": "dense", "limit": 4, "group_by": None},
     )
     assert shelf.backend.forwards == before + 1
     answer = response.json()
@@ -48,8 +59,7 @@ def test_a_search_gives_what_numpy_gives(shelf, spec):
 
 def test_everything_at_once(shelf):
     body = {
-        "collection": "papers",
-        "query": QUERY,
+        **ASKED,
         "mode": "rrf",
         "rrf_k": 61,
         "weights": [1.0, 0.5],
@@ -113,7 +123,7 @@ def test_relevant_spans_are_those_of_rerank(shelf):
     nothing = {"must": [{"key": "metadata.place", "match": {"value": 99}}]}
     found = shelf.post(
         "/search",
-        {"collection": "papers", "query": QUERY, "filter": nothing, "relevant_spans": SPANS},
+        {**ASKED, "filter": nothing, "relevant_spans": SPANS},
     ).json()
     assert found["hits"] == []
 
@@ -127,7 +137,7 @@ def test_relevant_spans_of_long_texts_are_cut(shelf, monkeypatch):
 
 
 def test_relevant_spans_need_texts_and_multivectors(spec):
-    body = {"collection": "papers", "query": QUERY, "relevant_spans": SPANS}
+    body = {**ASKED, "relevant_spans": SPANS}
     encoder = encoder_of(spec)
     some = run(
         filled(encoder, payload_of=lambda place: {"text": TEXTS[place]} if place else {"text": ""})
@@ -148,12 +158,7 @@ def test_relevant_spans_need_texts_and_multivectors(spec):
                 )
     lean = replace(spec, kind=replace(spec.kind, multivector=None))
     with serving(lean, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
-        assert (
-            running.post(
-                "/collections/papers/points", {"points": POINTS, "create": True}
-            ).status_code
-            == 200
-        )
+        assert running.post(UPSERT, {"points": POINTS, "create": True}).status_code == 200
         before = running.backend.forwards
         answer = running.post("/search", body)
         assert (answer.status_code, running.backend.forwards) == (422, before)
@@ -162,7 +167,7 @@ def test_relevant_spans_need_texts_and_multivectors(spec):
 
 def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
     before = shelf.backend.forwards
-    body = {"collection": "papers", "query": QUERY, "query_encoder": "table"}
+    body = {**ASKED, "query_encoder": "table"}
     sparse = shelf.post("/search", {**body, "mode": "sparse"})
     assert shelf.backend.forwards == before
     assert sparse.json()["query_encoder"] == "table"
@@ -172,107 +177,76 @@ def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
     # Dense and multi-vectors are the model's
     assert shelf.backend.forwards == before + 1
     assert (hybrid["mode"], hybrid["query_encoder"]) == ("zscore", "table")
-    assert (
-        "query_encoder"
-        not in shelf.post("/search", {"collection": "papers", "query": QUERY}).json()
-    )
+    assert "query_encoder" not in shelf.post("/search", ASKED).json()
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "message"),
+    ("more", "status", "message"),
     [
-        ({"collection": "nowhere", "query": "one"}, 404, "there is no collection `nowhere`"),
-        ({"collection": "papers"}, 422, "either `query` or `queries`"),
+        ({"collection": "nowhere"}, 404, "there is no collection `nowhere`"),
+        ({"query": None}, 422, "either `query` or `queries`"),
+        ({"queries": ["two"]}, 422, "either `query` or `queries`"),
+        ({"query": " "}, 422, "`query` is empty"),
+        ({"query": None, "queries": ["one", ""]}, 422, "`queries[1]` is empty"),
+        ({"mode": "dense", "rrf_k": 2}, 422, "`rrf_k` means nothing"),
+        ({"filter": {"must": [{"key": "a", "range": {"gte": []}}]}}, 422, "`filter.must[0]"),
         (
-            {"collection": "papers", "query": "one", "queries": ["two"]},
-            422,
-            "either `query` or `queries`",
-        ),
-        ({"collection": "papers", "query": " "}, 422, "`query` is empty"),
-        ({"collection": "papers", "queries": ["one", ""]}, 422, "`queries[1]` is empty"),
-        (
-            {"collection": "papers", "query": "one", "mode": "dense", "rrf_k": 2},
-            422,
-            "`rrf_k` means nothing",
-        ),
-        (
-            {
-                "collection": "papers",
-                "query": "one",
-                "filter": {"must": [{"key": "a", "range": {"gte": []}}]},
-            },
-            422,
-            "`filter.must[0]",
-        ),
-        (
-            {"collection": "papers", "query": "one", "filter": {"must": [{"has_id": [1]}] * 101}},
+            {"filter": {"must": [{"has_id": [1]}] * 101}},
             422,
             "`filter` holds more than 100 conditions",
         ),
+        ({"filter": {"must": [[]] * 50_000}}, 422, "`filter` has more than 100000 bytes"),
+        ({"filter": '{"must": []}'}, 422, "`filter` should be an object"),
+        ({"rerank": True}, 422, "no reranker is loaded"),
+        ({"rerank_threshold": 0.5}, 422, "`rerank_threshold` is for a reranker"),
         (
-            {"collection": "papers", "query": "one", "filter": {"must": [[]] * 50_000}},
-            422,
-            "`filter` has more than 100000 bytes",
-        ),
-        (
-            {"collection": "papers", "query": "one", "filter": '{"must": []}'},
-            422,
-            "`filter` should be an object",
-        ),
-        ({"collection": "papers", "query": "one", "rerank": True}, 422, "no reranker is loaded"),
-        (
-            {"collection": "papers", "query": "one", "rerank_threshold": 0.5},
-            422,
-            "`rerank_threshold` is for a reranker",
-        ),
-        (
-            {"collection": "papers", "query": "one", "min_probability": 0.5},
+            {"min_probability": 0.5},
             422,
             "`min_probability` needs a curve of this way of searching (zscore, dense=1",
         ),
         (
-            {"collection": "papers", "queries": ["one"] * 33},
+            {"query": None, "queries": ["one"] * 33},
             422,
             "batch size 33 > maximum allowed batch size 32",
         ),
     ],
 )
-def test_what_is_wrong_is_told_by_name(shelf, body, status, message):
-    response = shelf.post("/search", body)
+def test_what_is_wrong_is_told_by_name(shelf, more, status, message):
+    response = shelf.post("/search", {**ASKED, **more})
     assert response.status_code == status
     assert message in response.json()["error"]
 
 
 def test_a_bad_shape_is_refused_before_any_work(shelf):
     before = shelf.backend.forwards
-    for body in (
-        {"collection": "papers", "query": "one", "mode": "best"},
-        {"collection": "papers", "query": 3},
-        {"collection": "papers", "query": "one", "with_payload": ["a"] * 101},
-        {"collection": "papers", "query": "one", "with_payload": ["a" * 1001]},
-        {"collection": "papers", "query": "one", "legs": ["dense"] * 11},
-        {"collection": "papers", "query": "one", "weights": [1.0] * 11},
-        {"collection": "papers", "query": "one", "weights": {str(n): 1.0 for n in range(11)}},
-        {"collection": "papers", "query": "one", "weights": "m" * 101},
-        {"collection": "papers", "query": "one", "min_probability": 1.01},
-        [],
+    for more in (
+        {"mode": "best"},
+        {"query": 3},
+        {"with_payload": ["a"] * 101},
+        {"with_payload": ["a" * 1001]},
+        {"legs": ["dense"] * 11},
+        {"weights": [1.0] * 11},
+        {"weights": {str(n): 1.0 for n in range(11)}},
+        {"weights": "m" * 101},
+        {"min_probability": 1.01},
     ):
-        response = shelf.post("/search", body)
+        response = shelf.post("/search", {**ASKED, **more})
         assert response.status_code == 422
         assert response.text.startswith("Failed to deserialize the JSON body")
+    assert shelf.post("/search", []).status_code == 422
     assert shelf.backend.forwards == before
 
 
 def test_each_key_of_a_payload_is_looked_up_once(shelf):
     """A name that is repeated costs nothing for each hit."""
-    body = {"collection": "papers", "query": QUERY, "with_payload": ["text", "document_id"] * 50}
+    body = {**ASKED, "with_payload": ["text", "document_id"] * 50}
     assert convert(body, api.SearchRequest).with_payload == ["text", "document_id"]
     hits = shelf.post("/search", body).json()["hits"]
     assert {tuple(hit["payload"]) for hit in hits} == {("text", "document_id")}
 
 
 def test_a_server_without_a_store_says_how_to_get_one(server):
-    bodies = {"/search": {"collection": "papers", "query": "one"}, "/collections/papers/points": {}}
+    bodies = {"/search": {"collection": "papers", "query": "one"}, UPSERT: {}}
     for response in (
         *(server.post(path, body) for path, body in bodies.items()),
         server.get("/collections"),
@@ -286,14 +260,12 @@ def test_a_server_without_a_store_says_how_to_get_one(server):
 
 @pytest.mark.parametrize("number", [2**64, 10**30, -(10**30)])
 def test_numbers_beyond_64_bits_are_refused_by_name(shelf, number):
-    answer = shelf.post(
-        "/collections/papers/points", {"points": [{"id": number, "text": "one"}]}
-    ).json()
+    answer = shelf.post(UPSERT, {"points": [{"id": number, "text": "one"}]}).json()
     assert answer["failed"] == [
         {"index": 0, "id": None, "error": f"points[0]: `id` should be between 0 and {2**64 - 1}"}
     ]
     condition = {"must": [{"key": "n", "match": {"value": number}}]}
-    response = shelf.post("/search", {"collection": "papers", "query": QUERY, "filter": condition})
+    response = shelf.post("/search", {**ASKED, "filter": condition})
     assert (response.status_code, response.json()["error"][:47]) == (
         422,
         "Input validation error: `filter` cannot be read",
@@ -345,8 +317,8 @@ def test_flags_say_how_much_a_search_may_hold(spec):
     with serving(
         spec, server=flags, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
     ) as running:
-        running.post("/collections/papers/points", {"points": POINTS, "create": True})
-        wide = {"collection": "papers", "query": QUERY, "prefetch_limit": 100_000, "group_by": None}
+        running.post(UPSERT, {"points": POINTS, "create": True})
+        wide = {**ASKED, "prefetch_limit": 100_000, "group_by": None}
         response = running.post("/search", wide)
         assert (
             response.status_code,
@@ -359,40 +331,22 @@ def test_flags_say_how_much_a_search_may_hold(spec):
 
 
 @pytest.mark.parametrize("key", ["a[", "a..b"])
-def test_a_filter_that_the_store_refuses_is_the_clients_mistake(spec, tmp_path, key):
-    store = EmbeddedStore(str(tmp_path / "store"))
-    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        assert (
-            running.post(
-                "/collections/papers/points", {"points": POINTS, "create": True}
-            ).status_code
-            == 200
-        )
-        condition = {"must": [{"key": key, "match": {"value": 1}}]}
-        refused = running.post(
-            "/search", {"collection": "papers", "query": QUERY, "filter": condition}
-        )
-        assert refused.status_code == 422, refused.text
+def test_a_filter_that_the_store_refuses_is_the_clients_mistake(engine, key):
+    condition = {"must": [{"key": key, "match": {"value": 1}}]}
+    refused = engine.post("/search", {**ASKED, "filter": condition})
+    assert refused.status_code == 422, refused.text
 
 
 @pytest.mark.parametrize("key", ["a", "a b", "a[", 'a"', "", "\u200b", "東京"])
-def test_a_payload_is_returned_by_any_of_its_keys(spec, tmp_path, key):
-    points = [{"id": 1, "text": "hybrid search", "payload": {key: 1, "b": 2}}]
-    store = EmbeddedStore(str(tmp_path / "store"))
-    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        stored = running.post("/collections/papers/points", {"points": points, "create": True})
-        assert stored.json()["upserted"] == 1
-        body = {"collection": "papers", "query": QUERY, "with_payload": [key]}
-        (hit,) = running.post("/search", body).json()["hits"]
-        assert hit["payload"] == {key: 1}
+def test_a_payload_is_returned_by_any_of_its_keys(engine, key):
+    point = {"id": 99, "text": "hybrid search", "payload": {key: 1, "b": 2}}
+    assert engine.post(UPSERT, {"points": [point]}).json()["upserted"] == 1
+    only = {"must": [{"has_id": [99]}]}
+    (hit,) = engine.post("/search", {**ASKED, "filter": only, "with_payload": [key]}).json()["hits"]
+    assert hit["payload"] == {key: 1}
 
 
 @pytest.mark.parametrize("identity", [-1, 2**64, 10**60])
-def test_a_number_that_no_point_may_have_is_an_unknown_id(spec, tmp_path, identity):
-    store = EmbeddedStore(str(tmp_path / "store"))
-    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        running.post("/collections/papers/points", {"points": POINTS, "create": True})
-        path = "/collections/papers/points"
-        deleted = running.post(f"{path}/delete", {"ids": [identity]})
-        assert deleted.json() == {"points": 0}
-        assert running.get(f"{path}/{identity}").status_code == 404
+def test_a_number_that_no_point_may_have_is_an_unknown_id(engine, identity):
+    assert engine.post(f"{UPSERT}/delete", {"ids": [identity]}).json() == {"points": 0}
+    assert engine.get(f"{UPSERT}/{identity}").status_code == 404
