@@ -310,12 +310,16 @@ class Embeddings(Columns):
 
     @property
     def numbers(self) -> int:
-        """The count of numbers in all columns."""
-        count = 0 if self.dense is None else self.dense.size
-        for column in (self.sparse, self.multivector, self.tokens):
-            if column is not None:
-                count += column.values.size
-        return count
+        """The count of numbers in all columns, indices of sparse vectors included."""
+        columns: list[Any] = []
+        if self.dense is not None:
+            columns.append(self.dense)
+        if self.sparse is not None:
+            columns += [self.sparse.indices, self.sparse.values]
+        for rows in (self.multivector, self.tokens):
+            if rows is not None:
+                columns.append(rows.values)
+        return sum(column.size for column in columns)
 
 
 SMALLEST_NORM = 1e-12

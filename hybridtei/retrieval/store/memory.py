@@ -75,11 +75,8 @@ class MemoryStore(Store):
         return sorted(self._collections)
 
     async def describe(self, name: str) -> CollectionSchema | None:
-        own = self._aliases.get(name, name)
-        if own not in self._collections:
-            return None
-        schema = self._collections[own].schema
-        return schema if own == name else replace(schema, stored_as=own)
+        collection = self._collections.get(self._aliases.get(name, name))
+        return None if collection is None else collection.schema
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
         check_names(name, schema)

@@ -1,5 +1,7 @@
 """How many permits a server has; what the chunks of a request are together."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,8 +9,9 @@ from hypothesis import strategies as st
 
 from conformance.small.fake_backend import FakeBackend
 from hybridtei.batch import Encoding, Head, Positions
-from hybridtei.inference.engine.chunks import Answered, joined, permits_for
+from hybridtei.inference.engine.chunks import Answered, joined, permits_for, run_in_chunks
 from hybridtei.inference.engine.core import EngineCore
+from hybridtei.limits import Bounds
 from hybridtei.outputs import Cut, Timings
 from tests.inference.engine import small
 
@@ -65,3 +68,35 @@ def test_times_are_means_over_inputs_and_cuts_name_the_input_of_the_whole(chunks
     assert whole.cuts == [Cut(end, (0, number)) for number, end in enumerate(ends)]
     same = joined(Whole, done, same_inputs=True)
     assert [cut.index for cut in same.cuts] == [size - 1 for size in sizes]
+
+
+@dataclass
+class Part:
+    """Some inputs of a request, and the answer of the first part if they need it."""
+
+    size: int
+    needs_first: bool
+    first: int | None = None
+
+    def knowing(self, first):
+        return replace(self, first=first)
+
+    def numbers(self, answer):
+        return 0
+
+    def join(self, answers):
+        return answers
+
+
+@pytest.mark.parametrize("needs_first", [False, True])
+async def test_chunks_know_the_first_answer_if_they_need_it(needs_first):
+    begun, parts = [], [Part(size, needs_first) for size in (1, 2, 3)]
+
+    async def run_chunk(part, permits):
+        begun.append(permits)
+        return Answered((part.size, part.first), part.size, [], Timings())
+
+    whole = await run_in_chunks(Part(6, needs_first), parts, Bounds.whole(6), run_chunk)
+    first = (1, None) if needs_first else None
+    assert whole.answer == [(1, None), (2, first), (3, first)]
+    assert begun == [1, 2, 3]

@@ -19,6 +19,7 @@ from hybridtei.retrieval.store.points import (
     point_id,
     size_of,
     to_points,
+    uuid_of,
 )
 from tests.retrieval.store.stores import ROW_WIDTH, WIDTH, embeddings, plan
 
@@ -215,3 +216,10 @@ def test_size_counts_numbers_and_payload():
         Embeddings(dense=np.ones((1, 1024), dtype=np.float32)), [1], [{"text": "a" * 1000}]
     )
     assert 1000 <= size_of(full) - size_of(bare) <= 1020
+
+
+@given(st.uuids(), st.sampled_from(["{}", "{{{}}}", "urn:uuid:{}"]), st.booleans())
+def test_a_uuid_in_any_form_is_one_id(identity, form, is_upper):
+    text = form.format(str(identity).upper() if is_upper else identity.hex)
+    assert uuid_of(text) == str(identity)
+    assert uuid_of(text + "0") is uuid_of("paper") is None

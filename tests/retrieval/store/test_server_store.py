@@ -284,3 +284,15 @@ def test_strict_mode_refuses_no_filter_of_ours(qdrant, protocol, tmp_path):
 
     page, row = asyncio.run(searches())
     assert (len(page), len(row)) == (5, 1)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_indexes_of_a_collection_are_looked_up_once(qdrant, protocol):
+    async with telling(qdrant, protocol) as first:
+        await first.create("c", plan())
+    async with telling(qdrant, protocol) as store:
+        qdrant.calls.clear()
+        await store.index("c", {"page": "integer"})
+        once = len(qdrant.calls)
+        await store.index("c", {"line": "integer"})
+        assert len(qdrant.calls) == once + 1

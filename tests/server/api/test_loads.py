@@ -1,6 +1,9 @@
-"""What a request is counted as: the headers of its answer, which TEI's dashboards and bills read."""
+"""What a request is counted as: the headers of its answer, which TEI's dashboards and bills read,
+and the numbers of its answer, by which memory is bounded."""
 
 import pytest
+
+from hybridtei.server import serve
 
 TEXTS = ["one", "two three", "four"]
 # Of all texts together
@@ -59,3 +62,40 @@ def test_a_text_of_several_pairs_is_embedded_once(dense_server):
     response = dense_server.post("/score", {"text_1": QUERY, "text_2": [*TEXTS, *TEXTS]})
     assert response.status_code == 200, response.text
     assert int(response.headers["x-compute-characters"]) == CHARACTERS + len(QUERY)
+
+
+WRITTEN = {
+    "/embed": {"inputs": TEXTS},
+    "/embed_sparse": {"inputs": TEXTS},
+    "/embed_all": {"inputs": TEXTS},
+    "/embed_hybrid": {"inputs": TEXTS, "sparse_format": "qdrant"},
+    "/embed_multivector": {"inputs": TEXTS},
+    "/qdrant/inference": {
+        "inference": "update",
+        "inputs": [
+            {"data_type": "text", "data": text, "model": f"small/{kind}"}
+            for text in TEXTS
+            for kind in ("dense", "sparse", "multivector")
+        ],
+    },
+}
+
+
+def numbers_in(answer):
+    if isinstance(answer, dict):
+        answer = list(answer.values())
+    return sum(map(numbers_in, answer)) if isinstance(answer, list) else 1
+
+
+@pytest.mark.parametrize(("path", "body"), WRITTEN.items(), ids=WRITTEN)
+def test_the_numbers_of_an_answer_are_those_that_it_writes(server, monkeypatch, path, body):
+    counted = []
+    real = serve.head_of
+
+    def head_of(reply, *arguments):
+        counted.append(reply.numbers)
+        return real(reply, *arguments)
+
+    monkeypatch.setattr(serve, "head_of", head_of)
+    answer = server.post(path, body).json()
+    assert counted == [numbers_in(answer["embeddings"] if path == "/qdrant/inference" else answer)]

@@ -120,3 +120,8 @@ def test_other_models_and_other_shapes(server, tagger):
     )
     assert tagger.post("/predict_tokens", {"inputs": 1}).status_code == 422
     assert tagger.get("/info").json()["hybridtei"]["role"] == "tagger"
+
+
+def test_the_texts_of_a_list_are_bounded(tagger):
+    for count, status in ((32, 200), (33, 422)):
+        assert tagger.post("/", {"inputs": ["one"] * count}).status_code == status

@@ -291,3 +291,14 @@ async def test_a_folder_that_another_user_made_first_stops_nobody(tmp_path, monk
 def test_the_socket_of_another_folder_in_a_lock_file_is_not_asked(tmp_path):
     (tmp_path / ".lock").write_text("/run/docker.sock")
     assert listening_at(tmp_path) is None
+
+
+async def test_a_refusal_of_the_folder_is_told_after_one_start(tmp_path):
+    words = [("refused", "no space for a socket")]
+
+    class Refused(EmbeddedStore):
+        def _start(self):
+            return words.pop()
+
+    with pytest.raises(StoreError, match="no space for a socket"):
+        await Refused(str(tmp_path)).create("c", plan())
