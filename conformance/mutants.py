@@ -56,6 +56,8 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
 }
 # What the routes answer as TEI does has no second test
 WIRE = "tests/conformance/test_wire.py"
+# Folders whose modules are asked by the tests of another folder
+ASKED_BY = {"server": "server/api"}
 # Calls whose arguments are words for people
 WORDS = re.compile(r"(.*\.)?(log|logger|logging|warnings)\.\w+|Meta|flag|.*Error|.*Parameter|print")
 
@@ -175,7 +177,7 @@ def is_valid(mutant: Mutant) -> bool:
 def mirrors_of(path: Path, root: Path = ROOT) -> list[str]:
     """The test files of the mirrored folder, first those that import the module or have its name;
     behind them those of its folders that import the module, or without any those elsewhere. For a
-    route also `WIRE`."""
+    route also `WIRE`, and for what all routes share their tests."""
     inner = path.relative_to("hybridtei").with_suffix("")
     module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     parent, _, name = module.rpartition(".")
@@ -194,6 +196,9 @@ def mirrors_of(path: Path, root: Path = ROOT) -> list[str]:
         elif is_importing:
             (below if test.is_relative_to(folder) else far).append(test)
     elsewhere = below or ([] if near else far)
+    shared = ASKED_BY.get(str(inner.parent))
+    if shared is not None:
+        elsewhere = sorted({*elsewhere, *(root / "tests" / shared).glob("test_*.py")})
     tests = [str(test.relative_to(root)) for test in (*near, *beside, *elsewhere)]
     return [*tests, WIRE] if inner.parts[:2] == ("server", "api") else tests
 

@@ -119,3 +119,21 @@ def test_what_a_qdrant_server_is_told_is_an_error_alone(server):
     ]
     name = told["application/json"]["schema"]["$ref"].rpartition("/")[2]
     assert response.json().keys() == WHOLE["components"]["schemas"][name]["properties"].keys()
+
+
+def admits_null(schema):
+    return {"type": "null"} in schema.get("anyOf", ())
+
+
+def test_a_field_that_may_be_missing_may_be_null_where_tei_does_not_read_it():
+    def fields_of(paper, path):
+        body = paper["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        name = body["$ref"].rpartition("/")[2]
+        schema = paper["components"]["schemas"][name]
+        required = schema.get("required", ())
+        return {key: field for key, field in schema["properties"].items() if key not in required}
+
+    for path in ("/v2/embed", "/api/embed", "/embed_hybrid"):
+        assert all(map(admits_null, fields_of(WHOLE, path).values())), path
+    for paper in (WHOLE, OF_TEI):
+        assert not admits_null(fields_of(paper, "/embed")["truncation_direction"])

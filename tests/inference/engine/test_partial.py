@@ -115,3 +115,26 @@ async def test_all_that_waits_goes_into_one_batch_though_two_may_be_under_way():
     assert sizes == [500]
     await rides.stop()
     device.stop()
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_a_model_that_leaves_frees_its_weights_unless_a_pass_reads_them(is_running):
+    closed = []
+
+    class Closing(FakeBackend):
+        def close(self):
+            closed.append(True)
+
+    gate = Held()
+    device = Device([LaneKind.BULK])
+    leaving, staying = new_engine(device, Closing(SPEC, gate=gate)), new_engine(device, Ahead(SPEC))
+    async with on_device(device, staying):
+        await leaving.start()
+        if is_running:
+            running = asyncio.create_task(leaving.run([encoding(2)], DENSE, 0))
+            await gate.someone_waits()
+        await leaving.stop(seconds=0.0)
+        gate.open()
+        if is_running:
+            await running
+    assert closed == [True] * (not is_running)

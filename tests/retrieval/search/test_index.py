@@ -8,7 +8,9 @@ import pytest
 
 from hybridtei import Encoder, Index, StoreError, UnknownCollection
 from hybridtei.errors import EmptyInput, InvalidInput, InvalidPoint
-from tests.retrieval.search.small_search import TEXTS, encoder_of, spec_in
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.plan import FINGERPRINT
+from tests.retrieval.search.small_search import TEXTS, encoder_of, run, spec_in
 
 QUERIES = ("the search engine", "one two", "words and meaning", "five")
 RECORDS = [{"text": text, "year": 2000 + place} for place, text in enumerate(TEXTS)]
@@ -302,3 +304,24 @@ def test_the_embedded_model_finds_identifiers():
 
         assert first(None) == 100
         assert first("dense") == pytest.approx(90, abs=3)
+
+
+def test_an_index_without_a_fingerprint_gets_one_when_it_grows(encoder, tmp_path):
+    """Version 0.3 saved none."""
+    with Index(["one two"], encoder) as index:
+        index.save(tmp_path, "papers")
+
+    async def fingerprint(**changes):
+        store = EmbeddedStore(str(tmp_path))
+        if changes:
+            await store.annotate("papers", changes)
+        schema = await store.describe("papers")
+        await store.close()
+        return schema.metadata.get(FINGERPRINT)
+
+    saved = run(fingerprint())
+    assert saved is not None
+    assert run(fingerprint(**{FINGERPRINT: None})) is None
+    with Index.open(tmp_path, "papers", encoder) as stored:
+        stored.add(["three four"])
+    assert run(fingerprint()) == saved
