@@ -472,11 +472,24 @@ def edit_json(path, **changes):
     write_json(path, {key: value for key, value in merged.items() if value is not ...})
 
 
+def configured(folder, **changes):
+    """The checkpoint, after some keys of config.json are set; a key set to ... is removed."""
+    edit_json(folder / "config.json", **changes)
+    return folder
+
+
 def change(folder, edit):
     """Rewrite a checkpoint's tensors."""
     file = folder / "model.safetensors"
     save_file(edit(load_file(file)), file, metadata={"format": "pt"})
     return folder
+
+
+def without(folder, *names):
+    """The checkpoint, after some of its tensors are removed."""
+    return change(
+        folder, lambda tensors: {name: tensors[name] for name in tensors if name not in names}
+    )
 
 
 def _random(*shape, seed):

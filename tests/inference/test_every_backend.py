@@ -82,7 +82,6 @@ def encoder(request, folder):
 
 
 def assert_close(one, other, dtype):
-    assert one.dense is not None
     assert other.dense is not None
     near(one.dense, other.dense, tolerances.UNIT[dtype])
     near(one.multivector.values, other.multivector.values, tolerances.MULTIVECTOR[dtype])

@@ -68,7 +68,7 @@ def close(one, other):
 @pytest.mark.parametrize("model_type", ["bert", "distilbert"])
 def test_both_sides_are_those_of_sentence_transformers(tmp_path, model_type, activation):
     folder = routed(tmp_path, model_type, activation=activation)
-    ours, theirs = Encoder.load(str(folder)), SparseEncoder(str(folder), device="cpu")
+    ours, theirs = Encoder.load(folder), SparseEncoder(str(folder), device="cpu")
     close(sparse(ours, QUERIES, "query"), theirs.encode_query(QUERIES).to_dense().numpy())
     documents = theirs.encode_document(DOCUMENTS).to_dense().numpy()
     # No query ever asks for them
@@ -78,7 +78,7 @@ def test_both_sides_are_those_of_sentence_transformers(tmp_path, model_type, act
 
 
 def test_queries_need_no_pass(tmp_path):
-    encoder = Encoder.load(str(routed(tmp_path)))
+    encoder = Encoder.load(routed(tmp_path))
     before = encoder.forwards
     sparse(encoder, QUERIES * 300, "query")
     assert encoder.forwards == before
@@ -98,7 +98,7 @@ def test_a_splade_without_a_table_and_its_logarithms(tmp_path, activation):
         modules=[transformer, SpladePooling("max", activation_function=activation)], device="cpu"
     )
     theirs.save(str(tmp_path / "saved"))
-    ours = Encoder.load(str(tmp_path / "saved"))
+    ours = Encoder.load(tmp_path / "saved")
     for kind in ("query", "document", None):
         close(sparse(ours, DOCUMENTS, kind), theirs.encode(DOCUMENTS).to_dense().numpy())
 
@@ -109,7 +109,7 @@ def test_a_splade_without_a_table_and_its_logarithms(tmp_path, activation):
 def test_idf_beside_the_model(tmp_path, name, logarithms):
     folder = tiny.write_family(tmp_path / name, "bert", task="ForMaskedLM")
     tiny.write_json(folder / "idf.json", {"baka": 2.5, "bulo": 1, "no such word": 9, "##a": 0.5})
-    encoder = Encoder.load(str(folder))
+    encoder = Encoder.load(folder)
     assert encoder.spec.sparse.double_log is (logarithms == 2)
     found = encoder.encode(["baka baka bulo lobe"], ("sparse",), input_type="query").sparse
     assert encoder.tokens(found) == [[("baka", 2.5), ("bulo", 1)]]
@@ -119,7 +119,7 @@ def test_idf_beside_the_model(tmp_path, name, logarithms):
 def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path):
     folder = tiny.write_bert(tmp_path)
     tiny.write_own_heads(folder)
-    encoder = Encoder.load(str(folder))
+    encoder = Encoder.load(folder)
     outputs = ("dense", "sparse")
     before = encoder.forwards
     looked_up = encoder.encode(QUERIES, ("sparse",), query_encoder="table").sparse
@@ -138,7 +138,7 @@ def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path):
 
 def test_a_model_without_a_table_says_so(tmp_path):
     splade = Encoder.load(
-        str(tiny.write_family(tmp_path / "splade", "bert", task="ForMaskedLM")), pooling="splade"
+        tiny.write_family(tmp_path / "splade", "bert", task="ForMaskedLM"), pooling="splade"
     )
     with pytest.raises(UnsupportedHead, match="no table"):
         splade.encode(QUERIES, ("sparse",), query_encoder="table")
@@ -196,7 +196,7 @@ def test_queries_are_read_by_the_tables_own_tokenizer_with_its_prompt(tmp_path):
     table = next(file.parent for file in folder.rglob("tokenizer.json") if "query" in str(file))
     tiny.edit_json(table / "tokenizer_config.json", model_max_length=4)
     tiny.edit_json(folder / "config_sentence_transformers.json", prompts={"query": "bulo "})
-    ours, theirs = Encoder.load(str(folder)), SparseEncoder(str(folder), device="cpu")
+    ours, theirs = Encoder.load(folder), SparseEncoder(str(folder), device="cpu")
     expected = theirs.encode_query(QUERIES).to_dense().numpy()
     assert (expected != 0).sum(axis=1).max() <= 4
     close(sparse(ours, QUERIES, "query"), expected)
@@ -209,7 +209,7 @@ def test_the_default_route_reads_texts_of_no_type(tmp_path, default):
     settings = json.loads(file.read_text())
     settings["parameters"]["default_route"] = default
     tiny.write_json(file, settings)
-    ours, theirs = Encoder.load(str(folder)), SparseEncoder(str(folder), device="cpu")
+    ours, theirs = Encoder.load(folder), SparseEncoder(str(folder), device="cpu")
     expected = theirs.encode(DOCUMENTS).to_dense().numpy()
     if default == "document":
         expected[:, sorted(ours.spec.removed_ids)] = 0
@@ -217,7 +217,7 @@ def test_the_default_route_reads_texts_of_no_type(tmp_path, default):
 
 
 def test_queries_of_the_table_are_cut_as_the_request_says(tmp_path):
-    encoder = Encoder.load(str(routed(tmp_path)))
+    encoder = Encoder.load(routed(tmp_path))
     options = EmbedOptions(input_type="query", max_tokens=1)
     task = Embed(["baka bulo mo"], frozenset({Head.SPARSE}), options)
     (row,) = encoder._run(task, False).sparse.to_dense()

@@ -153,7 +153,7 @@ def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason
         backend_choice, "_installed", lambda package: package != "openvino" and installed(package)
     )
     if case == "setting":
-        tiny.edit_json(folder / "config.json", chunk_size_feed_forward=1)
+        tiny.configured(folder, chunk_size_feed_forward=1)
     config = {"dtype": case} if case == "bfloat16" else {}
     with pytest.raises(LoadError, match=rf"{folder}: cannot run on ort: .*{why}"):
         backend_of(folder, backend="ort", **config)
@@ -167,8 +167,10 @@ def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason
 def test_a_publishers_own_code_is_refused_until_it_is_trusted(
     bert, copied, cache, backend, model_type
 ):
-    folder = published.add_own_code(copied(bert), AutoConfig="configuration_own.OwnConfig")
-    tiny.edit_json(folder / "config.json", model_type=model_type)
+    folder = tiny.configured(
+        published.add_own_code(copied(bert), AutoConfig="configuration_own.OwnConfig"),
+        model_type=model_type,
+    )
     with pytest.raises(
         LoadError,
         match=rf"{folder}/config.json: `auto_map` names `modeling_own.OwnModel`.*--trust-remote-code",
@@ -177,11 +179,8 @@ def test_a_publishers_own_code_is_refused_until_it_is_trusted(
 
 
 def test_a_type_that_neither_knows_is_refused_by_its_class(bert, copied, cache):
-    folder = copied(bert)
-    tiny.edit_json(
-        folder / "config.json",
-        model_type="own",
-        auto_map={"AutoConfig": "configuration_own.OwnConfig"},
+    folder = tiny.configured(
+        copied(bert), model_type="own", auto_map={"AutoConfig": "configuration_own.OwnConfig"}
     )
     with pytest.raises(
         LoadError, match=r"`auto_map` names `configuration_own.OwnConfig`.*--trust-remote-code"
@@ -221,8 +220,7 @@ def test_trusted_code_computes_the_model(
 
 
 def test_a_configuration_class_alone_changes_nothing(bert, copied, cache):
-    folder = copied(bert)
-    tiny.edit_json(folder / "config.json", auto_map={"AutoConfig": "configuration_own.OwnConfig"})
+    folder = tiny.configured(copied(bert), auto_map={"AutoConfig": "configuration_own.OwnConfig"})
     assert isinstance(backend_of(folder), OnnxBackend)
 
 

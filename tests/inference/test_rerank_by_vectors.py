@@ -23,7 +23,7 @@ EVERYTHING = ("dense", "sparse", "multivector")
 
 @pytest.fixture(scope="module", params=["m3", "hybrid"])
 def encoder(request):
-    loaded = Encoder.load(str(request.getfixturevalue(request.param)))
+    loaded = Encoder.load(request.getfixturevalue(request.param))
     yield loaded
     loaded.close()
 
@@ -102,7 +102,7 @@ def test_weights_that_are_none(encoder, weights, words):
 def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_path):
     tiny.write_m3(tmp_path)
     (tmp_path / "colbert_linear.pt").unlink()
-    encoder = Encoder.load(str(tmp_path))
+    encoder = Encoder.load(tmp_path)
     assert encoder.rerank(QUERY, DOCUMENTS, weights="m3")
     assert encoder.rerank(QUERY, DOCUMENTS, weights=RankWeights(1, 1, 0)) == encoder.rerank(
         QUERY, DOCUMENTS
@@ -120,7 +120,7 @@ def test_only_what_counts_is_computed(encoder):
 def test_shares_that_the_model_declares_are_its_default(tmp_path):
     folder = tiny.write_bert(tmp_path / "m")
     tiny.write_own_heads(folder, rerank={"dense": 0.25, "sparse": 0.05, "multivector": 1.0})
-    model = Encoder.load(str(folder))
+    model = Encoder.load(folder)
     declared, same = (
         model.rerank(QUERY, DOCUMENTS),
         model.rerank(QUERY, DOCUMENTS, weights=RankWeights(0.25, 0.05, 1.0)),
@@ -133,4 +133,4 @@ def test_declared_shares_that_make_no_sense_are_refused(tmp_path):
     folder = tiny.write_bert(tmp_path / "m")
     tiny.write_own_heads(folder, rerank={"dense": -1, "sparse": 0.05, "multivector": 1.0})
     with pytest.raises(LoadError, match="rerank"):
-        Encoder.load(str(folder))
+        Encoder.load(folder)

@@ -23,7 +23,7 @@ def twin(folder, key):
     """The same checkpoint, whose configuration asks for the tanh form."""
     other = folder.with_name(f"{folder.name}-tanh")
     shutil.copytree(folder, other)
-    tiny.edit_json(other / "config.json", **{key: "gelu_pytorch_tanh"})
+    tiny.configured(other, **{key: "gelu_pytorch_tanh"})
     return other
 
 
@@ -68,8 +68,9 @@ def test_the_head_of_a_splade_model_follows(tmp_path):
 
 def test_the_head_of_a_classifier_follows(tmp_path):
     folder = tiny.write_classifier(tmp_path / "ranker", "modernbert", labels=1)
-    other = twin(folder, "hidden_activation")
-    tiny.edit_json(other / "config.json", classifier_activation="gelu_pytorch_tanh")
+    other = tiny.configured(
+        twin(folder, "hidden_activation"), classifier_activation="gelu_pytorch_tanh"
+    )
     expected = encoder(other, backend="torch").rerank("a query", TEXTS, raw_scores=True)
     ours = encoder(folder, backend="torch", gelu="tanh").rerank("a query", TEXTS, raw_scores=True)
     near([r.score for r in ours], [r.score for r in expected], 1e-5)

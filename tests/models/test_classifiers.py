@@ -110,7 +110,7 @@ def close(one, other, tolerance=TOLERANCE):
 )
 def test_logits_are_those_of_transformers(tmp_path, model_type, labels):
     folder = tiny.write_classifier(tmp_path, model_type, labels)
-    encoder = Encoder.load(str(folder))
+    encoder = Encoder.load(folder)
     assert encoder.spec.role == ("reranker" if labels == 1 else "classifier")
     expected = theirs(folder, [*TEXTS, *PAIRS])
     close(ours(encoder, [*TEXTS, *PAIRS]), expected)
@@ -120,19 +120,19 @@ def test_logits_are_those_of_transformers(tmp_path, model_type, labels):
 def test_a_longformer_that_classifies_is_refused(tmp_path):
     folder = tiny.write_classifier(tmp_path, "longformer")
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}: config.json: a Longformer"):
-        Encoder.load(str(folder))
+        Encoder.load(folder)
 
 
 def test_the_pooling_that_config_names(tmp_path):
     folder = tiny.write_classifier(tmp_path, "ultrabert", 3, classifier_pooling="mean")
-    close(ours(Encoder.load(str(folder)), TEXTS), theirs(folder, TEXTS))
+    close(ours(Encoder.load(folder), TEXTS), theirs(folder, TEXTS))
 
 
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])
 def test_a_pair_is_cut_on_the_left_as_transformers_does(tmp_path, model_type):
     folder = tiny.write_classifier(tmp_path, model_type)
     close(
-        ours(Encoder.load(str(folder)), PAIRS, truncation_direction="left"),
+        ours(Encoder.load(folder), PAIRS, truncation_direction="left"),
         theirs(folder, PAIRS, truncation_side="left"),
     )
 
@@ -156,7 +156,7 @@ def reranker(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoder(reranker):
-    return Encoder.load(str(reranker))
+    return Encoder.load(reranker)
 
 
 def test_ten_thousand_documents_are_held_in_parts(encoder, monkeypatch):
@@ -238,7 +238,7 @@ def damage(folder, **changes):
 def test_a_head_that_does_not_fit_is_refused(tmp_path, changes, words):
     folder = damage(tiny.write_classifier(tmp_path, "bert"), **changes)
     with pytest.raises(WeightMismatch, match=words):
-        Encoder.load(str(folder))
+        Encoder.load(folder)
 
 
 def appending(folder, end):
@@ -283,7 +283,7 @@ def test_a_decoder_passes_over_padding_that_ends_a_text(tmp_path, model_type, la
         "baka <|endoftext|> bulo",
         "bulo<|endoftext|><|endoftext|>",
     ]
-    expected, encoder = batched(folder, inputs), Encoder.load(str(folder), backend=backend)
+    expected, encoder = batched(folder, inputs), Encoder.load(folder, backend=backend)
     close(ours(encoder, inputs), expected)
     if labels == 1:
         ranked = encoder.rerank(TEXTS[0], [TEXTS[1]], raw_scores=True)
@@ -295,7 +295,7 @@ def test_a_decoder_keeps_an_end_that_is_no_padding(tmp_path, padding):
     folder = appending(
         tiny.write_classifier(tmp_path, "qwen3", pad_token_id=padding), "<|endoftext|>"
     )
-    close(ours(Encoder.load(str(folder)), TEXTS), theirs(folder, TEXTS))
+    close(ours(Encoder.load(folder), TEXTS), theirs(folder, TEXTS))
 
 
 def test_padding_of_a_configuration_that_names_none_is_transformers_default():
@@ -318,8 +318,8 @@ def test_a_classifier_made_from_a_chat_model_reads_texts(tmp_path, name, labels)
     folder = tiny.write_classifier(tmp_path, "qwen3", labels)
     (folder / "chat_template.jinja").write_text(CHAT_MODELS[name])
     if labels == 2:
-        tiny.edit_json(folder / "config.json", id2label={0: "no", 1: "yes"})
-    encoder = Encoder.load(str(folder))
+        tiny.configured(folder, id2label={0: "no", 1: "yes"})
+    encoder = Encoder.load(folder)
     assert len(encoder.spec.labels) == labels
     close(ours(encoder, TEXTS), theirs(folder, TEXTS))
     if labels > 1:

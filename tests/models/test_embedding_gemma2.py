@@ -69,7 +69,7 @@ def names(folder):
 
 def test_vectors_can_be_cut_and_prompts_are_read(tmp_path):
     prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
-    encoder = Encoder.load(str(write(tmp_path, prompts)), backend="ort")
+    encoder = Encoder.load(write(tmp_path, prompts), backend="ort")
     try:
         whole = encoder.encode(["a text"], prompt_name="query").dense
         cut = encoder.encode(["a text"], prompt_name="query", dimensions=8).dense
@@ -91,8 +91,7 @@ def test_float16_is_refused_before_weights_are_read(tmp_path, backend):
 
 
 def test_a_text_config_of_another_form_is_refused(tmp_path):
-    folder = write(tmp_path)
-    tiny.edit_json(folder / "config.json", text_config="gemma")
+    folder = tiny.configured(write(tmp_path), text_config="gemma")
     with pytest.raises(LoadError, match=r"config.json: `text_config` is 'gemma', should be an obj"):
         read_spec(folder)
 

@@ -16,6 +16,7 @@ from hybridtei.errors import MissingArtifact, UnsupportedArchitecture, WeightMis
 from hybridtei.models.checkpoint.rankers import OWN_FILE
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families import FAMILIES
+from tests.near import scores_of
 
 LANGUAGE_MODELS = {name: family.words for name, family in FAMILIES.items() if family.words}
 
@@ -57,12 +58,13 @@ def expected(folder, no="be"):
 
 def check(folder, backend="torch", no="be"):
     wanted = expected(folder, no)
-    encoder = Encoder.load(str(folder), backend=backend)
+    encoder = Encoder.load(folder, backend=backend)
     ranked = encoder.rerank(QUERY, DOCUMENTS, raw_scores=True)
     encoder.close()
-    scores = [document.score for document in sorted(ranked, key=lambda document: document.index)]
     assert np.ptp(wanted) > 0.05
-    np.testing.assert_allclose(scores, wanted, atol=tolerances.LOGITS["float32"], rtol=1e-5)
+    np.testing.assert_allclose(
+        scores_of(ranked), wanted, atol=tolerances.LOGITS["float32"], rtol=1e-5
+    )
 
 
 CAPS = (
@@ -113,15 +115,16 @@ def test_a_config_without_the_key_has_the_default_of_its_class(tmp_path, model_t
 def test_a_head_in_the_file_counts_before_the_config(tmp_path, tied):
     folder = ranker(tmp_path, "qwen3", tie_word_embeddings=False)
     assert "lm_head.weight" in load_file(folder / "model.safetensors")
-    tiny.edit_json(folder / "config.json", tie_word_embeddings=tied)
+    tiny.configured(folder, tie_word_embeddings=tied)
     check(folder, "ort")
 
 
 def test_a_head_that_is_nowhere_is_refused(tmp_path):
-    folder = ranker(tmp_path, "qwen3", tie_word_embeddings=True)
-    tiny.edit_json(folder / "config.json", tie_word_embeddings=False)
+    folder = tiny.configured(
+        ranker(tmp_path, "qwen3", tie_word_embeddings=True), tie_word_embeddings=False
+    )
     with pytest.raises(WeightMismatch, match=r"lm_head\.weight"):
-        Encoder.load(str(folder))
+        Encoder.load(folder)
 
 
 @pytest.mark.parametrize("model_type", OUR_OWN)

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules.logit_score import LogitScore
@@ -27,7 +27,8 @@ from hybridtei.models.checkpoint.rankers import (
     QWEN3,
 )
 from hybridtei.models.checkpoint.spec import read_spec
-from tests.near import near
+from tests.near import near, scores_of
+from tests.sampled import paired
 
 TEMPLATE = {
     "prefix": "<|endoftext|>baka\n",
@@ -40,6 +41,8 @@ TEMPLATE = {
 QUERY, *DOCUMENTS = dict.fromkeys(
     [*vocabulary.texts(14, seed=5), "bulo " * 300, "é {query} {document} 東京"]
 )
+# Not those that a chat template of jinja would change
+PLAIN = [document for document in DOCUMENTS if "{" not in document]
 TOLERANCE = tolerances.LOGITS["float32"]
 
 
@@ -74,8 +77,7 @@ def expected(folder, instruction=None):
 
 
 def ours(folder, backend="auto", **options):
-    ranked = Encoder.load(str(folder), backend=backend).rerank(QUERY, DOCUMENTS, **options)
-    return np.array([one.score for one in sorted(ranked, key=lambda one: one.index)])
+    return scores_of(Encoder.load(folder, backend=backend).rerank(QUERY, DOCUMENTS, **options))
 
 
 def close(one, other):
@@ -84,23 +86,11 @@ def close(one, other):
 
 def converted(folder, source, labels, rows):
     """The same model as a sequence classifier with these rows."""
-    tiny.write_classifier(
-        folder,
-        "qwen3",
-        len(labels),
-        id2label=labels,
-        label2id={name: i for i, name in labels.items()},
-    )
-    tensors = {
-        name: tensor
-        for name, tensor in load_file(source / "model.safetensors").items()
-        if name != "lm_head.weight"
-    }
-    save_file(
-        {**tensors, "score.weight": rows.contiguous()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    ids = {name: i for i, name in labels.items()}
+    tiny.write_classifier(folder, "qwen3", len(labels), id2label=labels, label2id=ids)
+    tensors = load_file(source / "model.safetensors")
+    del tensors["lm_head.weight"]
+    tiny.change(folder, lambda _: {**tensors, "score.weight": rows.contiguous()})
     tiny.write_json(folder / OWN_FILE, TEMPLATE)
     return folder
 
@@ -156,55 +146,46 @@ def test_its_conversions_score_as_the_original(original, tmp_path, labels):
 
 @pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
 def test_to_classify_a_pair_is_to_rank_it(original, backend):
-    encoder = Encoder.load(str(original), backend=backend)
-    scores = [
-        predictions[0].score
-        for predictions in encoder.classify([(QUERY, document) for document in DOCUMENTS])
-    ]
-    close(np.array(scores), expected(original))
+    encoder = Encoder.load(original, backend=backend)
+    close(classified(encoder, DOCUMENTS), expected(original))
     with pytest.raises(InvalidInput, match="judges pairs"):
         encoder.classify([(QUERY, "baka"), "baka"])
 
 
-@pytest.mark.parametrize("false", [9, None])
-@pytest.mark.parametrize("prompt", ["lolo mo", None])
-def test_what_sentence_transformers_saves(tmp_path, false, prompt):
-    tiny.write_family(tmp_path, "qwen3", task="ForCausalLM")
-    (tmp_path / "chat_template.jinja").write_text(CHAT)
-    modules = [Transformer(str(tmp_path), transformer_task="text-generation"), LogitScore(5, false)]
-    prompts = {"prompts": {"web": prompt}, "default_prompt_name": "web"} if prompt else {}
+def classified(encoder, documents):
+    found = encoder.classify([(QUERY, document) for document in documents])
+    return [predictions[0].score for predictions in found]
+
+
+def saved(folder, chat, false=9, settings=None, **prompts):
+    """A ranker with a chat template, as sentence-transformers saves it, and its scores of PLAIN."""
+    tiny.write_family(folder, "qwen3", task="ForCausalLM")
+    (folder / "chat_template.jinja").write_text(chat)
+    task = {"transformer_task": "text-generation", "processing_kwargs": settings}
+    modules = [Transformer(str(folder), **task), LogitScore(5, false)]
     theirs = CrossEncoder(modules=modules, device="cpu", **prompts)
-    theirs.save(str(tmp_path / "saved"))
-    documents = [document for document in DOCUMENTS if "{" not in document]
-    scores = theirs.predict([(QUERY, document) for document in documents])
-    ranked = Encoder.load(str(tmp_path / "saved")).rerank(QUERY, documents)
-    close(np.array([one.score for one in sorted(ranked, key=lambda one: one.index)]), scores)
-    found = Encoder.load(str(tmp_path / "saved")).classify(
-        [(QUERY, document) for document in documents]
-    )
-    close(np.array([predictions[0].score for predictions in found]), scores)
+    theirs.save(str(folder / "saved"))
+    return folder / "saved", theirs.predict([(QUERY, document) for document in PLAIN])
+
+
+@pytest.mark.parametrize(("false", "prompt"), paired([9, None], ["lolo mo", None]))
+def test_what_sentence_transformers_saves(tmp_path, false, prompt):
+    prompts = {"prompts": {"web": prompt}, "default_prompt_name": "web"} if prompt else {}
+    folder, scores = saved(tmp_path, CHAT, false, **prompts)
+    encoder = Encoder.load(folder)
+    close(scores_of(encoder.rerank(QUERY, PLAIN)), scores)
+    close(classified(encoder, PLAIN), scores)
 
 
 def test_arguments_of_the_chat_template_are_the_checkpoints(tmp_path):
-    tiny.write_family(tmp_path, "qwen3", task="ForCausalLM")
-    (tmp_path / "chat_template.jinja").write_text(
-        CHAT + "{% if add_generation_prompt %}ka ke{% endif %}{{ mood }}"
-    )
+    chat = CHAT + "{% if add_generation_prompt %}ka ke{% endif %}{{ mood }}"
     settings = {"chat_template": {"add_generation_prompt": True, "mood": "mo"}}
-    modules = [
-        Transformer(str(tmp_path), transformer_task="text-generation", processing_kwargs=settings),
-        LogitScore(5, 9),
-    ]
-    theirs = CrossEncoder(modules=modules, device="cpu")
-    theirs.save(str(tmp_path / "saved"))
-    documents = [document for document in DOCUMENTS if "{" not in document]
-    ranked = Encoder.load(str(tmp_path / "saved")).rerank(QUERY, documents)
-    expected = theirs.predict([(QUERY, document) for document in documents])
-    close(np.array([one.score for one in sorted(ranked, key=lambda one: one.index)]), expected)
+    folder, scores = saved(tmp_path, chat, settings=settings)
+    close(scores_of(Encoder.load(folder).rerank(QUERY, PLAIN)), scores)
     chosen = {"chat_template": {"continue_final_message": True}}
-    tiny.edit_json(tmp_path / "saved" / "sentence_bert_config.json", processing_kwargs=chosen)
+    tiny.edit_json(folder / "sentence_bert_config.json", processing_kwargs=chosen)
     with pytest.raises(LoadError, match="continue_final_message"):
-        read_spec(tmp_path / "saved")
+        read_spec(folder)
 
 
 @pytest.mark.parametrize(
@@ -218,14 +199,10 @@ def test_arguments_of_the_chat_template_are_the_checkpoints(tmp_path):
 )
 def test_a_template_that_never_ends_or_fills_memory_is_refused(tmp_path, template, monkeypatch):
     monkeypatch.setattr("hybridtei.models.checkpoint.chat_template.MAX_SECONDS", 1)
-    tiny.write_family(tmp_path, "qwen3", task="ForCausalLM")
-    (tmp_path / "chat_template.jinja").write_text(CHAT)
-    modules = [Transformer(str(tmp_path), transformer_task="text-generation"), LogitScore(5, 9)]
-    saved = tmp_path / "saved"
-    CrossEncoder(modules=modules, device="cpu").save(str(saved))
-    (saved / "chat_template.jinja").write_text(template)
+    folder, _ = saved(tmp_path, CHAT)
+    (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(LoadError, match=re.escape("chat_template.jinja")):
-        read_spec(saved)
+        read_spec(folder)
 
 
 CHAT = (
@@ -233,6 +210,15 @@ CHAT = (
     "{% elif m.role == 'query' %}<q>: {{ m.content }}<|endoftext|>\n{% else %}<d>: {{ m.content }}{% endif %}{% endfor %}"
     "<|endoftext|>ba\n"
 )
+
+
+def add_yes_and_no(folder):
+    """Adds the two words of Qwen3-Reranker to the vocabulary, and returns the id of the first."""
+    described = json.loads((folder / "tokenizer.json").read_text())
+    first = len(described["model"]["vocab"])
+    described["model"]["vocab"] |= {"yes": first, "no": first + 1}
+    tiny.write_json(folder / "tokenizer.json", described)
+    return first
 
 
 # Qwen3-Reranker's prompt as a chat template: of roles, or with its instruction written out.
@@ -267,10 +253,7 @@ def test_a_qwen3_of_any_name_ranks_if_its_chat_template_is_qwen3_rerankers(
     folder = causal(tmp_path / "R3-rerank")
     (folder / OWN_FILE).unlink()
     (folder / "chat_template.jinja").write_text(template.replace("</think>\n\n", "</think>\n\n\n"))
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    first = len(tokenizer["model"]["vocab"])
-    tokenizer["model"]["vocab"] |= {"yes": first, "no": first + 1}
-    tiny.write_json(folder / "tokenizer.json", tokenizer)
+    add_yes_and_no(folder)
     spec = read_spec(folder, pooling="lasttoken")
     assert (spec.kind.template == QWEN3) is is_ranker
     assert (spec.role == "reranker") is is_ranker
@@ -282,10 +265,7 @@ def test_the_template_of_a_known_family_is_found_by_its_name(tmp_path):
         "qwen3",
         task="ForCausalLM",
     )
-    described = json.loads((folder / "tokenizer.json").read_text())
-    first = len(described["model"]["vocab"])
-    described["model"]["vocab"] |= {"yes": first, "no": first + 1}
-    (folder / "tokenizer.json").write_text(json.dumps(described))
+    first = add_yes_and_no(folder)
     spec = read_spec(folder)
     assert spec.kind.template == QWEN3 == KNOWN[r"qwen3[-_]?reranker", "qwen3"]
     assert spec.kind.head.steps[0].rows == (first, first + 1)
@@ -323,21 +303,14 @@ def test_rankers_whose_parts_are_tokenised_one_by_one(tmp_path, name, model_type
         query, sep, passage = (
             part.format(query="what baka?", document=document) for part in template.parts
         )
-        asked = [
-            *ids(template.prefix),
-            *ids(query),
-            *ids(sep),
-            *ids(passage),
-            *ids(template.suffix),
-        ]
+        texts = (template.prefix, query, sep, passage, template.suffix)
+        asked = [i for text in texts for i in ids(text)]
         with torch.inference_mode():
             logits = model(torch.tensor([asked])).logits[0, -1]
         no = 0 if template.no is None else logits[words.convert_tokens_to_ids(template.no)].item()
         scores.append(logits[words.convert_tokens_to_ids(template.yes)].item() - no)
-    ranked = Encoder.load(str(folder)).rerank("what baka?", DOCUMENTS, raw_scores=True)
-    close(
-        np.array([one.score for one in sorted(ranked, key=lambda one: one.index)]), np.array(scores)
-    )
+    ranked = Encoder.load(folder).rerank("what baka?", DOCUMENTS, raw_scores=True)
+    close(scores_of(ranked), scores)
     assert np.ptp(scores) > 0.05
 
 
@@ -408,7 +381,7 @@ def test_a_decoder_that_nobody_says_ranks_is_an_embedding_model(tmp_path):
     spec = read_spec(folder, pooling="last-token")
     assert (spec.role, spec.kind.template) == ("embedding", None)
     with pytest.raises(UnsupportedHead):
-        Encoder.load(str(tiny.write_modules(folder, pooling="lasttoken"))).rerank(QUERY, DOCUMENTS)
+        Encoder.load(tiny.write_modules(folder, pooling="lasttoken")).rerank(QUERY, DOCUMENTS)
 
 
 @pytest.mark.parametrize("direction", ["right", "left"])

@@ -90,14 +90,14 @@ def test_a_token_that_is_no_key_is_not_seen(tmp_path, engine):
 )
 def test_what_is_not_known_is_refused_by_name(tmp_path, changes, why):
     folder, _ = write(tmp_path)
-    tiny.edit_json(folder / "config.json", **changes)
+    tiny.configured(folder, **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"config.json: {why}"):
         family_graph(read_spec(folder, pooling="cls"))
 
 
 def test_a_causal_one_stays_with_torch(tmp_path):
     folder, _ = write(tmp_path)
-    tiny.edit_json(folder / "config.json", architectures=["Lfm2Model"], auto_map=...)
+    tiny.configured(folder, architectures=["Lfm2Model"], auto_map=...)
     spec = read_spec(folder, pooling="lasttoken")
     assert spec.model_type == "lfm2"
     with pytest.raises(LoadError, match="no family `lfm2`"):

@@ -15,7 +15,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.inference.load import text_reader
 from hybridtei.models.checkpoint.rankers import NVIDIA, OWN_FILE, template_source
 from hybridtei.models.checkpoint.spec import read_spec
-from tests.near import near
+from tests.near import near, scores_of
 
 QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(7, seed=9))
 BY_ROLE = (
@@ -30,8 +30,7 @@ STRICT = "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('ro
 
 
 def scores(folder):
-    ranked = Encoder.load(str(folder)).rerank(QUERY, DOCUMENTS, raw_scores=True)
-    return np.array([row.score for row in sorted(ranked, key=lambda row: row.index)])
+    return scores_of(Encoder.load(folder).rerank(QUERY, DOCUMENTS, raw_scores=True))
 
 
 def close(ours, theirs):
@@ -59,7 +58,6 @@ def test_a_template_names_tokens_of_special_tokens_map_too(tmp_path):
     token = {"content": "<|endoftext|>", "lstrip": False}
     tiny.write_json(folder / "special_tokens_map.json", {"bos_token": token})
     template = read_spec(folder).kind.template
-    assert template is not None
     assert template.prefix == "<|endoftext|>"
 
 
@@ -77,15 +75,14 @@ def test_a_chat_template_without_both_texts_is_none(tmp_path, template, caplog):
 def test_nvidias_ranker_has_the_template_of_its_card(tmp_path):
     folder = tiny.write_classifier(tmp_path, "llama")
     code = "llama_bidirectional_model.LlamaBidirectional"
-    tiny.edit_json(
-        folder / "config.json",
+    tiny.configured(
+        folder,
         model_type="llama_bidirec",
         architectures=["LlamaBidirectionalForSequenceClassification"],
         pooling="last",
         auto_map={"AutoModelForSequenceClassification": f"{code}ForSequenceClassification"},
     )
     spec = read_spec(folder)
-    assert spec.kind.template is not None
     assert spec.kind.template.body == NVIDIA.body
     assert source(spec) == "LlamaBidirectionalForSequenceClassification"
     words = AutoTokenizer.from_pretrained(folder)

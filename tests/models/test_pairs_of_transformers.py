@@ -10,7 +10,7 @@ from sentence_transformers import CrossEncoder
 
 from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.encoder import Encoder
-from tests.near import near
+from tests.near import near, scores_of
 
 QUERY, *DOCUMENTS = dict.fromkeys([*vocabulary.texts(7, seed=3), "bulo " * 90])
 
@@ -25,11 +25,10 @@ def alone(folder):
 
 
 def check(folder):
-    encoder = Encoder.load(str(folder))
+    encoder = Encoder.load(folder)
     ranked = encoder.rerank(QUERY, DOCUMENTS, raw_scores=True)
     encoder.close()
-    scores = [document.score for document in sorted(ranked, key=lambda document: document.index)]
-    near(scores, alone(folder), tolerances.LOGITS["float32"])
+    near(scores_of(ranked), alone(folder), tolerances.LOGITS["float32"])
 
 
 def name_tokenizer(folder, **changes):

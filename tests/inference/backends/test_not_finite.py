@@ -43,7 +43,6 @@ def states(backend, texts):
     """Hidden states float32[tokens, h] of each text of one pass."""
     batch = pack(texts, frozenset({Head.TOKENS}), backend.spec.positions)
     tokens = backend.forward(batch).tokens
-    assert tokens is not None
     return [tokens.row(place) for place in range(len(texts))]
 
 

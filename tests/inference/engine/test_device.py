@@ -38,6 +38,21 @@ def new_engine(device, **backend):
     return Engine(core, FakeBackend(SPEC, **backend), device, Registry())
 
 
+def ask(engine, count, length, first=0):
+    """A task that waits for the answer to one request."""
+    return asyncio.create_task(engine.run(encodings(count, length, first), DENSE, 0))
+
+
+async def answers(engine, count, length):
+    assert len((await ask(engine, count, length)).outputs().dense) == count
+
+
+async def queued(engine, count):
+    """Returns once so many inputs wait."""
+    while engine.metrics.queued.value() < count:
+        await asyncio.sleep(0.001)
+
+
 @asynccontextmanager
 async def on_device(device, *engines):
     """Engines at work. A test that fails leaves them so: a lane may be held for ever."""
@@ -58,12 +73,12 @@ async def test_models_share_a_device_by_tokens():
     second = new_engine(device, gate=lambda batch: order.extend(["second"] * len(batch.input_ids)))
     holder = new_engine(device, gate=gate)
     async with on_device(device, first, second, holder):
-        held = asyncio.create_task(holder.run(encodings(1, 10), DENSE, 0))
+        held = ask(holder, 1, 10)
         await gate.someone_waits()
-        long = asyncio.create_task(first.run(encodings(60, 20), DENSE, 0))
-        short = asyncio.create_task(second.run(encodings(20, 20), DENSE, 0))
-        while first.metrics.queued.value() < 60 or second.metrics.queued.value() < 20:
-            await asyncio.sleep(0.001)
+        long = ask(first, 60, 20)
+        short = ask(second, 20, 20)
+        await queued(first, 60)
+        await queued(second, 20)
         gate.open()
         await asyncio.gather(held, long, short)
         # While both had work
@@ -84,10 +99,7 @@ async def test_an_idle_model_saves_nothing_up():
         # Both wait before any lane looks
         with device.lock:
             pass
-        both = asyncio.gather(
-            late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0)
-        )
-        await both
+        await asyncio.gather(ask(late, 60, 20), ask(busy, 60, 20, 300))
         # It does not wait for 200 texts of the other
         assert "busy" in order[:25]
 
@@ -99,11 +111,11 @@ async def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
     await leaving.start()
     await staying.start()
     device.start()
-    running = asyncio.create_task(leaving.run(encodings(1, 10), DENSE, 0))
+    running = ask(leaving, 1, 10)
     await gate.someone_waits()
     going = asyncio.create_task(leaving.stop())
     await asyncio.sleep(0)
-    assert len((await staying.run(encodings(3, 10), DENSE, 0)).outputs().dense) == 3
+    await answers(staying, 3, 10)
     assert not going.done()
     with pytest.raises(Unhealthy):
         await leaving.run(encodings(1, 5), DENSE, 0)
@@ -112,7 +124,7 @@ async def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
     assert len((await running).outputs().dense) == 1
     newcomer = new_engine(device)
     await newcomer.start()
-    assert len((await newcomer.run(encodings(2, 10), DENSE, 0)).outputs().dense) == 2
+    await answers(newcomer, 2, 10)
     for one in (staying, newcomer):
         await one.stop()
     device.stop()
@@ -125,7 +137,7 @@ async def test_a_failing_model_leaves_the_others_healthy():
     async with on_device(device, bad, good):
         with pytest.raises(BackendError):
             await bad.run([Encoding(np.array([1]))], DENSE, 0)
-        assert len((await good.run([Encoding(np.array([1]))], DENSE, 0)).outputs().dense) == 1
+        await answers(good, 1, 2)
         await good.check_health()
         # A probe decides, and this one passes
         await bad.check_health()
@@ -158,14 +170,10 @@ async def test_the_event_loop_wakes_once_for_all_requests_that_a_pass_completes(
     monkeypatch.setattr(loop, "call_soon_threadsafe", noting)
     one = new_engine(device, gate=gate)
     async with on_device(device, one):
-        first = asyncio.create_task(one.run(encodings(1, 5), DENSE, 0))
+        first = ask(one, 1, 5)
         await gate.someone_waits()
-        others = [
-            asyncio.create_task(one.run(encodings(1, 5, number), DENSE, 0))
-            for number in range(1, 6)
-        ]
-        while one.metrics.queued.value() < len(others):
-            await asyncio.sleep(0)
+        others = [ask(one, 1, 5, number) for number in range(1, 6)]
+        await queued(one, len(others))
         gate.open()
         await asyncio.gather(first, *others)
     assert woken == [1, len(others)]

@@ -151,6 +151,10 @@ def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(
     assert not open_requests
 
 
+def end(core, batch):
+    core.give(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), np.float32))))
+
+
 @pytest.mark.parametrize("padding", [Padding.NONE, Padding.ATTENTION])
 def test_queries_that_have_waited_enough_share_a_pass(padding):
     core = EngineCore(max_tokens=128, positions=Positions(), padding=padding, lanes=both_lanes(2))
@@ -164,10 +168,7 @@ def test_queries_that_have_waited_enough_share_a_pass(padding):
         requests = 32
         batch = core.take(0, LaneKind.EXPRESS)
         requests -= len(batch.packed)
-        core.give(
-            batch,
-            batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))),
-        )
+        end(core, batch)
         sizes.append(len(batch.packed.input_ids))
     assert np.mean(sizes) >= 64
 
@@ -192,18 +193,12 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
             ]
         )
 
-    def end(batch):
-        core.give(
-            batch,
-            batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))),
-        )
-
     requests, running = [bulk() for _ in range(4)], deque()
     for query in range(400):
         # A bulk lane is done
         if query % 10 == 0:
             if len(running) == 2:
-                end(running.popleft())
+                end(core, running.popleft())
             requests = [bulk() if request.done else request for request in requests]
             while len(running) < 2 and (batch := core.take(0, LaneKind.BULK)) is not None:
                 running.append(batch)
@@ -211,4 +206,4 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
         batch = core.take(0, LaneKind.EXPRESS)
         # Bulk work did not take all that may overtake the bulk request that came first
         assert batch is not None
-        end(batch)
+        end(core, batch)

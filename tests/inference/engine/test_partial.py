@@ -16,7 +16,7 @@ from hybridtei.inference.engine.service import Engine
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
-from tests.inference.engine.test_device import on_device
+from tests.inference.engine.test_device import on_device, queued
 from tests.near import same
 
 DENSE = frozenset({Head.DENSE})
@@ -51,35 +51,30 @@ def new_engine(device, backend, max_tokens=1000):
     )
 
 
+def ask(engine, *encodings):
+    return asyncio.create_task(engine.run([*encodings], DENSE, 0))
+
+
 async def test_only_the_requests_that_do_not_fit_fail():
     gate = Held()
     device = Device([LaneKind.BULK])
     rides = new_engine(device, Narrow(SPEC, gate=gate))
     async with on_device(device, rides):
-        first = asyncio.create_task(rides.run([encoding(2)], DENSE, 0))
+        first = ask(rides, encoding(2))
         await gate.someone_waits()
-        small_ones = [
-            asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0))
-            for i in range(1, 4)
-        ]
-        large = asyncio.create_task(rides.run([encoding(5, 7), encoding(30, 7)], DENSE, 0))
-        while rides.metrics.queued.value() < 8:
-            await asyncio.sleep(0.001)
+        small_ones = [ask(rides, encoding(8, i), encoding(9, i)) for i in range(1, 4)]
+        large = ask(rides, encoding(5, 7), encoding(30, 7))
+        await queued(rides, 8)
         gate.open()
         await first
         for i, one in enumerate(small_ones, start=1):
-            outputs = (await one).outputs()
             # As if nobody else had been there
-            expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))
-            same(outputs.dense, expected.dense)
+            alone = pack([encoding(8, i), encoding(9, i)], DENSE, Positions())
+            same((await one).outputs().dense, FakeBackend(SPEC).forward(alone).dense)
         with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
             await large
         await rides.check_health()
-        assert len((await rides.run([encoding(12, 9)], DENSE, 0)).outputs().dense) == 1
-
-
-def packed(encodings):
-    return pack(encodings, DENSE, Positions())
+        assert len((await ask(rides, encoding(12, 9))).outputs().dense) == 1
 
 
 @pytest.mark.parametrize("joins_first", [True, False])
@@ -90,11 +85,10 @@ async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first):
     if not joins_first:
         device.start()
     async with on_device(device, rides):
-        asked = [asyncio.create_task(rides.run([encoding(8, i)], DENSE, 0)) for i in range(3)]
+        asked = [ask(rides, encoding(8, i)) for i in range(3)]
         await gate.someone_waits()
         await gate.someone_waits()
-        while rides.metrics.queued.value() != 1:
-            await asyncio.sleep(0.001)
+        await queued(rides, 1)
         assert not gate.entered.acquire(blocking=False)
         gate.open()
         await asyncio.gather(*asked)
@@ -107,9 +101,8 @@ async def test_all_that_waits_goes_into_one_batch_though_two_may_be_under_way():
     device = Device([LaneKind.BULK])
     rides = new_engine(device, Ahead(SPEC, gate=lambda batch: sizes.append(len(batch.input_ids))))
     await rides.start()
-    ride = asyncio.create_task(rides.run([encoding(50, i) for i in range(10)], DENSE, 0))
-    while rides.metrics.queued.value() < 10:
-        await asyncio.sleep(0.001)
+    ride = ask(rides, *(encoding(50, i) for i in range(10)))
+    await queued(rides, 10)
     device.start()
     await ride
     assert sizes == [500]

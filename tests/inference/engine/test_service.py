@@ -12,6 +12,7 @@ import pytest
 
 from conformance.small.fake_backend import FakeBackend, Held
 from hybridtei.batch import Head, Padding
+from hybridtei.config import EngineConfig
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Unhealthy
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.embed import Embed
@@ -63,6 +64,15 @@ async def answer(service, task):
     return (await service.run(task)).answer
 
 
+def asking(service, *texts):
+    """A task that waits for the answer."""
+    return asyncio.create_task(answer(service, embed(*texts)))
+
+
+def all_free(service):
+    return service.admission.free == service.config.max_concurrent_requests
+
+
 def queued(service):
     return service.engine.metrics.queued.value()
 
@@ -73,26 +83,20 @@ async def test_an_answer_with_lengths_and_times():
         assert answered.lengths == [5, 3]
         assert answered.answer.dense.shape == (2, small.HIDDEN)
         assert answered.answer.multivector.lengths.tolist() == [4, 2]
-        assert (
-            min(
-                answered.timings.tokenization_ns,
-                answered.timings.queue_ns,
-                answered.timings.inference_ns,
-            )
-            > 0
-        )
-        assert service.admission.free == service.config.max_concurrent_requests
+        times = answered.timings
+        assert min(times.tokenization_ns, times.queue_ns, times.inference_ns) > 0
+        assert all_free(service)
 
 
 async def test_one_request_of_many_batches_wakes_every_lane():
     gate = Held()
     async with running(small.service(lanes=3, gate=gate, budget_tokens=8)) as service:
-        asking = asyncio.create_task(answer(service, embed(*different(12))))
+        asked = asking(service, *different(12))
         # Three passes stand at the gate at once: nobody sleeps while there is work
         for _ in range(3):
             await gate.someone_waits()
         gate.open()
-        assert len(await asking) == 12
+        assert len(await asked) == 12
 
 
 @pytest.mark.parametrize(("padding", "lanes"), paired([*Padding], [1, 3]))
@@ -200,14 +204,14 @@ async def test_health_flips_and_comes_back_by_a_one_token_probe():
 async def test_a_caller_cancelled_while_its_pass_runs_harms_nobody():
     gate = Held()
     async with running(small.service(gate=gate)) as service:
-        going = asyncio.create_task(answer(service, embed("one")))
+        going = asking(service, "one")
         await gate.someone_waits()
-        staying = asyncio.create_task(answer(service, embed("two")))
+        staying = asking(service, "two")
         going.cancel()
         await asyncio.gather(going, return_exceptions=True)
         gate.open()
         assert len((await staying).dense) == 1
-        assert service.admission.free == service.config.max_concurrent_requests
+        assert all_free(service)
 
 
 REFUSED = [
@@ -225,7 +229,7 @@ async def test_what_is_refused_gives_its_permits_back():
         for task, error in REFUSED:
             with pytest.raises(error):
                 await answer(service, task)
-            assert service.admission.free == service.config.max_concurrent_requests
+            assert all_free(service)
         assert service.backend.forwards == 0
 
 
@@ -236,9 +240,9 @@ async def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
     with pytest.raises(Unhealthy):
         await service.check_health()
     await service.start()
-    running_one = asyncio.create_task(answer(service, embed("one")))
+    running_one = asking(service, "one")
     await gate.someone_waits()
-    waiting = [asyncio.create_task(answer(service, embed(*different(1)))) for _ in range(5)]
+    waiting = [asking(service, *different(1)) for _ in range(5)]
     while queued(service) < 5:
         await asyncio.sleep(0.001)
     stopping = asyncio.create_task(service.stop())
@@ -256,7 +260,7 @@ async def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
         await service.check_health()
     with pytest.raises(Unhealthy):
         await answer(service, embed("late"))
-    assert service.admission.free == service.config.max_concurrent_requests
+    assert all_free(service)
 
 
 class Slow(Embed):
@@ -283,7 +287,7 @@ async def test_stop_refuses_what_is_still_being_tokenised():
     go.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, Unhealthy) for result in results)
-    assert service.admission.free == service.config.max_concurrent_requests
+    assert all_free(service)
 
 
 class Homeless(FakeBackend):
@@ -294,9 +298,8 @@ class Homeless(FakeBackend):
 
 
 async def test_a_lane_that_cannot_begin_is_unhealthy():
-    service = small.service()
     service = EngineService(
-        service.model, Homeless(service.model.spec, lanes=2), service.config, budget_tokens=64
+        small.model(), Homeless(small.model_spec(), lanes=2), EngineConfig(), budget_tokens=64
     )
     async with running(service):
         with pytest.raises((BackendError, Unhealthy)):

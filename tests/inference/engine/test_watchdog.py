@@ -10,7 +10,13 @@ from hybridtei.errors import PassOverdue, Unhealthy
 from hybridtei.inference.engine.device import Device, Watchdog
 from hybridtei.system.machine import LaneKind
 from tests.inference.engine.clock import Clock
-from tests.inference.engine.test_device import DENSE, HANG, encodings, new_engine, on_device
+from tests.inference.engine.test_device import (
+    HANG,
+    answers,
+    ask,
+    new_engine,
+    on_device,
+)
 
 # The bound of a pass, on a clock that tests move: none is overdue because the machine is slow
 SOON = 0.05
@@ -77,7 +83,7 @@ async def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_do
 ):
     device, stuck, engine, clock = scene(lanes=2)
     async with on_device(device, engine):
-        first = asyncio.create_task(engine.run(encodings(3, 10), DENSE, 0))
+        first = ask(engine, 3, 10)
         await overdue(stuck, clock)
         with pytest.raises(PassOverdue) as told:
             await first
@@ -90,7 +96,7 @@ async def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_do
         with pytest.raises(Unhealthy):
             await engine.check_health()
         # The other lane goes on
-        assert len((await engine.run(encodings(2, 5), DENSE, 0)).outputs().dense) == 2
+        await answers(engine, 2, 5)
         with pytest.raises(Unhealthy):
             await engine.check_health()
         stuck.go.set()
@@ -105,11 +111,9 @@ async def test_while_every_lane_is_stuck_nobody_is_let_wait():
     device, stuck, engine, clock = scene(lanes=1)
     other = new_engine(device)
     async with on_device(device, engine, other):
-        first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
+        first = ask(engine, 1, 10)
         await asyncio.to_thread(stuck.entered.wait, HANG)
-        waiting = [
-            asyncio.create_task(one.run(encodings(1, 10, 300), DENSE, 0)) for one in (engine, other)
-        ]
+        waiting = [ask(one, 1, 10, 300) for one in (engine, other)]
         # Both wait
         await asyncio.sleep(0)
         await overdue(stuck, clock)
@@ -118,19 +122,19 @@ async def test_while_every_lane_is_stuck_nobody_is_let_wait():
                 await each
         for one in (engine, other):
             with pytest.raises(Unhealthy):
-                await one.run(encodings(1, 5), DENSE, 0)
+                await ask(one, 1, 5)
         stuck.go.set()
         while device.stuck:
             await asyncio.sleep(0.001)
         for one in (engine, other):
-            assert len((await one.run(encodings(1, 5), DENSE, 0)).outputs().dense) == 1
+            await answers(one, 1, 5)
             await one.check_health()
 
 
 async def test_a_pass_that_never_ends_does_not_keep_the_server_from_ending():
     device, stuck, engine, clock = scene(lanes=2)
     async with on_device(device, engine):
-        first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
+        first = ask(engine, 1, 10)
         await overdue(stuck, clock)
         with pytest.raises(PassOverdue):
             await first
@@ -140,8 +144,7 @@ async def test_a_pass_that_never_ends_does_not_keep_the_server_from_ending():
 
 
 async def test_a_failure_that_comes_too_late_is_nobodys():
-    stuck, clock = Stuck(), Clock()
-    device = Device([LaneKind.BULK], pass_timeout=SOON, clock=clock)
+    device, stuck, _, clock = scene(lanes=1)
 
     def fail_late(batch):
         if not stuck.go.is_set():
@@ -150,12 +153,12 @@ async def test_a_failure_that_comes_too_late_is_nobodys():
 
     engine = new_engine(device, gate=fail_late)
     async with on_device(device, engine):
-        first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
+        first = ask(engine, 1, 10)
         await overdue(stuck, clock)
         with pytest.raises(PassOverdue):
             await first
         stuck.go.set()
         while device.overdue:
             await asyncio.sleep(0.001)
-        assert len((await engine.run(encodings(1, 5), DENSE, 0)).outputs().dense) == 1
+        await answers(engine, 1, 5)
         await engine.check_health()

@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoder(checkpoint):
-    return Encoder.load(str(checkpoint), backend="ort", dtype="float32")
+    return Encoder.load(checkpoint, backend="ort", dtype="float32")
 
 
 def dense(encoder, prompt_name=None, **options):
@@ -43,7 +43,7 @@ def dense(encoder, prompt_name=None, **options):
 def test_a_name_chooses_prompt_and_adapter(encoder, checkpoint, tmp_path):
     for number, name in enumerate((None, *jina.ADAPTERS)):
         native = Encoder.load(
-            str(tiny.write_modules(jina.merged(checkpoint, tmp_path / str(number), number))),
+            tiny.write_modules(jina.merged(checkpoint, tmp_path / str(number), number)),
             backend="ort",
         )
         text = jina.QUERY + TEXT if name == "retrieval.query" else TEXT
@@ -60,7 +60,7 @@ def test_the_type_of_inputs_chooses_too(encoder):
 
 def test_a_default_prompt_chooses_too(encoder, checkpoint):
     started = Encoder.load(
-        str(checkpoint), backend="ort", dtype="float32", default_prompt_name="classification"
+        checkpoint, backend="ort", dtype="float32", default_prompt_name="classification"
     )
     same(dense(started), dense(encoder, "classification"))
     same(dense(started, "separation"), dense(encoder, "separation"))

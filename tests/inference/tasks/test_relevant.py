@@ -84,7 +84,7 @@ def test_coheres_own_client_reads_them(url):
 def test_all_gains_together_are_maxsim(name, request):
     """Without a threshold, of texts of words alone, the shares of the spans sum to what the
     document's tokens give."""
-    encoder = Encoder.load(str(request.getfixturevalue(name)))
+    encoder = Encoder.load(request.getfixturevalue(name))
     model = encoder._model
     texts = ["baka beke bolo. dumi duna! boti", "kaba " * 300, "buka"]
     query = encoder.encode(["bolo duna"], ["multivector"], input_type="query")

@@ -195,7 +195,6 @@ def test_who_cannot_classify_says_so_in_teis_words():
 
 def held_bytes(scored):
     """The memory that an answer keeps, with arrays that its own are views of."""
-    assert scored.query is not None
     arrays = [scored.query.dense, scored.query.multivector.values, scored.query.sparse.values]
     return sum((array if array.base is None else array.base).nbytes for array in arrays)
 

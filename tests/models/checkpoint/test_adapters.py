@@ -104,14 +104,14 @@ def test_prompts_of_sentence_transformers_go_first(checkpoint):
     ids=str,
 )
 def test_settings_that_mean_nothing_are_refused(checkpoint, changes, error, why):
-    tiny.edit_json(checkpoint / "config.json", **changes)
+    tiny.configured(checkpoint, **changes)
     with pytest.raises(error, match=f"{checkpoint}/config.json: .*{why}"):
         read_spec(checkpoint)
 
 
 def test_what_the_makers_own_code_pools_and_cuts(checkpoint):
     """`emb_pooler` where no file of sentence-transformers says more; the whole width is no cut."""
-    tiny.edit_json(checkpoint / "config.json", emb_pooler="mean", truncate_dim=tiny.HIDDEN)
+    tiny.configured(checkpoint, emb_pooler="mean", truncate_dim=tiny.HIDDEN)
     for name in ("modules.json", "1_Pooling/config.json"):
         (checkpoint / name).unlink()
     spec = read_spec(checkpoint)
@@ -121,7 +121,7 @@ def test_what_the_makers_own_code_pools_and_cuts(checkpoint):
 
 @pytest.mark.parametrize("key", ["truncate_dim", "rotary_emb_fraction"])
 def test_settings_that_could_matter_are_refused(checkpoint, key):
-    tiny.edit_json(checkpoint / "config.json", **{key: 8})
+    tiny.configured(checkpoint, **{key: 8})
     with pytest.raises(UnsupportedArchitecture, match=f"`{key}` is 8"):
         family_graph(read_spec(checkpoint))
 
@@ -190,9 +190,9 @@ def test_factors_that_do_not_fit_are_refused_by_name(checkpoint):
 
 
 def test_adapters_that_the_configuration_does_not_name_are_refused(checkpoint):
-    tiny.edit_json(checkpoint / "config.json", lora_adaptations=None)
+    tiny.configured(checkpoint, lora_adaptations=None)
     with pytest.raises(WeightMismatch, match=r"the weights hold what config.json does not"):
         graph_tensors(family_graph(read_spec(checkpoint)), Weights.open(checkpoint))
-    tiny.edit_json(checkpoint / "config.json", lora_adaptations=["one", "two"])
+    tiny.configured(checkpoint, lora_adaptations=["one", "two"])
     with pytest.raises(WeightMismatch, match=r"lora_A.weight` has shape"):
         graph_tensors(family_graph(read_spec(checkpoint)), Weights.open(checkpoint))

@@ -18,7 +18,7 @@ def told(folder, **settings):
     """A copy of a model that says other things of itself, and has no modules, which would say that
     it embeds."""
     (folder / "modules.json").unlink(missing_ok=True)
-    tiny.edit_json(folder / "config.json", **settings)
+    tiny.configured(folder, **settings)
     return folder
 
 

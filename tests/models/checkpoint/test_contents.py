@@ -29,8 +29,7 @@ def refusal(folder, kind, backend):
 
 
 def test_no_quantisation_is_none(bert, copied):
-    folder = copied(bert)
-    tiny.edit_json(folder / "config.json", quantization_config=None)
+    folder = tiny.configured(copied(bert), quantization_config=None)
     Encoder.load(folder)
 
 

@@ -91,7 +91,7 @@ def test_nvidias_ranker_pools_before_its_matrix(tmp_path):
         "mean",
         False,
     )
-    tiny.edit_json(folder / "config.json", temperature=0.5)
+    tiny.configured(folder, temperature=0.5)
     with pytest.raises(
         UnsupportedArchitecture, match=f"{folder}/config.json: `temperature` is 0.5; supported: 1.0"
     ):
@@ -108,8 +108,7 @@ def test_nvidias_ranker_pools_before_its_matrix(tmp_path):
     ],
 )
 def test_the_name_of_a_class_says_that_it_sees_both_ways(tmp_path, changes, is_causal):
-    folder = tiny.write_family(tmp_path, "qwen2")
-    tiny.edit_json(folder / "config.json", **changes)
+    folder = tiny.configured(tiny.write_family(tmp_path, "qwen2"), **changes)
     assert read_spec(folder, pooling="lasttoken").config.get("is_causal") is is_causal
 
 
@@ -160,17 +159,17 @@ def test_without_a_class_of_a_model_there_is_no_own_code():
 
 
 def test_gte_qwen2_sees_both_ways_where_a_key_says_so(tmp_path):
-    folder = tiny.write_family(tmp_path, "qwen2")
-    tiny.edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_qwen.Qwen2Model"})
+    folder = tiny.configured(
+        tiny.write_family(tmp_path, "qwen2"), auto_map={"AutoModel": "modeling_qwen.Qwen2Model"}
+    )
     assert "is_causal" not in read_spec(folder, pooling="lasttoken").config
-    tiny.edit_json(folder / "config.json", is_causal=False)
+    tiny.configured(folder, is_causal=False)
     assert read_spec(folder, pooling="lasttoken").config["is_causal"] is False
 
 
 def test_a_head_by_own_code_is_refused(tmp_path):
-    folder = tiny.write_classifier(tmp_path, "bert")
-    tiny.edit_json(
-        folder / "config.json",
+    folder = tiny.configured(
+        tiny.write_classifier(tmp_path, "bert"),
         auto_map={"AutoModelForSequenceClassification": "modeling_own.OwnForScores"},
     )
     with pytest.raises(

@@ -112,14 +112,10 @@ def test_m3s_files_hold_one_layer_each(tmp_path, suffix, stored):
     for seed, (name, width) in enumerate((("sparse_linear", 1), ("colbert_linear", 24))):
         tiny.write_linear(tmp_path / f"{name}{suffix}", width, dtype=stored, seed=seed)
     sparse, many = find_heads(tmp_path, tiny.HIDDEN)
-    assert sparse is not None
-    assert many is not None
     assert (sparse.kind, sparse.file) == ("linear", tmp_path / f"sparse_linear{suffix}")
     assert (many.width, many.drop) == (24, "first")
     (out,) = lexical_layers(sparse, tiny.HIDDEN)
     projection = multivector_layer(many, tiny.HIDDEN)
-    assert out.bias is not None
-    assert projection.bias is not None
     assert (out.weight.shape, out.bias.shape, out.activation) == (
         (1, tiny.HIDDEN),
         (1,),
@@ -134,8 +130,6 @@ def test_m3s_files_hold_one_layer_each(tmp_path, suffix, stored):
 def test_our_perceptron_is_two_layers_in_order(tmp_path):
     written = tiny.write_own_heads(tmp_path)
     sparse, many = find_heads(tmp_path, tiny.HIDDEN)
-    assert sparse is not None
-    assert many is not None
     assert (sparse.kind, sparse.inputs, sparse.activation, sparse.idf) == (
         "mlp",
         ("hidden", "embedding"),
@@ -200,7 +194,6 @@ def test_our_own_file_may_have_the_name_of_m3s(tmp_path):
                 written["sparse.out.bias"],
             )
         else:
-            assert found is not None
             holds(multivector_layer(found, tiny.HIDDEN), written["multivector.weight"], None)
 
 

@@ -55,13 +55,12 @@ def test_a_family_that_keeps_its_width_elsewhere_is_not_served(bert, copied, nam
 @pytest.mark.parametrize("key", ["model_type", "hidden_size", "vocab_size"])
 @pytest.mark.parametrize("value", [..., None])
 def test_a_fact_that_config_must_tell(bert, copied, key, value):
-    folder = copied(bert)
-    tiny.edit_json(folder / "config.json", **{key: value})
+    folder = tiny.configured(copied(bert), **{key: value})
     assert key in raised(LoadError, folder, "config.json")
 
 
 def lengths(folder, *, table=..., tokenizer=..., sentence=...):
-    tiny.edit_json(folder / "config.json", max_position_embeddings=table)
+    tiny.configured(folder, max_position_embeddings=table)
     tiny.edit_json(folder / "tokenizer_config.json", model_max_length=tokenizer)
     if sentence is not ...:
         tiny.write_json(folder / "sentence_bert_config.json", {"max_seq_length": sentence})
@@ -223,8 +222,9 @@ def test_a_table_that_leaves_no_position(tmp_path):
     # Which transformers lacks
 )
 def test_an_offset_family_that_is_silent_pads_as_transformers_does(tmp_path, model_type, value):
-    folder = tiny.write_family(tmp_path, "roberta")
-    tiny.edit_json(folder / "config.json", model_type=model_type, pad_token_id=value)
+    folder = tiny.configured(
+        tiny.write_family(tmp_path, "roberta"), model_type=model_type, pad_token_id=value
+    )
     default = AutoConfig.for_model(model_type).pad_token_id
     spec = read_spec(folder, pooling="mean")
     assert (spec.padding_id, spec.positions) == (default, Positions(default + 1, default))
@@ -232,8 +232,7 @@ def test_an_offset_family_that_is_silent_pads_as_transformers_does(tmp_path, mod
 
 @pytest.mark.parametrize(("value", "padding_id"), [(..., 0), (None, 0), (-1, 0), (0, 0), (7, 7)])
 def test_another_family_pads_with_what_it_names(bert, copied, value, padding_id):
-    folder = copied(bert)
-    tiny.edit_json(folder / "config.json", pad_token_id=value)
+    folder = tiny.configured(copied(bert), pad_token_id=value)
     spec = read_spec(folder)
     assert (spec.padding_id, spec.positions) == (padding_id, Positions())
 
@@ -243,8 +242,7 @@ def test_another_family_pads_with_what_it_names(bert, copied, value, padding_id)
     paired(["bert", "roberta", "electra"], ["relative_key", "relative_key_query", "alibi"]),
 )
 def test_positions_that_transformers_would_take_for_absolute(tmp_path, model_type, form):
-    folder = tiny.write_family(tmp_path, model_type)
-    tiny.edit_json(folder / "config.json", position_embedding_type=form)
+    folder = tiny.configured(tiny.write_family(tmp_path, model_type), position_embedding_type=form)
     assert form in raised(UnsupportedArchitecture, folder, "config.json", pooling="mean")
-    tiny.edit_json(folder / "config.json", position_embedding_type="absolute")
+    tiny.configured(folder, position_embedding_type="absolute")
     assert read_spec(folder, pooling="mean").model_type == model_type

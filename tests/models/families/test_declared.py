@@ -41,8 +41,7 @@ NOTES = {
     ("family", "engine"), paired(["bert", "llama", "modernbert", "distilbert"], ENGINES)
 )
 def test_what_transformers_ignores_is_ignored_and_named(tmp_path, caplog, family, engine):
-    folder = tiny.write_family(tmp_path, family)
-    tiny.edit_json(folder / "config.json", **NOTES)
+    folder = tiny.configured(tiny.write_family(tmp_path, family), **NOTES)
     with caplog.at_level(logging.WARNING, "hybridtei.models.families"):
         equals_transformers(folder, engine)
     (line,) = {
@@ -65,8 +64,7 @@ def test_what_transformers_ignores_is_ignored_and_named(tmp_path, caplog, family
     ],
 )
 def test_a_key_that_only_other_classes_declare_is_ignored(tmp_path, family, key, value):
-    folder = tiny.write_family(tmp_path, family)
-    tiny.edit_json(folder / "config.json", **{key: value})
+    folder = tiny.configured(tiny.write_family(tmp_path, family), **{key: value})
     equals_transformers(folder, "ort")
 
 
@@ -80,8 +78,7 @@ def test_a_checkpoint_as_transformers_writes_it_is_no_reason_to_warn(tmp_path, c
 
 @pytest.mark.parametrize("implementation", ["_attn_implementation", "attn_implementation"])
 def test_the_implementation_of_attention_is_ours(tmp_path, implementation):
-    folder = tiny.write_family(tmp_path, "bert")
-    tiny.edit_json(folder / "config.json", **{implementation: "eager"})
+    folder = tiny.configured(tiny.write_family(tmp_path, "bert"), **{implementation: "eager"})
     family_graph(read_spec(folder, pooling="mean"))
 
 

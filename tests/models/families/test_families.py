@@ -113,8 +113,7 @@ def test_it_computes_what_transformers_does(tmp_path, family, settings, engine):
 
 @pytest.mark.parametrize(("family", "changes"), OLDER, ids=str)
 def test_older_configurations_mean_what_they_mean_to_transformers(tmp_path, family, changes):
-    folder = tiny.write_family(tmp_path, family)
-    tiny.edit_json(folder / "config.json", **changes)
+    folder = tiny.configured(tiny.write_family(tmp_path, family), **changes)
     equals_transformers(folder)
 
 
@@ -213,8 +212,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("family", "changes", "why"), REFUSED)
 def test_a_setting_that_is_not_known_is_refused_by_name(tmp_path, family, changes, why):
-    folder = tiny.write_family(tmp_path, family)
-    tiny.edit_json(folder / "config.json", **changes)
+    folder = tiny.configured(tiny.write_family(tmp_path, family), **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
         family_graph(read_spec(folder, pooling="mean"))
 
@@ -246,8 +244,7 @@ def test_a_setting_of_another_type_is_refused_by_name(bert, changes, why):
 )
 def test_nested_settings_of_another_form_are_refused(tmp_path, changes):
     for family in ("qwen3", "modernbert", "gemma3_text", "embedding_gemma2_text"):
-        folder = tiny.write_family(tmp_path / family, family)
-        tiny.edit_json(folder / "config.json", **changes)
+        folder = tiny.configured(tiny.write_family(tmp_path / family, family), **changes)
         with pytest.raises(LoadError, match=str(folder / "config.json")):
             family_graph(read_spec(folder, pooling="mean"))
 

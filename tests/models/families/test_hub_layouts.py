@@ -143,7 +143,7 @@ def test_a_dpr_embeds_by_its_first_token(tmp_path, task, engine):
         ]
     dense = opened(engine, spec).forward(pack(texts, frozenset({Head.DENSE}), spec.positions)).dense
     near(dense, np.stack(expected), tolerances.HIDDEN["float32"])
-    tiny.edit_json(tmp_path / "config.json", projection_dim=8)
+    tiny.configured(tmp_path, projection_dim=8)
     with pytest.raises(UnsupportedArchitecture, match="`projection_dim` is 8"):
         read_spec(tmp_path)
 

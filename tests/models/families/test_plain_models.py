@@ -142,7 +142,7 @@ def test_a_copy_of_the_code_beside_the_weights_is_told_by_them(tmp_path, code):
 def test_its_pooling_is_the_mean_where_no_file_says_another(tmp_path):
     spec = read_spec(published.write_jina(tmp_path))
     assert (spec.model_type, spec.pooling, spec.has_token_types) == ("jina_bert", ("mean",), True)
-    tiny.edit_json(tmp_path / "config.json", emb_pooler="max_of_something")
+    tiny.configured(tmp_path, emb_pooler="max_of_something")
     with pytest.raises(UnsupportedArchitecture, match=r"config.json: pooling 'max_of_something'"):
         read_spec(tmp_path)
 
@@ -208,7 +208,6 @@ OTHER_JINA = [
     [*((True, *one) for one in OTHER_EXPERTS), *((False, *one) for one in OTHER_JINA)],
 )
 def test_other_settings_are_refused_by_name(tmp_path, experts, changes, why):
-    folder = written(tmp_path, experts=experts)
-    tiny.edit_json(folder / "config.json", **changes)
+    folder = tiny.configured(written(tmp_path, experts=experts), **changes)
     with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):
         family_graph(read_spec(folder, pooling="mean"))

@@ -108,7 +108,6 @@ def test_a_misshapen_head_is_refused_with_both_shapes(splade, copied):
 
 
 def test_an_untied_decoder_that_is_missing_is_refused(splade, copied):
-    folder = copied(splade)
-    tiny.edit_json(folder / "config.json", tie_word_embeddings=False)
+    folder = tiny.configured(copied(splade), tie_word_embeddings=False)
     with pytest.raises(WeightMismatch, match=DECODER):
         onnx(folder)

@@ -47,7 +47,6 @@ def own_file(
     model = onnx.load_from_string(graph.body)
     for name in graph.weights:
         key = weights.find(name)
-        assert key is not None
         model.graph.initializer.append(
             numpy_helper.from_array(np.array(weights.float32(key)), name)
         )
@@ -156,7 +155,7 @@ def test_a_graph_with_other_ends_is_refused(bert, copied, inputs, outputs, messa
 def test_a_file_that_knows_fewer_words_is_refused(bert, copied):
     folder = copied(bert)
     path = own_file(folder)
-    tiny.edit_json(folder / "config.json", vocab_size=1000)
+    tiny.configured(folder, vocab_size=1000)
     with pytest.raises(UnsupportedArchitecture, match=f"{path}.*forward pass failed"):
         OnnxBackend.from_file(read_spec(folder), path)
 
@@ -244,7 +243,6 @@ def test_a_file_of_eight_bits_is_served_as_such(bert, tmp_path):
         run(one, random_encodings(backend.spec)).dense
         for one in (backend, TorchBackend(read_spec(bert)))
     )
-    assert found is not None
     cosines = (
         (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
     )

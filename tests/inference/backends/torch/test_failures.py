@@ -170,7 +170,6 @@ def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert backend.forwards > before + 1
-    assert found.dense is not None
     near(found.dense, expected.dense, tolerances.WEIGHTS["float16"])
 
 
@@ -182,6 +181,5 @@ def test_a_gpu_computes_what_the_cpu_does(hybrid, dtype):
     exact, there = TorchBackend(spec), TorchBackend(spec, dtype=dtype, device="cuda")
     asked = batch(exact, [9, 30, 4, 17, 22, 6] * 3)
     ours, theirs = there.forward(asked), exact.forward(asked)
-    assert ours.dense is not None
     near(ours.dense, theirs.dense, tolerances.WEIGHTS[dtype])
     near(ours.tokens.values, theirs.tokens.values, tolerances.HIDDEN[dtype])

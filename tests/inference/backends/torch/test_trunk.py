@@ -24,7 +24,6 @@ from tests.inference.backends.outputs import random_encodings, run
 
 def hidden_of(backend, encodings):
     tokens = run(backend, encodings, frozenset({Head.TOKENS})).tokens
-    assert tokens is not None
     return list(tokens)
 
 
@@ -38,7 +37,7 @@ def test_a_padding_id_inside_a_text_does_not_count_as_a_position(tmp_path, model
         for ids in ([0, padding, 9, 10, padding, padding, 11, 2], [0, 9, 2], [padding, 9])
     ]
     for told in (padding, ...):
-        tiny.edit_json(folder / "config.json", pad_token_id=told)
+        tiny.configured(folder, pad_token_id=told)
         backend = TorchBackend(read_spec(folder, pooling="mean"))
         close(np.concatenate(hidden_of(backend, encodings)), reference(folder, encodings))
 
@@ -57,7 +56,7 @@ def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(
     folder = tiny.write_family(tmp_path, model_type, task=task)
     # Whatever else the task's head brings along may stay unused
     TorchBackend(read_spec(folder, pooling="mean"))
-    tiny.edit_json(folder / "config.json", **changes)
+    tiny.configured(folder, **changes)
     with pytest.raises(WeightMismatch, match=rf"{folder}.*{left}"):
         TorchBackend(read_spec(folder, pooling="mean"))
 

@@ -200,14 +200,13 @@ def test_a_token_that_a_template_would_read_otherwise_is_refused(tmp_path, token
     ["modeling_qwen.Qwen2Model", "Alibaba-NLP/gte-Qwen2-1.5B-instruct--modeling_qwen.Qwen2Model"],
 )
 def test_gte_qwen2_ends_each_text(tmp_path, name):
-    folder = tiny.write_family(tmp_path, "qwen2")
-    tiny.edit_json(folder / "config.json", auto_map={"AutoModel": name})
+    folder = tiny.configured(tiny.write_family(tmp_path, "qwen2"), auto_map={"AutoModel": name})
     end = RawTokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<|endoftext|>")
     assert [one[-1] for one in ids(folder, ["baka", "bake dura", ""])] == [end] * 3
     assert len(ids(folder, [""])[0]) == 1
     # A cut text too
     assert ids(folder)[-1][-1] == end
-    tiny.edit_json(folder / "config.json", auto_map=...)
+    tiny.configured(folder, auto_map=...)
     assert ids(folder, ["baka"])[0][-1] != end
 
 
@@ -268,7 +267,7 @@ def test_tokens_that_other_files_add_are_tokens_if_the_model_has_rows_for_them(
     folder = tiny.write_family(tmp_path, "bert")
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     first = RawTokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
-    tiny.edit_json(folder / "config.json", vocab_size=first + rows)
+    tiny.configured(folder, vocab_size=first + rows)
     written = dict(ADDED[name])
     if "added_tokens_decoder" in written:
         added = written["added_tokens_decoder"]
@@ -295,6 +294,6 @@ def test_the_lists_of_two_files_are_joined(tmp_path):
         folder / "special_tokens_map.json", {"additional_special_tokens": [token("<DURA>")]}
     )
     first = RawTokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
-    tiny.edit_json(folder / "config.json", vocab_size=first + 2)
+    tiny.configured(folder, vocab_size=first + 2)
     vocabulary = Folder(folder).vocabulary
     assert {vocabulary["<baka>"], vocabulary["<DURA>"]} == {first, first + 1}
