@@ -1,7 +1,8 @@
-"""The error of a refused folder."""
+"""Folders that list other modules, and the error of a refused folder."""
 
 import pytest
 
+from conformance.small import tiny
 from hybridtei.errors import LoadError
 from hybridtei.models.checkpoint.spec import read_spec
 
@@ -13,3 +14,24 @@ def raised(kind, folder, name, **options):
     assert type(caught.value) is kind
     assert str(folder / name) in str(caught.value)
     return str(caught.value)
+
+
+def listed(folder, *pairs, **modules):
+    """The folder, with a modules.json of these classes and their folders."""
+    rows = [*pairs, *modules.items()]
+    home = "sentence_transformers.models"
+    listing = [
+        {"type": name if "." in name else f"{home}.{name}", "path": path} for name, path in rows
+    ]
+    tiny.write_json(folder / "modules.json", listing)
+    return folder
+
+
+def chained(folder, *names):
+    """The folder, with a Transformer and these modules, whose settings are empty if there are
+    none."""
+    paths = {name: f"{number}_{name}" for number, name in enumerate(names, 1)}
+    for path in paths.values():
+        if not (folder / path / "config.json").exists():
+            tiny.write_json(folder / path / "config.json", {})
+    return listed(folder, Transformer="", **paths)

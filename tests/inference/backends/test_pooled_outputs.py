@@ -3,7 +3,7 @@ Qwen3's own projection."""
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+import torch
 
 from conformance.families.oracle import reference, texts_of
 from conformance.small import published, tiny, tolerances
@@ -14,6 +14,7 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
+from tests.models.refused import listed
 from tests.near import near, same
 
 WIDTH = 12
@@ -52,14 +53,8 @@ def test_perplexitys_vectors_are_whole_numbers(tmp_path, engine):
 def test_the_module_says_so_too(tmp_path):
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling="mean")
     assert not read_spec(folder).kind.is_rounded
-    modules = [
-        ("sentence_transformers.models.Transformer", ""),
-        ("sentence_transformers.models.Pooling", "1_Pooling"),
-    ]
-    listed = [*modules, ("st_quantize.FlexibleQuantizer", "2_FlexibleQuantizer")]
-    tiny.write_json(
-        folder / "modules.json", [{"type": name, "path": path} for name, path in listed]
-    )
+    quantizer = ("st_quantize.FlexibleQuantizer", "2_FlexibleQuantizer")
+    listed(folder, ("Transformer", ""), ("Pooling", "1_Pooling"), quantizer)
     assert read_spec(folder).kind.is_rounded
 
 
@@ -69,8 +64,8 @@ def test_qwen3s_projection_follows_the_pooling(tmp_path, engine):
     plain = read_spec(folder, pooling="mean")
     expected = means(folder, plain)
     matrix = np.random.default_rng(1).standard_normal((WIDTH, tiny.HIDDEN), np.float32)
-    file = folder / "model.safetensors"
-    save_file({**load_file(file), "linear.weight": matrix}, file, metadata={"format": "pt"})
+    added = {"linear.weight": torch.from_numpy(matrix)}
+    tiny.change(folder, lambda tensors: {**tensors, **added})
     # Without `num_labels` as in TEI
     assert read_spec(folder, pooling="mean").dense_width == tiny.HIDDEN
     tiny.configured(folder, num_labels=WIDTH)

@@ -9,7 +9,7 @@ from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.models.checkpoint import keys
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.test_inference_free import routed
-from tests.models.refused import raised
+from tests.models.refused import chained, raised
 
 EXPANSION = {"strategy": "fixed", "length": 12, "token": None, "attend": True}
 TRANSFORMER = "sentence_bert_config.json"
@@ -19,19 +19,6 @@ def edited(file, **settings):
     if not file.exists():
         tiny.write_json(file, {})
     tiny.edit_json(file, **settings)
-
-
-def chained(folder, *names):
-    """modules.json of a Transformer and these modules."""
-    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
-    for number, name in enumerate(names, 1):
-        path = f"{number}_{name}"
-        modules.append({"type": f"sentence_transformers.models.{name}", "path": path})
-        (folder / path).mkdir(exist_ok=True)
-        if not (folder / path / "config.json").exists():
-            tiny.write_json(folder / path / "config.json", {})
-    tiny.write_json(folder / "modules.json", modules)
-    return folder
 
 
 @pytest.mark.parametrize(

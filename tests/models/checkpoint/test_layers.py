@@ -1,5 +1,6 @@
 """Layers of heads as arrays: the right tensor in the right place, each of the declared shape."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,37 +69,41 @@ def test_other_activations_are_refused_with_the_file(name):
 # --- Dense modules
 
 
+def dense(folder, **changes):
+    return replace(DenseModule(folder, 4, 3, True, "tanh"), **changes)
+
+
 @pytest.mark.parametrize("suffix", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_dense_layer_in_either_format(tmp_path, suffix, bias):
     tensors = {"linear.weight": torch.randn(3, 4), "linear.bias": torch.randn(3)}
     file = tmp_path / suffix
     save_file(tensors, file) if file.suffix == ".safetensors" else torch.save(tensors, file)
-    layer = dense_layer(DenseModule(tmp_path, 4, 3, bias, "torch.nn.modules.activation.Tanh"))
+    layer = dense_layer(dense(tmp_path, bias=bias, activation="torch.nn.modules.activation.Tanh"))
     holds(layer, tensors["linear.weight"], tensors["linear.bias"] if bias else None, "tanh")
 
 
 def test_safetensors_go_before_a_pickle(tmp_path):
     tiny.write_dense(tmp_path, 4, 3)
     (tmp_path / "pytorch_model.bin").write_bytes(b"junk")
-    assert dense_layer(DenseModule(tmp_path, 4, 3, True, "tanh")).weight.shape == (3, 4)
+    assert dense_layer(dense(tmp_path)).weight.shape == (3, 4)
 
 
 def test_a_dense_layer_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(MissingArtifact, match=r"model\.safetensors"):
-        dense_layer(DenseModule(tmp_path, 4, 3, True, "tanh"))
+        dense_layer(dense(tmp_path))
     tiny.write_dense(tmp_path, 4, 3)
     with pytest.raises(WeightMismatch, match=rf"{tmp_path}.*\[3, 4\].*\[3, 5\]"):
-        dense_layer(DenseModule(tmp_path, 5, 3, True, "tanh"))
+        dense_layer(dense(tmp_path, in_features=5))
     with pytest.raises(UnsupportedArchitecture, match=rf"{tmp_path}/config\.json.*Softsign"):
-        dense_layer(DenseModule(tmp_path, 4, 3, True, "torch.nn.Softsign"))
+        dense_layer(dense(tmp_path, activation="torch.nn.Softsign"))
 
 
 def test_a_bias_that_is_declared_must_be_there(tmp_path):
     save_file({"linear.weight": torch.ones(3, 4)}, tmp_path / "model.safetensors")
-    assert dense_layer(DenseModule(tmp_path, 4, 3, False, "tanh")).bias is None
+    assert dense_layer(dense(tmp_path, bias=False)).bias is None
     with pytest.raises(LoadError, match=r"`linear\.bias`.*linear\.weight"):
-        dense_layer(DenseModule(tmp_path, 4, 3, True, "tanh"))
+        dense_layer(dense(tmp_path))
 
 
 # --- heads
@@ -115,16 +120,10 @@ def test_m3s_files_hold_one_layer_each(tmp_path, suffix, stored):
     assert (sparse.kind, sparse.file) == ("linear", tmp_path / f"sparse_linear{suffix}")
     assert (many.width, many.drop) == (24, "first")
     (out,) = lexical_layers(sparse, tiny.HIDDEN)
-    projection = multivector_layer(many, tiny.HIDDEN)
-    assert (out.weight.shape, out.bias.shape, out.activation) == (
-        (1, tiny.HIDDEN),
-        (1,),
-        "identity",
-    )
-    assert (projection.weight.shape, projection.bias.shape) == ((24, tiny.HIDDEN), (24,))
-    assert {
-        array.dtype for array in (out.weight, out.bias, projection.weight, projection.bias)
-    } == {np.dtype(np.float32)}
+    assert out.activation == "identity"
+    for layer, width in ((out, 1), (multivector_layer(many, tiny.HIDDEN), 24)):
+        assert (layer.weight.shape, layer.bias.shape) == ((width, tiny.HIDDEN), (width,))
+        assert layer.weight.dtype == layer.bias.dtype == np.float32
 
 
 def test_our_perceptron_is_two_layers_in_order(tmp_path):
@@ -163,7 +162,7 @@ def test_a_tensor_of_another_shape_is_named_with_its_file(tmp_path, changes, nam
     file = tmp_path / HEADS_FILE
     save_file(tensors, file)
     with pytest.raises(WeightMismatch, match=f"{file}: `{name}`"):
-        lexical_layers(SparseHead("mlp", file, OWN.inputs, OWN.activation, own=True), tiny.HIDDEN)
+        lexical_layers(replace(OWN, file=file), tiny.HIDDEN)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,7 @@ def test_a_tensor_missing_from_our_file_is_named(tmp_path, lost):
     tensors, file = tiny.write_own_heads(tmp_path), tmp_path / HEADS_FILE
     save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file)
     with pytest.raises(LoadError, match=rf"{file}.*{lost}"):
-        lexical_layers(SparseHead("mlp", file, OWN.inputs, OWN.activation, own=True), tiny.HIDDEN)
+        lexical_layers(replace(OWN, file=file), tiny.HIDDEN)
 
 
 def test_a_projection_of_another_width_is_refused(tmp_path):
@@ -199,6 +198,6 @@ def test_our_own_file_may_have_the_name_of_m3s(tmp_path):
 
 def test_an_activation_of_our_file_that_nobody_knows_is_refused(tmp_path):
     tiny.write_own_heads(tmp_path)
-    head = SparseHead("mlp", tmp_path / HEADS_FILE, OWN.inputs, "softsign", own=True)
+    head = replace(OWN, file=tmp_path / HEADS_FILE, activation="softsign")
     with pytest.raises(UnsupportedArchitecture, match=f"{HEADS_FILE}.*softsign"):
         lexical_layers(head, tiny.HIDDEN)

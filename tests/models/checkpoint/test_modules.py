@@ -13,36 +13,27 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.checkpoint.modules import LEGACY_FLAGS, POOLINGS
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.test_inference_free import routed
-from tests.models.refused import raised
+from tests.models.refused import chained, listed, raised
 from tests.sampled import paired
 
 Copied = Callable[[Path], Path]
 
 
-def with_pooling(tmp_path, settings):
-    folder = tiny.write_bert(tmp_path, pooling="mean")
-    tiny.write_json(folder / "1_Pooling" / "config.json", settings)
-    return folder
+def with_dense(folder, *sizes, **settings):
+    """A BERT with Dense modules of these sizes."""
+    layers = [(*pair, "torch.nn.Tanh") for pair in sizes]
+    return tiny.write_modules(tiny.write_family(folder, "bert"), dense=layers, **settings)
 
 
 def in_its_own_folder(folder, kind="Transformer"):
     """The same checkpoint as sentence-transformers wrote it at first: the transformer in
     `0_Transformer`."""
     (folder / "0_Transformer").mkdir()
-    for file in [
-        file for file in folder.iterdir() if file.is_file() and file.name != "modules.json"
-    ]:
+    (folder / "modules.json").unlink()
+    for file in [file for file in folder.iterdir() if file.is_file()]:
         file.rename(folder / "0_Transformer" / file.name)
     tiny.write_json(folder / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 50})
-    chain = {kind: "0_Transformer", "Pooling": "1_Pooling"}
-    tiny.write_json(
-        folder / "modules.json",
-        [
-            {"type": f"sentence_transformers.models.{name}", "path": path}
-            for name, path in chain.items()
-        ],
-    )
-    return folder
+    return listed(folder, (kind, "0_Transformer"), Pooling="1_Pooling")
 
 
 # --- pooling
@@ -51,8 +42,7 @@ def in_its_own_folder(folder, kind="Transformer"):
 @pytest.mark.parametrize("mode", POOLINGS)
 @pytest.mark.parametrize("layout", ["old", "new"])
 def test_every_pooling_is_read_in_both_layouts(tmp_path, mode, layout):
-    folder = tiny.write_family(tmp_path, "bert")
-    tiny.write_modules(folder, pooling=mode, layout=layout)
+    folder = with_dense(tmp_path, pooling=mode, layout=layout)
     assert read_spec(folder).pooling == (mode,)
 
 
@@ -108,8 +98,10 @@ def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_p
         ({"pooling_mode": []}, LoadError),
     ],
 )
-def test_a_pooling_we_do_not_know_is_refused(tmp_path, settings, kind):
-    raised(kind, with_pooling(tmp_path, settings), "1_Pooling/config.json")
+def test_a_pooling_we_do_not_know_is_refused(bert, copied, settings, kind):
+    folder = copied(bert)
+    tiny.write_json(folder / "1_Pooling" / "config.json", settings)
+    raised(kind, folder, "1_Pooling/config.json")
 
 
 # --- SPLADE
@@ -127,13 +119,7 @@ def test_splade_is_asked_for_or_declared_never_guessed(splade):
 
 @pytest.mark.parametrize("settings", [{"pooling_strategy": "sum"}, {"activation_function": "gelu"}])
 def test_a_splade_of_another_formula_is_refused(splade, copied, settings):
-    folder = copied(splade)
-    modules = [
-        {"type": "sentence_transformers.models.Transformer", "path": ""},
-        {"type": "sentence_transformers.models.SpladePooling", "path": "1_SpladePooling"},
-    ]
-    tiny.write_json(folder / "modules.json", modules)
-    tiny.write_json(folder / "1_SpladePooling" / "config.json", {})
+    folder = chained(copied(splade), "SpladePooling")
     assert read_spec(folder).is_splade
     tiny.write_json(folder / "1_SpladePooling" / "config.json", settings)
     raised(UnsupportedArchitecture, folder, "1_SpladePooling")
@@ -143,13 +129,10 @@ def test_a_splade_of_another_formula_is_refused(splade, copied, settings):
 
 
 def test_one_dense_module_can_be_replaced_two_cannot(tmp_path):
-    folder = tiny.write_family(tmp_path, "bert")
+    folder = with_dense(tmp_path, (tiny.HIDDEN, 12))
     tiny.write_dense(folder / "other", tiny.HIDDEN, 5)
-    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
     assert read_spec(folder, dense_path="other").dense_width == 5
-    tiny.write_modules(
-        folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh"), (12, 13, "torch.nn.Tanh")]
-    )
+    with_dense(folder, (tiny.HIDDEN, 12), (12, 13))
     assert read_spec(folder, dense_path="other").dense_width == 13
 
 
@@ -162,8 +145,7 @@ def test_one_dense_module_can_be_replaced_two_cannot(tmp_path):
     ],
 )
 def test_a_dense_module_is_as_wide_as_what_comes_before_it(tmp_path, pooling, dense, numbers, at):
-    layers = [(wide, narrow, "torch.nn.Tanh") for wide, narrow in dense]
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling=pooling, dense=layers)
+    folder = with_dense(tmp_path, *dense, pooling=pooling)
     message = raised(WeightMismatch, folder, f"{at}/config.json")
     assert all(f" {number}" in message for number in numbers)
 
@@ -183,9 +165,7 @@ SIZE = [..., "32", "x", 0, -5, 1.5, True]
     ],
 )
 def test_a_dense_module_that_is_not_served_is_refused_by_its_file(tmp_path, changes, kind, words):
-    folder = tiny.write_modules(
-        tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, tiny.HIDDEN, "torch.nn.Tanh")]
-    )
+    folder = with_dense(tmp_path, (tiny.HIDDEN, tiny.HIDDEN))
     if changes is None:
         (folder / "2_Dense" / "config.json").unlink()
     else:
@@ -195,9 +175,7 @@ def test_a_dense_module_that_is_not_served_is_refused_by_its_file(tmp_path, chan
 
 @pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
 def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path, key):
-    folder = tiny.write_modules(
-        tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")]
-    )
+    folder = with_dense(tmp_path, (tiny.HIDDEN, 12))
     for name in (None, "sentence_embedding"):
         tiny.edit_json(folder / "2_Dense" / "config.json", **{key: name})
         assert read_spec(folder).dense_width == 12
@@ -207,12 +185,7 @@ def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path, key):
 
 @pytest.mark.parametrize("name", ["Router", "StaticEmbedding", "LSTM", "WordWeights", "LayerNorm"])
 def test_a_module_we_do_not_run_is_refused_by_name(bert, copied, name):
-    folder = copied(bert)
-    modules = [
-        {"type": "sentence_transformers.models.Transformer", "path": ""},
-        {"type": f"sentence_transformers.models.{name}", "path": "1_X"},
-    ]
-    tiny.write_json(folder / "modules.json", modules)
+    folder = chained(copied(bert), name)
     assert name in raised(UnsupportedArchitecture, folder, "modules.json")
 
 
@@ -255,11 +228,7 @@ def test_an_empty_list_of_modules_is_as_good_as_none(bert, copied):
     ],
 )
 def test_an_order_that_is_not_run_is_refused(bert, copied, order):
-    folder = copied(bert)
-    tiny.write_json(
-        folder / "modules.json",
-        [{"type": f"sentence_transformers.models.{name}", "path": ""} for name in order],
-    )
+    folder = listed(copied(bert), *((name, "") for name in order))
     assert "order" in raised(UnsupportedArchitecture, folder, "modules.json")
 
 
@@ -271,17 +240,10 @@ def test_an_order_that_is_not_run_is_refused(bert, copied, order):
     ),
 )
 def test_a_module_path_does_not_lead_out_of_the_folder(splade, copied, name, path):
-    folder = copied(splade)
     chain = {"Transformer": "", "Pooling": "1_Pooling", name: path}
     if name == "SpladePooling":
         del chain["Pooling"]
-    tiny.write_json(
-        folder / "modules.json",
-        [
-            {"type": f"sentence_transformers.models.{word}", "path": where}
-            for word, where in chain.items()
-        ],
-    )
+    folder = listed(copied(splade), **chain)
     assert path in raised(LoadError, folder, "", pooling="mean" if name == "Dense" else None)
 
 

@@ -14,7 +14,7 @@ from hybridtei.errors import InvalidDimensions, LoadError, MissingArtifact, Unsu
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
 from tests.inference.test_inference_free import routed
-from tests.models.refused import raised
+from tests.models.refused import chained, listed, raised
 from tests.near import near
 
 Copied = Callable[[Path], Path]
@@ -104,6 +104,11 @@ def test_texts_without_special_tokens(tmp_path, model_type, part):
     assert model_type == "qwen3" or np.abs(dense_of(folder) - plain).max() > 0.01
 
 
+def gives(output, method="forward", kind="text"):
+    """What a method of the model gives for inputs of a kind."""
+    return {"modality_config": {kind: {"method": method, "method_output_name": output}}}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -113,34 +118,10 @@ def test_texts_without_special_tokens(tmp_path, model_type, part):
             {"processing_kwargs": {"text": {"return_token_type_ids": False}}},
             "text.return_token_type_ids",
         ),
-        (
-            {
-                "modality_config": {
-                    "text": {"method": "encode", "method_output_name": "last_hidden_state"}
-                }
-            },
-            "`encode`",
-        ),
-        (
-            {
-                "modality_config": {
-                    "text": {"method": "forward", "method_output_name": "pooler_output"}
-                }
-            },
-            "pooler_output",
-        ),
-        (
-            {
-                "modality_config": {
-                    "text": {"method": "forward", "method_output_name": ["hidden_states", 1]}
-                }
-            },
-            "hidden_states",
-        ),
-        (
-            {"modality_config": {"message": {"method": "forward", "method_output_name": "logits"}}},
-            "logits",
-        ),
+        (gives("last_hidden_state", method="encode"), "`encode`"),
+        (gives("pooler_output"), "pooler_output"),
+        (gives(["hidden_states", 1]), "hidden_states"),
+        (gives("logits", kind="message"), "logits"),
     ],
 )
 def test_a_setting_that_is_not_served_is_named(bert, copied, settings, words):
@@ -166,10 +147,8 @@ def test_a_prompt_without_end_is_refused(bert, copied):
 
 @pytest.mark.parametrize("output", ["last_hidden_state", ["hidden_states", -1]])
 def test_the_last_states_are_served_by_either_name(bert, copied, output):
-    modality = {"text": {"method": "forward", "method_output_name": output}}
-    folder = with_settings(
-        copied(bert), modality_config=modality, module_output_name="token_embeddings"
-    )
+    settings = {**gives(output), "module_output_name": "token_embeddings"}
+    folder = with_settings(copied(bert), **settings)
     close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
 
 
@@ -209,17 +188,15 @@ def test_a_folder_that_modules_do_not_list_is_not_read(bert, copied):
     folder = copied(bert)
     tiny.write_dense(folder / "2_Dense", tiny.HIDDEN, 12)
     assert read_spec(folder).dense_width == tiny.HIDDEN
-    tiny.write_json(
-        folder / "modules.json", [{"type": "sentence_transformers.models.Transformer", "path": ""}]
-    )
+    listed(folder, Transformer="")
     assert (folder / "1_Pooling" / "config.json").exists()
     assert "--pooling" in raised(MissingArtifact, folder, "modules.json")
     assert read_spec(folder, pooling="max").pooling == ("max",)
 
 
 MESSAGE = {
-    "text": {"method": "forward", "method_output_name": "last_hidden_state"},
-    "message": {"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"},
+    kind: {"method": "forward", "method_output_name": "last_hidden_state"}
+    for kind in ("text", "message")
 }
 
 
@@ -231,13 +208,6 @@ def test_texts_that_are_rendered_as_messages_are_refused(request, copied, tmp_pa
     else:
         folder = copied(request.getfixturevalue(name))
     chain = {"bert": ["Pooling"], "splade": ["SpladePooling"], "reranker": []}[name]
-    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
-    for kind in chain:
-        modules.append({"type": f"sentence_transformers.models.{kind}", "path": f"1_{kind}"})
-        (folder / f"1_{kind}").mkdir(exist_ok=True)
-        if not (folder / f"1_{kind}" / "config.json").exists():
-            tiny.write_json(folder / f"1_{kind}" / "config.json", {})
-    tiny.write_json(folder / "modules.json", modules)
-    read_spec(folder)
+    read_spec(chained(folder, *chain))
     with_settings(folder, modality_config=MESSAGE)
     assert "`message`" in raised(UnsupportedArchitecture, folder, TRANSFORMER)
