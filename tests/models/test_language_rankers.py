@@ -125,12 +125,6 @@ def test_an_instruction_is_that_of_the_request(original, backend):
     close(found, expected(original, "naku naku"))
 
 
-def test_a_model_whose_words_are_its_head(tmp_path):
-    folder = causal(tmp_path, tie_word_embeddings=True)
-    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    close(ours(folder), expected(folder))
-
-
 @pytest.mark.parametrize(
     "labels", [{0: "LABEL_0"}, {0: "no", 1: "yes"}, {0: "yes", 1: "no"}, {0: "False", 1: "True"}]
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoTokenizer
 
 from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.config import EngineConfig
@@ -91,14 +91,3 @@ def test_nvidias_ranker_has_the_template_of_its_card(tmp_path):
     for document, encoding in zip(DOCUMENTS, encodings, strict=True):
         text = f"question:{QUERY} \n \n passage:{document}"
         assert encoding.input_ids.tolist() == words(text)["input_ids"]
-
-
-def test_a_plain_ranker_joins_its_texts_as_before(tmp_path):
-    folder = tiny.write_classifier(tmp_path, "qwen3")
-    words, theirs = AutoTokenizer.from_pretrained(folder), []
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    for document in DOCUMENTS:
-        with torch.inference_mode():
-            inputs = words(QUERY, document, return_tensors="pt", truncation=True)
-            theirs.append(model(inputs["input_ids"]).logits[0, 0].item())
-    close(scores(folder), np.array(theirs))

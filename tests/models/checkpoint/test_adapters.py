@@ -41,11 +41,8 @@ def test_the_configuration_becomes_that_of_the_native_class(checkpoint):
 
 def test_the_makers_default_of_the_base_is_not_the_native_one():
     written = {"model_type": "xlm-roberta-flash", "position_embedding_type": "rotary"}
-    assert translate(written, Path("x")) == {
-        "model_type": "jina_embeddings_v3",
-        "rope_theta": 10_000.0,
-        "pooling": None,
-    }
+    native = {"model_type": "jina_embeddings_v3", "rope_theta": 10_000.0, "pooling": None}
+    assert translate(written, Path("x")) == native
 
 
 def test_absolute_positions_are_left_to_the_family():
@@ -64,48 +61,24 @@ def test_prompts_of_sentence_transformers_go_first(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "why"),
+    ("changes", "why"),
     [
-        (
-            {"lora_adaptations": "a"},
-            LoadError,
-            "`lora_adaptations` is 'a', should be a list of names",
-        ),
-        ({"lora_adaptations": []}, LoadError, "should be a list of names"),
-        ({"lora_adaptations": ["a", "a"]}, LoadError, "names an adapter twice"),
-        (
-            {"rotary_emb_base": "x"},
-            LoadError,
-            "`rotary_emb_base` is 'x', should be a positive number",
-        ),
-        ({"lora_rank": 0}, LoadError, "`lora_rank`"),
-        (
-            {"lora_rank": 1000},
-            LoadError,
-            "`lora_rank` is 1000, and 5 adapters of it are more than 4096 ranks",
-        ),
-        ({"lora_alpha": -1}, LoadError, "`lora_alpha` is -1, should be a positive number"),
-        (
-            {"lora_alpha": float("inf")},
-            LoadError,
-            "`lora_alpha` is inf, should be a positive number",
-        ),
-        (
-            {"task_instructions": {"separation": 1}},
-            LoadError,
-            "`task_instructions` should map names to texts",
-        ),
-        (
-            {"load_trained_adapters": False},
-            UnsupportedArchitecture,
-            "`load_trained_adapters` is False",
-        ),
+        ({"lora_adaptations": "a"}, "`lora_adaptations` is 'a', should be a list of names"),
+        ({"lora_adaptations": []}, "should be a list of names"),
+        ({"lora_adaptations": ["a", "a"]}, "names an adapter twice"),
+        ({"rotary_emb_base": "x"}, "`rotary_emb_base` is 'x', should be a positive number"),
+        ({"lora_rank": 0}, "`lora_rank`"),
+        ({"lora_rank": 1000}, "is 1000, and 5 adapters of it are more than 4096 ranks"),
+        ({"lora_alpha": -1}, "`lora_alpha` is -1, should be a positive number"),
+        ({"lora_alpha": float("inf")}, "`lora_alpha` is inf, should be a positive number"),
+        ({"task_instructions": {"separation": 1}}, "should map names to texts"),
+        ({"load_trained_adapters": False}, "`load_trained_adapters` is False"),
     ],
     ids=str,
 )
-def test_settings_that_mean_nothing_are_refused(checkpoint, changes, error, why):
+def test_settings_that_mean_nothing_are_refused(checkpoint, changes, why):
     tiny.configured(checkpoint, **changes)
-    with pytest.raises(error, match=f"{checkpoint}/config.json: .*{why}"):
+    with pytest.raises(LoadError, match=f"{checkpoint}/config.json: .*{why}"):
         read_spec(checkpoint)
 
 
@@ -172,9 +145,7 @@ FC1 = "roberta.encoder.layers.0.mlp.fc1"
 
 def test_a_lone_factor_is_refused_by_name(checkpoint):
     name = f"{FC1}.parametrizations.weight.0.lora_B"
-    tiny.change(
-        checkpoint, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
-    )
+    tiny.without(checkpoint, name)
     with pytest.raises(
         LoadError,
         match=f"model.safetensors: `{FC1}.parametrizations.weight.original` lacks `{name}`",

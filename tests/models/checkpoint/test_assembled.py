@@ -36,15 +36,9 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture
-def cache(shared, monkeypatch):
+def full(shared, monkeypatch):
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(shared))
     return shared
-
-
-@pytest.fixture
-def empty(tmp_path, monkeypatch):
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def parts(folder):
@@ -54,7 +48,7 @@ def parts(folder):
 # --- what it holds
 
 
-def test_every_tensor_is_upstreams_bit_for_bit(cache):
+def test_every_tensor_is_upstreams_bit_for_bit(full):
     folder, upstream = assembled_model(), upstream_folder()
     assert embedded_model() == (folder, files.EMBEDDED_HEADS)
     assert files.sha256_of(upstream / WEIGHTS) == SHA256
@@ -63,10 +57,10 @@ def test_every_tensor_is_upstreams_bit_for_bit(cache):
     for name, tensor in ours.items():
         assert (tensor.dtype, tensor.shape) == (theirs[name].dtype, theirs[name].shape), name
         assert tensor.tobytes() == theirs[name].tobytes(), name
-    assert parts(cache) == []
+    assert parts(full) == []
 
 
-def test_the_files_beside_it_are_upstreams(cache):
+def test_the_files_beside_it_are_upstreams(full):
     folder, upstream = assembled_model(), upstream_folder()
     for name in files._configuration():
         assert (folder / name).read_bytes() == (upstream / name).read_bytes(), name
@@ -81,7 +75,7 @@ def test_the_files_beside_it_are_upstreams(cache):
 # --- later starts
 
 
-def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(cache, tmp_path, monkeypatch):
+def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(full, tmp_path, monkeypatch):
     made = assembled_model()
     monkeypatch.setenv("HYBRIDTEI_EMBEDDED_MODEL", str(made.parent))
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "volume"))
@@ -89,9 +83,9 @@ def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(cache, tmp_
     assert not list((tmp_path / "volume").glob("all-MiniLM*"))
 
 
-def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache, monkeypatch):
+def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(full, monkeypatch):
     written = {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")}
-    for known in cache.glob("sha256-*"):
+    for known in full.glob("sha256-*"):
         known.unlink()
     hashed = []
     digest = hashlib.file_digest
@@ -111,7 +105,7 @@ def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache, 
     ("name", "damage"),
     [(WEIGHTS, "changed"), ("tokenizer.json", "changed"), ("1_Pooling/config.json", "missing")],
 )
-def test_what_is_not_as_it_was_written_is_written_again(cache, name, damage):
+def test_what_is_not_as_it_was_written_is_written_again(full, name, damage):
     file = assembled_model() / name
     content = file.read_bytes()
     if damage == "missing":
@@ -122,28 +116,28 @@ def test_what_is_not_as_it_was_written_is_written_again(cache, name, damage):
 
 
 @pytest.mark.slow
-def test_processes_that_start_at_once_do_no_harm(empty):
+def test_processes_that_start_at_once_do_no_harm(cache):
     code = "from hybridtei.models.checkpoint.files import assembled_model; assembled_model()"
     starting = [
         subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(3)
     ]
     assert [process.wait() for process in starting] == [0] * 3
     assert files._is_whole(assembled_model())
-    assert parts(empty) == []
-    shutil.rmtree(empty)
+    assert parts(cache) == []
+    shutil.rmtree(cache)
 
 
 # --- what cannot be
 
 
-def test_without_the_package_it_is_named(empty, monkeypatch):
+def test_without_the_package_it_is_named(cache, monkeypatch):
     monkeypatch.setattr(files, "SOURCE_PACKAGE", "hybridtei_no_such_package")
     with pytest.raises(MissingArtifact, match=INSTALL):
         assembled_model()
 
 
 @pytest.mark.parametrize("name", [files.DATA, files.TOKENIZER])
-def test_a_package_with_something_else_in_it_is_refused(empty, tmp_path, monkeypatch, name):
+def test_a_package_with_something_else_in_it_is_refused(cache, tmp_path, monkeypatch, name):
     source = files._source()
     other = tmp_path / "other"
     (other / "onnx").mkdir(parents=True)
@@ -159,14 +153,14 @@ def test_a_package_with_something_else_in_it_is_refused(empty, tmp_path, monkeyp
         assembled_model()
 
 
-def test_an_index_that_leads_elsewhere_is_refused(empty, tmp_path, monkeypatch):
+def test_an_index_that_leads_elsewhere_is_refused(cache, tmp_path, monkeypatch):
     index = json.loads(files.INDEX.read_text())
     index["embeddings.LayerNorm.bias"][0] += 4
     (tmp_path / "tensors.json").write_text(json.dumps(index))
     monkeypatch.setattr(files, "INDEX", tmp_path / "tensors.json")
-    with pytest.raises(LoadError, match=rf"{empty}.*model\.safetensors: has the sha256"):
+    with pytest.raises(LoadError, match=rf"{cache}.*model\.safetensors: has the sha256"):
         assembled_model()
-    assert not list(empty.rglob(WEIGHTS + "*"))
+    assert not list(cache.rglob(WEIGHTS + "*"))
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
@@ -176,17 +170,17 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
         assembled_model()
 
 
-def test_a_cache_that_is_full_is_named_and_left_clean(empty):
+def test_a_cache_that_is_full_is_named_and_left_clean(cache):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Stands in for a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, before[1]))
     try:
-        with pytest.raises(LoadError, match=rf"{empty}.*HYBRIDTEI_CACHE"):
+        with pytest.raises(LoadError, match=rf"{cache}.*HYBRIDTEI_CACHE"):
             assembled_model()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert parts(empty) == []
-    assert not list(empty.rglob(WEIGHTS))
+    assert parts(cache) == []
+    assert not list(cache.rglob(WEIGHTS))
 
 
 def test_a_hash_in_a_cache_that_others_may_write_to_is_not_believed(tmp_path, monkeypatch):

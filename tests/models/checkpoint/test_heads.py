@@ -52,10 +52,6 @@ def test_a_head_that_is_no_matrix_of_the_width_is_an_error(tmp_path, name, shape
         find_heads(tmp_path, tiny.HIDDEN)
 
 
-def test_no_file_is_no_head(tmp_path):
-    assert find_heads(tmp_path, tiny.HIDDEN) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("lost", "left"), [("sparse_linear.pt", Head.MULTIVECTOR), ("colbert_linear.pt", Head.SPARSE)]
 )
