@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from conformance.small import tolerances, vocabulary
-from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.backends.select import DTYPES, why_not
 from hybridtei.models.checkpoint.spec import read_spec
@@ -67,7 +66,7 @@ def folder(request, graphs):
 def reference(folder):
     """torch, float32, each text by itself: what test_encoder.py holds against
     sentence-transformers."""
-    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
+    encoder = Encoder.load(folder, backend="torch")
     return Embeddings.concat([encoder.encode([text], EVERYTHING) for text in TEXTS])
 
 
@@ -75,7 +74,7 @@ def reference(folder):
 def encoder(request, folder):
     name, dtype = request.param
     assert why_not(name, dtype, read_spec(folder)) is None
-    loaded = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name, dtype=dtype))
+    loaded = Encoder.load(folder, backend=name, dtype=dtype)
     assert (loaded.backend_name, loaded.dtype) == (name, dtype)
     yield loaded
     loaded.close()
@@ -104,9 +103,7 @@ def test_a_text_keeps_its_vectors_in_any_company(encoder):
 
 @pytest.fixture(scope="module")
 def refusals(folder):
-    encoder = Encoder.load(
-        config=ModelConfig(model_id=str(folder), backend="torch"), engine=EngineConfig()
-    )
+    encoder = Encoder.load(folder, backend="torch")
     return {name: refusal_of(encoder, name) for name in BAD}
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,6 @@ from hybridtei.inference.load import load_model
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.backends.torch.test_trunk import LONG
 from tests.ran import ran
-
-Copied = Callable[[Path], Path]
 
 
 def loaded(folder, **engine):
@@ -61,8 +58,8 @@ def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(tmp_path, mon
 
 
 def test_states_beyond_float16_are_refused_with_the_precision_that_holds_them(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder = tiny.write_family(tmp_path, "qwen3")
     file = folder / "model.safetensors"
     tensors = {

@@ -4,7 +4,7 @@ are."""
 import numpy as np
 
 from conformance.small import tolerances
-from hybridtei.batch import Encoding, pack
+from hybridtei.batch import Encoding, Head, pack
 
 # Some longer than every window, some on its edges
 LENGTHS = (
@@ -46,6 +46,11 @@ def run(backend, encodings, heads=None, **how):
     return backend.forward(
         pack(encodings, heads or backend.spec.heads, backend.spec.positions), **how
     )
+
+
+def states(backend, encodings, **how):
+    """The last hidden states of each text, of one pass."""
+    return run(backend, encodings, frozenset({Head.TOKENS}), **how).tokens
 
 
 def columns_of(outputs, i):

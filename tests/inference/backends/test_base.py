@@ -34,5 +34,5 @@ def test_wider_models_are_given_fewer_tokens_within_bounds(width):
     ],
     ids=["MiniLM", "BERT-base", "BGE-M3", "Qwen3-0.6B", "Qwen3-8B", "no layers"],
 )
-def test_a_gpus_pass_has_fewer_tokens_for_a_larger_model(parameters: int, tokens: int) -> None:
+def test_a_gpus_pass_has_fewer_tokens_for_a_larger_model(parameters, tokens):
     assert gpu_tokens(parameters) == tokens

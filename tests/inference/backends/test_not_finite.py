@@ -5,9 +5,9 @@ import pytest
 
 from conformance.families.oracle import ENGINES, open_engine
 from conformance.small import tiny
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Encoding
 from hybridtei.models.checkpoint.spec import read_spec
-from tests.inference.backends.outputs import near
+from tests.inference.backends.outputs import near, states
 
 POISON = 7
 # Finite in float32, as a checkpoint's numbers must be; a product or sum of it is not
@@ -39,13 +39,6 @@ def with_poison(tensors):
     return tensors
 
 
-def states(backend, texts):
-    """Hidden states float32[tokens, h] of each text of one pass."""
-    batch = pack(texts, frozenset({Head.TOKENS}), backend.spec.positions)
-    tokens = backend.forward(batch).tokens
-    return [tokens.row(place) for place in range(len(texts))]
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_that_is_nan_spoils_no_other_text(tmp_path, family, engine):
@@ -61,7 +54,7 @@ def test_a_text_that_is_nan_spoils_no_other_text(tmp_path, family, engine):
         ids[poisoned_token] = POISON
         for place in range(len(clean) + 1):
             texts = [*clean[:place], Encoding(ids), *clean[place:]]
-            rows = states(backend, texts)
+            rows = [*states(backend, texts)]
             poisoned = rows.pop(place)
             assert not np.isfinite(poisoned).all()
             for row, alone in zip(rows, expected, strict=True):

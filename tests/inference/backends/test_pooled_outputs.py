@@ -5,15 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.families.oracle import reference, texts_of
+from conformance.families.oracle import open_engine, reference, texts_of
 from conformance.small import published, tiny, tolerances
-from hybridtei.batch import Head, pack
+from hybridtei.batch import Head
 from hybridtei.errors import WeightMismatch
-from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
-from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.models.checkpoint.weights import Weights
+from tests.inference.backends.outputs import run
 from tests.models.refused import listed
 from tests.near import near, same
 
@@ -22,13 +19,7 @@ WIDTH = 12
 
 def vectors(engine, spec):
     """Dense vectors of the common texts, in one batch."""
-    backend = (
-        TorchBackend(spec)
-        if engine == "torch"
-        else OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
-    )
-    outputs = backend.forward(pack(texts_of(spec), frozenset({Head.DENSE}), spec.positions))
-    return outputs.dense
+    return run(open_engine(engine, spec), texts_of(spec), frozenset({Head.DENSE})).dense
 
 
 def means(folder, spec):

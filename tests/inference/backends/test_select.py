@@ -87,9 +87,7 @@ def test_float16_wants_a_gpu(bert, backend, monkeypatch):
         choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))
 
 
-def on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, device: Path, capability: tuple[int, int] = (9, 0)
-) -> None:
+def on_a_gpu(monkeypatch, device, capability=(9, 0)):
     """From now on torch finds a card, `device` being a path that exists."""
     monkeypatch.setattr(backend_choice, "NVIDIA", device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -112,13 +110,13 @@ HOPPER, TURING = (9, 0), (7, 5)
     ],
 )
 def test_a_gpu_computes_in_the_half_precision_of_the_checkpoint_and_of_its_family(
-    tmp_path: Path,
-    family: str,
-    stored: torch.dtype,
-    card: tuple[int, int],
-    dtype: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    family,
+    stored,
+    card,
+    dtype,
+    monkeypatch,
+):
     folder = tiny.write_family(tmp_path, family)
     file = folder / "model.safetensors"
     save_file({name: value.to(stored) for name, value in load_file(file).items()}, file)
@@ -139,14 +137,14 @@ def test_a_gpu_computes_in_the_half_precision_of_the_checkpoint_and_of_its_famil
     ],
 )
 def test_a_precision_that_the_family_or_the_card_lacks_is_refused_by_name(
-    tmp_path: Path,
-    backend: str,
-    family: str,
-    dtype: str,
-    card: tuple[int, int],
-    why: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    backend,
+    family,
+    dtype,
+    card,
+    why,
+    monkeypatch,
+):
     folder = tiny.write_family(tmp_path, family)
     on_a_gpu(monkeypatch, folder, card)
     config = ModelConfig(model_id=str(folder), backend=backend, dtype=dtype)  # type: ignore[arg-type]
@@ -183,8 +181,8 @@ def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, mon
 
 @pytest.mark.parametrize("backend", ["auto", "torch", "ort"])
 def test_an_old_driver_is_an_error_unless_the_flag_names_a_backend_of_cpus(
-    bert: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bert, backend, monkeypatch
+):
     """Otherwise a server on a GPU machine would compute on its CPU, at a hundredth of the rate."""
     monkeypatch.setattr(backend_choice, "NVIDIA", bert)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

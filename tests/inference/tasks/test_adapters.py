@@ -6,20 +6,19 @@ import asyncio
 import numpy as np
 import pytest
 
+from conformance.families.oracle import open_engine
 from conformance.small import tiny
 from hybridtei import Encoder
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig
 from hybridtei.errors import InvalidInput
-from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
-from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import text_model
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.options import EmbedOptions
 from tests import jina
+from tests.inference.engine.test_service import running
 from tests.near import near, same
 
 TEXT = "baka bulo"
@@ -71,33 +70,24 @@ def test_an_unknown_name_is_refused_with_those_there_are(encoder):
         dense(encoder, "clustering")
 
 
-def test_results_of_several_adapters_are_not_mixed(checkpoint):
+async def test_results_of_several_adapters_are_not_mixed(checkpoint):
     """One text under each adapter at once, then again from the cache."""
     spec = read_spec(checkpoint)
-    backend = OnnxBackend(spec, family_graph(spec), Weights.open(checkpoint))
+    backend = open_engine("ort", spec)
     config = EngineConfig(embedding_cache_mb=1)
     service = EngineService(text_model(spec, config), backend, config, budget_tokens=64)
     names = [None, *jina.ADAPTERS]
 
     async def ask():
-        tasks = [
-            Embed([TEXT], frozenset({Head.DENSE}), EmbedOptions(prompt_name=name)) for name in names
-        ]
+        heads = frozenset({Head.DENSE})
+        tasks = [Embed([TEXT], heads, EmbedOptions(prompt_name=name)) for name in names]
         answers = await asyncio.gather(*(service.run(task) for task in tasks))
-        return [
-            answered.answer.dense[0] for answered in answers if answered.answer.dense is not None
-        ]
+        return [answered.answer.dense[0] for answered in answers]
 
-    async def both():
-        await service.start()
-        try:
-            first, passes = await ask(), backend.forwards
-            return first, await ask(), backend.forwards - passes
-        finally:
-            await service.stop()
-
-    first, second, passes = asyncio.run(both())
-    assert passes == 0
+    async with running(service):
+        first, passes = await ask(), backend.forwards
+        second = await ask()
+    assert backend.forwards == passes
     for place, vector in enumerate(first):
         same(second[place], vector)
         assert all(np.abs(vector - other).max() > 1e-3 for other in first[:place])

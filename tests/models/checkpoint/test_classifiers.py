@@ -1,8 +1,5 @@
 """The kind of a checkpoint, by TEI's rules; its labels in order; and refusals by name."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from conformance.small import tiny
@@ -10,8 +7,6 @@ from hybridtei.batch import Head
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.models.refused import raised
-
-Copied = Callable[[Path], Path]
 
 
 def told(folder, **settings):

@@ -3,8 +3,6 @@ use instead."""
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,6 @@ from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.heads.models import load_trunk
 
-Copied = Callable[[Path], Path]
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "/elsewhere/base", "r": 8}
 
 

@@ -1,8 +1,6 @@
 """Heads that lie beside a model: found by name, each by itself, and never made up."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from hybridtei.models.checkpoint.heads import (
 )
 from hybridtei.models.checkpoint.spec import read_spec
 
-Copied = Callable[[Path], Path]
 LINEAR = ["sparse_linear", "colbert_linear"]
 
 

@@ -2,8 +2,6 @@
 class and file."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +13,6 @@ from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.test_inference_free import routed
 from tests.models.refused import chained, listed, raised
 from tests.sampled import paired
-
-Copied = Callable[[Path], Path]
 
 
 def with_dense(folder, *sizes, **settings):

@@ -1,9 +1,6 @@
 """Settings of sentence-transformers' own files that change vectors: served as it serves them, or
 refused by name."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer, SparseEncoder
@@ -17,7 +14,6 @@ from tests.inference.test_inference_free import routed
 from tests.models.refused import chained, listed, raised
 from tests.near import near
 
-Copied = Callable[[Path], Path]
 TEXTS = vocabulary.texts(12, seed=5)
 MODEL, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
 

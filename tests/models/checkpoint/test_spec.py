@@ -1,9 +1,6 @@
 """Configuration files in every dialect, and each way in which they can be wrong, by class and
 file."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import transformers
 from sentence_transformers import SentenceTransformer
@@ -17,7 +14,6 @@ from hybridtei.models.families import FAMILIES
 from tests.models.refused import raised
 from tests.sampled import paired
 
-Copied = Callable[[Path], Path]
 SENTENCE = "config_sentence_transformers.json"
 OFFSETS = {"xlm-roberta", "roberta", "camembert", "mpnet"}
 

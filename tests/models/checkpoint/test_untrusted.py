@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import resource
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ from hybridtei.models.checkpoint.sizes import check_sizes, min_weights
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights, check_finite
 
-Copied = Callable[[Path], Path]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 GIGABYTE = 1 << 30
 

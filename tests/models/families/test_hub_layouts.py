@@ -9,11 +9,12 @@ from transformers import AutoModelForSequenceClassification
 
 from conformance.families.oracle import ENGINES, reference, texts_of
 from conformance.small import published, tiny, tolerances, vocabulary
-from hybridtei.batch import Head, pack
+from hybridtei.batch import Head
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
+from tests.inference.backends.outputs import run
 from tests.models.families.test_families import equals_transformers, opened
 from tests.near import near
 from tests.sampled import paired
@@ -106,9 +107,7 @@ def test_makers_rerankers_score_as_transformers_does(tmp_path, family, rewrite, 
         ]
     spec = read_spec(rewrite(folder))
     assert (spec.role, spec.max_input_length) == ("reranker", vocabulary.LONGEST)
-    scores = (
-        opened(engine, spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
-    )
+    scores = run(opened(engine, spec), texts).scores
     near(scores, np.stack(expected), tolerances.LOGITS["float32"])
 
 
@@ -126,7 +125,7 @@ def test_a_dpr_embeds_by_its_first_token(tmp_path, task, engine):
             model(input_ids=torch.tensor(text.input_ids)[None]).pooler_output[0].numpy()
             for text in texts
         ]
-    dense = opened(engine, spec).forward(pack(texts, frozenset({Head.DENSE}), spec.positions)).dense
+    dense = run(opened(engine, spec), texts, frozenset({Head.DENSE})).dense
     near(dense, np.stack(expected), tolerances.HIDDEN["float32"])
     tiny.configured(tmp_path, projection_dim=8)
     with pytest.raises(UnsupportedArchitecture, match="`projection_dim` is 8"):

@@ -9,7 +9,6 @@ import pytest
 
 from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, reference, texts_of
 from conformance.small import tiny
-from hybridtei.batch import Head, pack
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.inference.backends.fidelity import Guard
 from hybridtei.inference.backends.graph.int8 import make_int8
@@ -17,6 +16,7 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import jina
+from tests.inference.backends.outputs import states
 from tests.models.families.test_families import is_valid, opened
 from tests.near import near
 
@@ -39,11 +39,6 @@ def expected(checkpoint, tmp_path_factory):
     return [[reference(folder, [text]) for text in texts] for folder in folders]
 
 
-def hidden(backend, texts):
-    tokens = backend.forward(pack(texts, frozenset({Head.TOKENS}), backend.spec.positions)).tokens
-    return tokens.values
-
-
 def under(spec, number):
     return [replace(text, adapter=number) for text in texts_of(spec)]
 
@@ -52,20 +47,20 @@ def under(spec, number):
 def test_each_text_has_its_adapter_alone_and_among_others(checkpoint, expected, engine):
     spec = read_spec(checkpoint)
     backend = opened(engine, spec)
-    limit = HIDDEN_TOLERANCE * max(np.abs(states).max() for one in expected for states in one)
+    limit = HIDDEN_TOLERANCE * max(np.abs(each).max() for one in expected for each in one)
     for number in NUMBERS:
-        alone = [hidden(backend, [text]) for text in under(spec, number)]
+        alone = [states(backend, [text]).values for text in under(spec, number)]
         for ours, theirs in zip(alone, expected[number], strict=True):
             near(ours, theirs, limit)
     mixed = [(number, place) for place in range(len(expected[0])) for number in reversed(NUMBERS)]
-    together = hidden(backend, [under(spec, number)[place] for number, place in mixed])
+    together = states(backend, [under(spec, number)[place] for number, place in mixed]).values
     theirs = np.concatenate([expected[number][place] for number, place in mixed])
     near(together, theirs, limit)
 
 
 def test_adapters_differ(expected):
     """Or the oracle would say nothing."""
-    longest = [states[-1] for states in expected]
+    longest = [each[-1] for each in expected]
     for number in NUMBERS:
         for other in range(number):
             assert np.abs(longest[number] - longest[other]).max() > 0.1

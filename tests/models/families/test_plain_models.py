@@ -9,7 +9,6 @@ import pytest
 
 from conformance.families.oracle import HIDDEN_TOLERANCE, states_of, texts_of
 from conformance.small import published, tiny, tolerances
-from hybridtei.batch import Head, pack
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.graph.int8 import Guard, make_int8
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
@@ -17,6 +16,7 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.bert import slopes
+from tests.inference.backends.outputs import run
 from tests.models.families import plain
 from tests.models.families.test_families import (
     equals_transformers,
@@ -170,9 +170,7 @@ def test_a_jina_reranker_has_berts_head(tmp_path):
     first = states[np.cumsum([0, *(len(text) for text in texts[:-1])])]
     pooled = np.tanh(first @ head["bert.pooler.dense.weight"].T + head["bert.pooler.dense.bias"])
     expected = pooled @ head["classifier.weight"].T + head["classifier.bias"]
-    scores = (
-        opened("ort", spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
-    )
+    scores = run(opened("ort", spec), texts).scores
     assert (spec.role, scores is None) == ("reranker", False)
     near(scores, expected, tolerances.LOGITS["float32"])
 

@@ -10,15 +10,14 @@ import pytest
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
+from conformance.families.oracle import open_engine
 from conformance.small import tiny, tolerances
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Encoding
 from hybridtei.errors import BackendError
 from hybridtei.inference.backends.graph import openvino_backend
-from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
-from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.models.checkpoint.weights import Weights
 from tests.inference.backends.graph.rounded import round_all
+from tests.inference.backends.outputs import states
 from tests.inference.backends.test_engine_laws import MODELS, POSITIONS, family
 
 LONG = 600
@@ -29,10 +28,6 @@ FAMILIES = {
         for name in ("qwen3", "llama", "gemma", "eurobert", "gte", "jina_embeddings_v3")
     },
 }
-
-
-def opened(spec):
-    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
 
 
 @pytest.fixture
@@ -49,15 +44,13 @@ def rounds(monkeypatch):
                 return model
 
             patch.setattr(openvino_backend, "model_of", rounded)
-            return opened(spec)
+            return open_engine("openvino", spec)
 
     return open_rounded
 
 
-def states(backend, ids):
-    batch = pack([Encoding(ids)], frozenset({Head.TOKENS}), backend.spec.positions)
-    tokens = backend.forward(batch).tokens
-    return tokens.values
+def hidden(backend, ids):
+    return states(backend, [Encoding(ids)]).values
 
 
 def cosines(ours, theirs):
@@ -69,9 +62,9 @@ def cosines(ours, theirs):
 def test_a_long_text_is_as_near_to_float32_as_a_short_one(rounds, tmp_path, name):
     spec = read_spec(FAMILIES[name](tmp_path / "model"), pooling="mean")
     ids = np.random.default_rng(0).integers(5, spec.vocab_size, LONG)
-    exact, rounded = opened(spec), rounds(spec)
+    exact, rounded = open_engine("openvino", spec), rounds(spec)
     for length in (40, LONG):
-        ours, theirs = states(rounded, ids[:length]), states(exact, ids[:length])
+        ours, theirs = hidden(rounded, ids[:length]), hidden(exact, ids[:length])
         assert (ours != theirs).any()
         assert cosines(ours, theirs).min() >= tolerances.ROUNDED_TOKEN
         means = ours.mean(0, keepdims=True), theirs.mean(0, keepdims=True)
@@ -90,13 +83,13 @@ def test_heads_that_look_at_positions_alone_keep_them(rounds, tmp_path):
 
     spec = read_spec(tiny.change(folder, constant), pooling="lasttoken")
     ids = np.random.default_rng(0).integers(5, spec.vocab_size, LONG)
-    near = cosines(states(rounds(spec), ids), states(opened(spec), ids))
+    near = cosines(hidden(rounds(spec), ids), hidden(open_engine("openvino", spec), ids))
     assert near.min() >= tolerances.ROUNDED_TOKEN
 
 
 def test_a_position_outside_the_table_is_refused(tmp_path):
     spec = read_spec(family("modernbert")(tmp_path / "model"), pooling="mean")
-    backend = opened(spec)
+    backend = open_engine("openvino", spec)
     with pytest.raises(BackendError, match=f"positions from 0 to {POSITIONS}, in a table"):
-        states(backend, np.full(POSITIONS + 1, 5))
-    assert np.isfinite(states(backend, np.full(9, 5))).all()
+        hidden(backend, np.full(POSITIONS + 1, 5))
+    assert np.isfinite(hidden(backend, np.full(9, 5))).all()

@@ -2,8 +2,6 @@
 weights."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -24,7 +22,6 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests.sampled import sampled
 
-Copied = Callable[[Path], Path]
 # Random weights lose more
 LOOSE = Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.8, mean=0.93)
 

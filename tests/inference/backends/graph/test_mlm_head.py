@@ -1,24 +1,17 @@
 """SPLADE on the host against torch; heads that are incomplete or another model's are refused."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
+from conformance.families.oracle import open_engine
 from conformance.small import tiny, tolerances
 from conformance.small.tiny import change
-from hybridtei.batch import Head, pack
 from hybridtei.errors import WeightMismatch
-from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
-from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.models.checkpoint.weights import Weights
-from tests.inference.backends.outputs import random_encodings
+from tests.inference.backends.outputs import random_encodings, run
 from tests.near import near
 
-Copied = Callable[[Path], Path]
 BIAS = "cls.predictions.bias"
 DECODER = "cls.predictions.decoder.weight"
 
@@ -28,16 +21,11 @@ def spec_of(folder):
 
 
 def onnx(folder):
-    spec = spec_of(folder)
-    return OnnxBackend(spec, family_graph(spec), Weights.open(folder))
+    return open_engine("ort", spec_of(folder))
 
 
-def rows(backend, *, use_all_cores=False):
-    spec = backend.spec
-    outputs = backend.forward(
-        pack(random_encodings(spec), frozenset({Head.SPARSE}), spec.positions),
-        use_all_cores=use_all_cores,
-    )
+def rows(backend, **how):
+    outputs = run(backend, random_encodings(backend.spec), **how)
     assert outputs.token_weights is None
     return outputs.splade.to_dense()
 

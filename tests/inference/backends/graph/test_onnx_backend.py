@@ -4,36 +4,24 @@ pass. Laws of all backends: tests/inference/backends/test_laws.py."""
 import sys
 from concurrent.futures import wait
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from conformance.families.oracle import open_engine
 from conformance.small import tiny
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Encoding, Head
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.inference.backends.graph import onnx_backend, packed_file
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend, Session, opened
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
-from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.models.checkpoint.modules import POOLINGS
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind
 from tests.inference.backends.outputs import columns_of, random_encodings, run, same, sixty_four
 from tests.resident import resident
-from tests.sampled import paired
-
-ACTIVATIONS = [
-    "linear.Identity",
-    "activation.Tanh",
-    "activation.ReLU",
-    "activation.GELU",
-    "activation.SiLU",
-]
 
 
 def onnx(spec, threads=1):
@@ -41,42 +29,6 @@ def onnx(spec, threads=1):
     return OnnxBackend(
         spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), threads=threads
     )
-
-
-def agree(spec):
-    """Torch and ONNX Runtime, every output of a model."""
-    texts = random_encodings(spec)
-    same(run(onnx(spec), texts), run(TorchBackend(spec), texts), len(texts))
-
-
-def test_poolings_side_by_side_and_dense_layers_agree(tmp_path):
-    widths = (len(POOLINGS) * tiny.HIDDEN, 16, 8, 8, 8, 5)
-    dense = [
-        (*sizes, f"torch.nn.modules.{name}")
-        for sizes, name in zip(pairwise(widths), ACTIVATIONS, strict=True)
-    ]
-    spec = read_spec(
-        tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling=[*POOLINGS], dense=dense)
-    )
-    assert len(spec.kind.steps) == len(ACTIVATIONS)
-    agree(spec)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "activation"),
-    paired(
-        [["hidden"], ["embedding"], ["hidden", "embedding"], ["embedding", "hidden"]],
-        [None, "gelu", "tanh"],
-    ),
-)
-def test_our_lexical_heads_agree(tmp_path, inputs, activation):
-    folder = tiny.write_bert(tmp_path)
-    # The linear head has the last layer only
-    width = tiny.HIDDEN * len(inputs) if activation is None else 8
-    tiny.write_own_heads(
-        folder, inputs=inputs, width=width, sparse={"inputs": inputs, "activation": activation}
-    )
-    agree(read_spec(folder))
 
 
 def test_threads_of_one_pass_change_nothing(hybrid):
@@ -89,7 +41,7 @@ def test_threads_of_one_pass_change_nothing(hybrid):
 @pytest.mark.parametrize("family", [*tiny.FAMILIES])
 def test_a_text_alone_is_computed_as_among_others(tmp_path, family):
     spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
-    agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder)))
+    agree_alone(open_engine("ort", spec))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
@@ -155,19 +107,13 @@ def test_a_graph_that_onnxruntime_does_not_take_is_a_load_error(bert, content):
 def test_word_embeddings_that_could_be_two_tables_are_an_error(hybrid, monkeypatch):
     spec, graph = read_spec(hybrid), tiny.graph_of("bert")
     shape = (spec.vocab_size, spec.hidden_size)
-    backend = OnnxBackend.__init__
     assert [found for found in graph.weights.values() if found == shape] == [shape]
     monkeypatch.setattr(
         "hybridtei.inference.backends.graph.onnx_backend.open_sessions",
-        lambda *_, **__: [opened(cast(Any, NoSession))],
+        lambda *_, **__: [opened(NoSession)],
     )
     with pytest.raises(LoadError, match=f"{hybrid}: 2 tensors could be"):
-        backend(
-            object.__new__(OnnxBackend),
-            spec,
-            Graph(b"", {**graph.weights, "twin": shape}),
-            Weights.open(hybrid),
-        )
+        OnnxBackend(spec, Graph(b"", {**graph.weights, "twin": shape}), Weights.open(hybrid))
 
 
 class NoSession:
@@ -181,12 +127,12 @@ def test_what_a_large_pass_took_is_freed(tmp_path):
     spec = read_spec(
         tiny.write_bert(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=1)
     )
-    backend = OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    backend = open_engine("ort", spec)
     backend.free_unused()
     memory.trim()
     before = resident()
     texts = [Encoding(np.full(100, 5 + place)) for place in range(60)]
-    backend.forward(pack(texts, frozenset({Head.DENSE}), spec.positions))
+    run(backend, texts, frozenset({Head.DENSE}))
     assert resident() - before > 20_000_000
     backend.free_unused()
     memory.trim()

@@ -1,9 +1,6 @@
 """A checkpoint's own ONNX files, read or refused; and exported folders: read by our own loader and
 by plain ONNX Runtime, and the same as what they were made of."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -27,7 +24,6 @@ from tests.inference.backends.graph.test_int8 import LOOSE
 from tests.inference.backends.outputs import random_encodings, run, same
 from tests.sampled import paired
 
-Copied = Callable[[Path], Path]
 pytestmark = pytest.mark.usefixtures("cache")
 IDS = {"input_ids": ["n", "s"], "attention_mask": ["n", "s"]}
 ROWS = ["n", "s", tiny.HIDDEN]

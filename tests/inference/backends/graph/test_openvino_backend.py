@@ -14,12 +14,12 @@ pytest.importorskip("openvino", reason="the openvino extra is not installed")
 
 import openvino as ov
 
+from conformance.families.oracle import open_engine
 from conformance.small import tiny
 from hybridtei.batch import Encoding, Head
 from hybridtei.errors import BackendError, LoadError, WeightMismatch
 from hybridtei.inference.backends.graph import openvino_backend
 from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
-from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
@@ -123,7 +123,7 @@ def test_sizes_grow_a_little_to_one_of_few(least, parts, waste):
 
 def test_texts_as_long_as_the_table_of_positions_run(tmp_path):
     spec = read_spec(tiny.write_bert(tmp_path, max_position_embeddings=27))
-    backend = OpenVinoBackend(spec, family_graph(spec), Weights.open(tmp_path))
+    backend = open_engine("openvino", spec)
     texts = [Encoding(np.full(length, 7)) for length in (25, 26, 27)]
     same(run(backend, texts), run(TorchBackend(spec), texts), len(texts))
 

@@ -16,7 +16,7 @@ pytest.importorskip("openvino", reason="OpenVINO is not installed")
 from conformance.small import tiny
 from conformance.small.tiny import change
 from conformance.small.vocabulary import LONGEST
-from hybridtei.batch import Head, pack
+from hybridtei.batch import Head
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.fidelity import Fidelity, Guard, compare, sample_vectors
@@ -41,7 +41,7 @@ from hybridtei.inference.load import find_model
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests.inference.backends.graph.test_int8 import LOOSE, NO_MATRIX, parts
-from tests.inference.backends.outputs import sixty_four
+from tests.inference.backends.outputs import run, sixty_four
 from tests.near import near
 from tests.sampled import paired
 
@@ -57,8 +57,17 @@ def in_form(spec, form=Int8Form(16)):  # noqa: B008
 
 def unit(backend, texts):
     """Unit vectors float32[n, d]."""
-    dense = backend.forward(pack(texts, frozenset({Head.DENSE}), backend.spec.positions)).dense
+    dense = run(backend, texts, frozenset({Head.DENSE})).dense
     return dense / np.linalg.norm(dense, axis=1, keepdims=True)
+
+
+def alone(backend, texts):
+    return np.concatenate([unit(backend, [text]) for text in texts])
+
+
+def threaded(spec):
+    """In float32, in one team of two threads, as `in_form` is."""
+    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder), threads=2)
 
 
 @given(
@@ -92,10 +101,10 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
 ):
     """Every family in int8 on ONNX Runtime: test_int8.py; every kind of attention here:
     test_engine_laws.py."""
-    spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
+    spec, _ = parts(tiny.write_family(tmp_path, model_type, seed=1))
     graph, backend = family_graph(spec), in_form(spec)
     assert backend.dtype == "int8"
-    found = compare(OpenVinoBackend(spec, graph, weights, threads=2), backend)
+    found = compare(threaded(spec), backend)
     assert found.passes(LOOSE)
     assert found.worst < 1
     matrices = [
@@ -122,12 +131,9 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
 
 def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path):
     """DeBERTa v3 projects the embeddings of distances by the matrices of queries and keys."""
-    spec, weights = parts(
-        tiny.write_family(tmp_path, "deberta-v2", share_att_key=True, norm_rel_ebd="layer_norm")
-    )
-    assert compare(
-        OpenVinoBackend(spec, family_graph(spec), weights, threads=2), in_form(spec)
-    ).passes(LOOSE)
+    shared = {"share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    spec, _ = parts(tiny.write_family(tmp_path, "deberta-v2", **shared))
+    assert compare(threaded(spec), in_form(spec)).passes(LOOSE)
 
 
 def test_neighbours_and_their_order_change_next_to_nothing(hybrid):
@@ -135,9 +141,9 @@ def test_neighbours_and_their_order_change_next_to_nothing(hybrid):
     at once."""
     backend = in_form(read_spec(hybrid))
     texts = sixty_four(backend.spec.vocab_size)
-    alone = np.concatenate([unit(backend, [text]) for text in texts])
-    assert (unit(backend, texts) * alone).sum(1).min() > 0.9999
-    assert (unit(backend, texts[::-1])[::-1] * alone).sum(1).min() > 0.9999
+    expected = alone(backend, texts)
+    assert (unit(backend, texts) * expected).sum(1).min() > 0.9999
+    assert (unit(backend, texts[::-1])[::-1] * expected).sum(1).min() > 0.9999
 
 
 @pytest.mark.parametrize(
@@ -227,20 +233,17 @@ def test_channels_of_outliers_are_divided_and_their_columns_multiplied():
 
 
 def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert):
-    spec, weights = parts(bert)
-    exact = OpenVinoBackend(spec, family_graph(spec), weights, threads=2)
+    spec, _ = parts(bert)
     try:
         backend = in_form(spec, Int8Form(BY_TOKEN))
     except LoadError as error:
         # No bfloat16
         pytest.skip(str(error))
-    found = compare(exact, backend)
+    found = compare(threaded(spec), backend)
     assert found.passes(LOOSE)
     assert found.worst < 1
     texts = sixty_four(spec.vocab_size)
-    assert (unit(backend, texts) * np.concatenate([unit(backend, [text]) for text in texts])).sum(
-        1
-    ).min() > 0.999
+    assert (unit(backend, texts) * alone(backend, texts)).sum(1).min() > 0.999
 
 
 def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache, monkeypatch):
@@ -305,7 +308,7 @@ def test_bfloat16_that_is_far_from_float32_is_refused_with_figures(bert, monkeyp
 
 def test_a_long_text_is_judged_beyond_what_bfloat16_counts(bert):
     spec = replace(read_spec(bert), max_input_length=100)
-    backend = OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    backend = threaded(spec)
     short, longer = sample_vectors(backend), sample_vectors(backend, with_long=True)
     near(longer[:-1], short, 1e-6)
     assert len(longer) == len(short) + 1

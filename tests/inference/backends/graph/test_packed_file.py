@@ -18,7 +18,6 @@ import torch
 
 from conformance.small import tiny
 from hybridtei import cli
-from hybridtei.batch import Head, pack
 from hybridtei.errors import BackendError, LoadError
 from hybridtei.inference.backends import base
 from hybridtei.inference.backends.base import made_up
@@ -36,6 +35,7 @@ from hybridtei.inference.backends.graph.packed_file import (
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests.inference.backends.outputs import random_encodings
+from tests.inference.backends.outputs import states as hidden
 from tests.near import same
 
 pytestmark = pytest.mark.skipif(
@@ -79,9 +79,8 @@ def backend_of(folder, cache_gb=1):
 
 
 def states_by(backend):
-    batch = pack(random_encodings(backend.spec), frozenset({Head.TOKENS}), backend.spec.positions)
-    found = [backend.forward(batch, use_all_cores=wide).tokens for wide in (False, True)]
-    return np.stack([one.values for one in found if one is not None])
+    texts = random_encodings(backend.spec)
+    return np.stack([hidden(backend, texts, use_all_cores=wide).values for wide in (False, True)])
 
 
 def states(folder, cache_gb=1):

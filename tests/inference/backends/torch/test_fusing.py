@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from conformance.load import launches
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Encoding
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fusing import is_product, sum_inside
 from hybridtei.inference.backends.torch.kernels import flash, padded_groups
 from hybridtei.inference.backends.torch.ops import TorchOps
 from hybridtei.models.checkpoint.spec import read_spec
+from tests.inference.backends.outputs import states
 from tests.inference.backends.torch.attention import libraries
 from tests.inference.backends.torch.test_no_sync import CASES
 from tests.sampled import paired
@@ -27,12 +28,11 @@ NEAR = {"float16": 2e-2, "bfloat16": 1e-1}
 LIBRARY = libraries.installed()
 
 
-def states(backend):
+def drawn_states(backend):
     draw = np.random.default_rng(0)
     size = backend.spec.vocab_size
     texts = [Encoding(draw.integers(5, size, length)) for length in (9, 1, 33, 2)]
-    batch = pack(texts, frozenset({Head.TOKENS}), backend.spec.positions)
-    return backend.forward(batch).tokens.values
+    return states(backend, texts).values
 
 
 @pytest.mark.parametrize("case", [*TRUNKS, "adapters"])
@@ -45,10 +45,10 @@ def test_a_family_keeps_its_states_with_fewer_products(tmp_path, monkeypatch, ca
     sum_inside(backend.trunk.model)
     before, after = (sum(map(is_product, one.trunk.model.graph.nodes)) for one in (plain, backend))
     assert after < before
-    exact, found = states(plain), states(backend)
+    exact, found = drawn_states(plain), drawn_states(backend)
     assert np.abs(found - exact).max() <= EQUAL * np.abs(exact).max()
     # No pass changes a weight
-    np.testing.assert_array_equal(states(backend), found)
+    np.testing.assert_array_equal(drawn_states(backend), found)
 
 
 @pytest.mark.parametrize(("case", "dtype"), paired([*TRUNKS, "adapters"], [*NEAR]))
@@ -57,13 +57,13 @@ def test_a_family_in_half_precision_by_a_gpus_kernels_is_near_that_of_a_cpu(
 ):
     write, pooling = CASES[case]
     spec = read_spec(write(tmp_path), pooling=pooling)
-    exact = states(TorchBackend(spec, dtype=dtype))
+    exact = drawn_states(TorchBackend(spec, dtype=dtype))
     monkeypatch.setattr(TorchOps, "joins", True)
     backend = TorchBackend(spec, dtype=dtype)
     sum_inside(backend.trunk.model)
     has_bias = any(has_bias for _, has_bias in backend.trunk.forms)
     backend.trunk.kernel = padded_groups if has_bias else flash
-    found = states(backend)
+    found = drawn_states(backend)
     assert np.isfinite(found).all()
     assert np.abs(found - exact).max() <= NEAR[dtype] * np.abs(exact).max()
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForMaskedLM
 
 from conformance.small import tiny, tolerances
-from hybridtei.batch import Encoding, Head, offsets_of, pack
+from hybridtei.batch import Encoding, offsets_of
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.inference.backends.heads import Segments, column_maxima
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.spec import read_spec
+from tests.inference.backends.outputs import run
 from tests.near import near
 
 # roberta's and camembert's heads are that of xlm-roberta
@@ -34,9 +35,7 @@ KNOWN = [
 
 
 def weights_of(folder, encodings):
-    backend = TorchBackend(read_spec(folder, pooling="splade"))
-    outputs = backend.forward(pack(encodings, frozenset({Head.SPARSE}), backend.spec.positions))
-    return outputs.splade.to_dense()
+    return run(TorchBackend(read_spec(folder, pooling="splade")), encodings).splade.to_dense()
 
 
 def encodings_below(vocab_size):

@@ -12,19 +12,18 @@ from transformers import AutoModel
 
 from conformance.families.oracle import reference
 from conformance.small import tiny
-from hybridtei.batch import Encoding, Head
+from hybridtei.batch import Encoding
 from hybridtei.errors import WeightMismatch
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.trunk import forget_lengths
 from hybridtei.inference.backends.weights import left_over
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.backends.outputs import near as close
-from tests.inference.backends.outputs import random_encodings, run
+from tests.inference.backends.outputs import random_encodings, states
 
 
 def hidden_of(backend, encodings):
-    tokens = run(backend, encodings, frozenset({Head.TOKENS})).tokens
-    return list(tokens)
+    return [*states(backend, encodings)]
 
 
 @pytest.mark.parametrize("model_type", ["xlm-roberta", "roberta", "camembert", "mpnet"])

@@ -4,7 +4,6 @@ refuses those that cannot be."""
 import json
 import zlib
 from base64 import b85decode
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import build, read_vocab
 from hybridtei.models.fingerprint import fingerprint
 from tests.near import near
 
-Copied = Callable[[Path], Path]
 # The tables of `normalization_rule_tsv` of sentencepiece 0.2.3 for: Ａ -> A, Ｂ -> B; tab, line,
 # U+00A0 and U+3000 -> a space.
 CHARSMAP = zlib.decompress(
