@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from conformance.small import tiny
 from hybridtei.config import ModelConfig
@@ -17,31 +16,35 @@ from hybridtei.inference.backends.select import choices, open_backend, why_not
 from hybridtei.models.checkpoint.spec import read_spec
 
 
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch):
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+
+
+def asked(folder, **options):
+    return ModelConfig(model_id=str(folder), **options)
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_processor_decides_who_is_first_in_int8(bert, exact, monkeypatch):
     monkeypatch.setattr(backend_choice, "_installed", lambda _: True)
-    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     monkeypatch.setattr(backend_choice, "_sums_exactly", lambda: exact)
     spec = read_spec(bert)
-    assert [choice.name for choice in choices(ModelConfig(model_id=str(bert)), spec)] == [
-        "ort",
-        "openvino",
-        "torch",
-    ]
-    found = choices(ModelConfig(model_id=str(bert), dtype="int8"), spec)
-    assert [choice.name for choice in found] == (
-        ["openvino", "ort"] if exact else ["ort", "openvino"]
-    )
+
+    def names(**options):
+        return [choice.name for choice in choices(asked(bert, **options), spec)]
+
+    assert names() == ["ort", "openvino", "torch"]
+    assert names(dtype="int8") == (["openvino", "ort"] if exact else ["ort", "openvino"])
 
 
 def test_the_only_one_says_so_and_others_that_tune_measures(bert, monkeypatch):
-    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     spec = read_spec(bert)
-    assert "`hybridtei tune` measures all" in choices(ModelConfig(model_id=str(bert)), spec)[0].why
+    assert "`hybridtei tune` measures all" in choices(asked(bert), spec)[0].why
     monkeypatch.setattr(
         backend_choice, "_installed", lambda package: package not in ("openvino", "torch")
     )
-    (only,) = choices(ModelConfig(model_id=str(bert)), spec)
+    (only,) = choices(asked(bert), spec)
     assert (only.name, only.why) == ("ort", "the only one that can")
 
 
@@ -72,17 +75,16 @@ def test_nothing_that_can_run_it_is_an_error_with_every_reason(bert, monkeypatch
         LoadError,
         match=r"nothing here can run it in float32: ort: .*no family `opt`.*hybridtei\[torch\]",
     ):
-        choices(ModelConfig(model_id=str(bert)), spec)
+        choices(asked(bert), spec)
 
 
 def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert):
     with pytest.raises(LoadError, match="fp8 needs a GPU, and there is no NVIDIA device here"):
-        open_backend(ModelConfig(model_id=str(bert), dtype="fp8"), read_spec(bert))
+        open_backend(asked(bert, dtype="fp8"), read_spec(bert))
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_float16_wants_a_gpu(bert, backend, monkeypatch):
-    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     with pytest.raises(LoadError, match="float16 is for GPUs, and there is no NVIDIA device here"):
         choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))
 
@@ -117,12 +119,13 @@ def test_a_gpu_computes_in_the_half_precision_of_the_checkpoint_and_of_its_famil
     dtype,
     monkeypatch,
 ):
-    folder = tiny.write_family(tmp_path, family)
-    file = folder / "model.safetensors"
-    save_file({name: value.to(stored) for name, value in load_file(file).items()}, file)
+    folder = tiny.change(
+        tiny.write_family(tmp_path, family),
+        lambda tensors: {name: value.to(stored) for name, value in tensors.items()},
+    )
     on_a_gpu(monkeypatch, folder, card)
     spec = read_spec(folder, pooling="mean")
-    (only,) = choices(ModelConfig(model_id=str(folder)), spec)
+    (only,) = choices(asked(folder), spec)
     assert (only.name, only.dtype) == ("torch", dtype)
 
 
@@ -147,15 +150,14 @@ def test_a_precision_that_the_family_or_the_card_lacks_is_refused_by_name(
 ):
     folder = tiny.write_family(tmp_path, family)
     on_a_gpu(monkeypatch, folder, card)
-    config = ModelConfig(model_id=str(folder), backend=backend, dtype=dtype)  # type: ignore[arg-type]
+    config = asked(folder, backend=backend, dtype=dtype)
     with pytest.raises(LoadError, match=why):
         choices(config, read_spec(folder, pooling="mean"))
 
 
 def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, monkeypatch, caplog):
-    config, spec = ModelConfig(model_id=str(bert)), read_spec(bert)
+    config, spec = asked(bert), read_spec(bert)
     caplog.set_level(logging.INFO, "hybridtei")
-    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     open_backend(config, spec).close()
     # There is a device, and this torch cannot use it
     monkeypatch.setattr(backend_choice, "NVIDIA", bert)
@@ -164,15 +166,11 @@ def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, mon
     for built in (None, "13.0"):
         monkeypatch.setattr(torch.version, "cuda", built)
         assert open_backend(config, spec).name != "torch"
-    assert [record.getMessage() for record in caplog.records if "GPU" in record.msg] == [
-        "no GPU is used: there is no NVIDIA device here (/nowhere)",
-        "no GPU is used: torch is built for CPUs only",
-        "no GPU is used: CUDA_VISIBLE_DEVICES hides it",
-    ]
-    assert [record.levelname for record in caplog.records if "GPU" in record.msg] == [
-        "INFO",
-        "WARNING",
-        "WARNING",
+    told = [record for record in caplog.records if "GPU" in record.msg]
+    assert [(record.levelname, record.getMessage()) for record in told] == [
+        ("INFO", "no GPU is used: there is no NVIDIA device here (/nowhere)"),
+        ("WARNING", "no GPU is used: torch is built for CPUs only"),
+        ("WARNING", "no GPU is used: CUDA_VISIBLE_DEVICES hides it"),
     ]
     on_a_gpu(monkeypatch, bert)
     (only,) = choices(config, spec)
@@ -188,7 +186,7 @@ def test_an_old_driver_is_an_error_unless_the_flag_names_a_backend_of_cpus(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    config = ModelConfig(model_id=str(bert), backend=backend)  # type: ignore[arg-type]
+    config = asked(bert, backend=backend)
     if backend == "ort":
         assert open_backend(config, read_spec(bert)).name == "ort"
         return

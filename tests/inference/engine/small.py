@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conformance.small.fake_backend import FakeBackend
 from conformance.small.vocabulary import wordpiece
-from hybridtei.batch import Positions
+from hybridtei.batch import Positions, pack
 from hybridtei.config import EngineConfig
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Model
@@ -115,6 +115,14 @@ def model(spec=None, *, default_prompt=None):
     )
     reader = TextReader(tokenizer(), prompts, spec.max_input_length, spec.vocab_size)
     return Model(spec, reader, query_table(spec))
+
+
+def answered(task, model, computed=None):
+    """The encodings of a task, and its answer by the fake backend; `computed`: instead of its own
+    heads."""
+    encodings = task.prepare(model)
+    batch = pack(encodings, computed or task.heads, model.spec.positions)
+    return encodings, task.finish(model, encodings, FakeBackend(model.spec).forward(batch))
 
 
 def service(

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.small.fake_backend import FakeBackend
-from hybridtei.batch import EMBEDDINGS, Head, pack
+from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.inference.tasks.embed import Embed
 from tests.inference.engine import small
 from tests.near import same
@@ -21,11 +20,7 @@ heads = st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)
 
 
 def answer(task, *, computed=None):
-    encodings = task.prepare(MODEL)
-    outputs = FakeBackend(MODEL.spec).forward(
-        pack(encodings, computed or task.heads, MODEL.spec.positions)
-    )
-    return task.finish(MODEL, encodings, outputs)
+    return small.answered(task, MODEL, computed)[1]
 
 
 @given(texts, heads)

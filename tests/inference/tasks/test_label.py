@@ -4,8 +4,7 @@ what is asked twice."""
 import numpy as np
 import pytest
 
-from conformance.small.fake_backend import FakeBackend
-from hybridtei.batch import Ragged, offsets_of, pack
+from hybridtei.batch import Ragged, offsets_of
 from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.inference.tasks.label import Tag
 from hybridtei.models.checkpoint.classifiers import ClassifierHead, LinearStep
@@ -22,31 +21,20 @@ TEXT = "Hybrid search, é by Meaning"
 
 
 def answer(task):
-    encodings = task.prepare(MODEL)
-    return task.finish(
-        MODEL, encodings, FakeBackend(SPEC).forward(pack(encodings, task.heads, SPEC.positions))
-    )
+    return small.answered(task, MODEL)[1]
 
 
 def test_asking_twice_gives_the_same_and_neighbours_change_nothing():
-    task = Tag([TEXT, "one two", TEXT], LabelOptions(aggregation_strategy="average"))
+    options = LabelOptions(aggregation_strategy="average")
+    task = Tag([TEXT, "one two", TEXT], options)
     assert answer(task) == answer(task)
-    assert (
-        answer(task)[1] == answer(Tag(["one two"], LabelOptions(aggregation_strategy="average")))[0]
-    )
+    assert answer(task)[1] == answer(Tag(["one two"], options))[0]
 
 
 def test_a_text_that_is_only_special_tokens_has_no_span():
-    spec = small.model_spec(classifier=SPEC.kind.head)
-    model = small.model(spec)
-    encodings = Tag(["\u200b"], LabelOptions(aggregation_strategy="max")).prepare(model)
-    outputs = FakeBackend(spec).forward(pack(encodings, Tag([]).heads, spec.positions))
-    assert (
-        Tag(["\u200b"], LabelOptions(aggregation_strategy="max"))
-        .finish(model, encodings, outputs)[0]
-        .spans
-        == []
-    )
+    task = Tag(["\u200b"], LabelOptions(aggregation_strategy="max"))
+    _, (found,) = small.answered(task, small.model(SPEC))
+    assert found.spans == []
 
 
 def test_no_number_is_an_error():

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from conformance.small.fake_backend import FakeBackend
-from hybridtei.batch import Encoding, Head, WindowEncoding, pack
+from hybridtei.batch import Encoding, Head, WindowEncoding
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.embed import MAX_WINDOWS, Embed
 from hybridtei.models.checkpoint.late import Expansion, Side
 from hybridtei.options import EmbedOptions
 from hybridtei.outputs import unit
 from tests.inference.engine import small
+from tests.near import near, same
 
 MODELS = {"hybrid": small.model(), "splade": small.model(small.splade())}
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
@@ -24,10 +24,11 @@ LONG = " ".join(small.WORDS[(place * 7 + place // 5) % len(small.WORDS)] for pla
 
 
 def answer(task, model=MODELS["hybrid"]):
-    encodings = task.prepare(model)
-    heads = task.heads
-    outputs = FakeBackend(model.spec).forward(pack(encodings, heads, model.spec.positions))
-    return encodings, task.finish(model, encodings, outputs)
+    return small.answered(task, model)
+
+
+def windowed(*texts, heads=ALL, **options):
+    return Embed(texts, heads, EmbedOptions(long_inputs="mean", **options))
 
 
 def parts_of(encodings, texts):
@@ -45,25 +46,17 @@ def parts_of(encodings, texts):
 @given(st.lists(words, min_size=1, max_size=4), st.booleans(), st.sampled_from([None, 4]))
 def test_a_vector_is_the_average_of_the_windows_by_tokens(texts, normalize, dimensions):
     """The oracle embeds the windows' texts alone, and averages them in float64."""
-    task = Embed(
-        texts, ALL, EmbedOptions(normalize=normalize, dimensions=dimensions, long_inputs="mean")
-    )
+    task = windowed(*texts, normalize=normalize, dimensions=dimensions)
     encodings, found = answer(task)
     assert len(found) == len(texts)
     alone = replace(task, options=structs.replace(task.options, long_inputs=None))
     for row, (text, windows) in enumerate(zip(texts, parts_of(encodings, texts), strict=True)):
         if windows == [None]:
             _, expected = answer(replace(alone, inputs=[text]))
-            for name in ("dense", "multivector", "sparse"):
-                left, right = getattr(found, name), getattr(expected, name)
-                if name == "dense":
-                    assert left[row].tobytes() == right[0].tobytes()
-                elif name == "multivector":
-                    assert left.row(row).tobytes() == right.row(0).tobytes()
-                else:
-                    assert [x.tobytes() for x in left.row(row)] == [
-                        x.tobytes() for x in right.row(0)
-                    ]
+            same(found.dense[row], expected.dense[0])
+            same(found.multivector.row(row), expected.multivector.row(0))
+            for ours, theirs in zip(found.sparse.row(row), expected.sparse.row(0), strict=True):
+                same(ours, theirs)
             continue
         assert len(windows) > 1
         raw = replace(alone, inputs=windows, normalize=False, dimensions=None)
@@ -71,21 +64,21 @@ def test_a_vector_is_the_average_of_the_windows_by_tokens(texts, normalize, dime
         mean = np.average(vectors.dense, axis=0, weights=[len(e) for e in read])[:dimensions]
         if normalize:
             mean /= np.linalg.norm(mean)
-        np.testing.assert_allclose(found.dense[row], mean, atol=1e-6)
+        near(found.dense[row], mean, 1e-6)
         rows = np.concatenate([*vectors.multivector])[:, :dimensions]
-        np.testing.assert_allclose(found.multivector.row(row), unit(rows), atol=1e-6)
+        near(found.multivector.row(row), unit(rows), 1e-6)
         expected = vectors.sparse.to_dense().max(axis=0)
-        np.testing.assert_array_equal(found.sparse.part(row, row + 1).to_dense()[0], expected)
+        same(found.sparse.part(row, row + 1).to_dense()[0], expected)
 
 
 def test_windows_cover_the_text_to_its_end_and_are_bounded():
-    encodings, _ = answer(Embed(["one", LONG], ALL, EmbedOptions(long_inputs="mean")))
+    encodings, _ = answer(windowed("one", LONG))
     windows = [item for item in encodings if isinstance(item, WindowEncoding)]
     assert windows[0].characters[0] == 0
     assert windows[-1].characters[1] == len(LONG)
     assert {window.extent for window in windows} == {None}
     assert max(map(len, windows)) <= small.LONGEST
-    task = Embed(["one", " ".join([LONG] * 40)], ALL, EmbedOptions(long_inputs="mean"))
+    task = windowed("one", " ".join([LONG] * 40))
     encodings = task.prepare(MODELS["hybrid"])
     assert len(encodings) == 1 + MAX_WINDOWS
     assert encodings[-1].extent == (0, encodings[-1].characters[1])
@@ -95,49 +88,43 @@ def test_texts_in_windows_are_computed_a_few_at_a_time():
     """Each chunk is one request of the engine, and its windows are in memory together."""
     model = MODELS["hybrid"]
     texts = ["one", *[f"{'two ' * 20_000}{place}" for place in range(4)], "three", "four"]
-    task = Embed(texts, ALL, EmbedOptions(long_inputs="mean")).for_model(model.spec)
+    task = windowed(*texts).for_model(model.spec)
     chunks = task.split(32)
     assert [text for chunk in chunks for text in chunk.inputs] == texts
     assert max(len(chunk.prepare(model)) for chunk in chunks) <= MAX_WINDOWS + 3
 
 
 def test_what_may_not_be_cut_is_refused_as_ever():
-    task = Embed(["one", LONG], ALL, EmbedOptions(truncate=False, long_inputs="mean"))
+    task = windowed("one", LONG, truncate=False)
     with pytest.raises(InvalidInput, match="less than 64 tokens") as refused:
         task.prepare(MODELS["hybrid"])
     assert refused.value.place == 1
 
 
 def test_a_length_of_the_request_is_that_of_the_windows():
-    encodings = Embed([LONG], ALL, EmbedOptions(max_tokens=30, long_inputs="mean")).prepare(
-        MODELS["hybrid"]
-    )
+    encodings = windowed(LONG, max_tokens=30).prepare(MODELS["hybrid"])
     assert len(encodings) > 8
     assert max(map(len, encodings)) <= 30
     # A window needs 16 tokens of its text
-    (cut,) = Embed([LONG], ALL, EmbedOptions(max_tokens=10, long_inputs="mean")).prepare(
-        MODELS["hybrid"]
-    )
+    (cut,) = windowed(LONG, max_tokens=10).prepare(MODELS["hybrid"])
     assert cut.extent is not None
 
 
 def test_of_splades_weights_the_largest_counts():
-    task = Embed(
-        [LONG, "one two", LONG], frozenset({Head.SPARSE}), EmbedOptions(long_inputs="mean")
-    )
+    task = windowed(LONG, "one two", LONG, heads=frozenset({Head.SPARSE}))
     encodings, found = answer(task, MODELS["splade"])
     texts = parts_of(encodings, task.inputs)
     _, windows = answer(Embed(texts[0], task.heads), MODELS["splade"])
     expected = windows.sparse.to_dense().max(axis=0)
     dense = found.sparse.to_dense()
-    np.testing.assert_array_equal(dense[0], expected)
-    np.testing.assert_array_equal(dense[2], expected)
+    same(dense[0], expected)
+    same(dense[2], expected)
     _, alone = answer(Embed(["one two"], task.heads), MODELS["splade"])
-    np.testing.assert_array_equal(dense[1], alone.sparse.to_dense()[0])
+    same(dense[1], alone.sparse.to_dense()[0])
 
 
 def test_every_window_has_the_prompt():
-    task = Embed([LONG], ALL, EmbedOptions(prompt_name="query", long_inputs="mean"))
+    task = windowed(LONG, prompt_name="query")
     prompt = [small.IDS[piece] for piece in ("[CLS]", "q", "##u", "##e", "##r", "##y", ":")]
     encodings = task.prepare(MODELS["hybrid"])
     assert len(encodings) > 5
@@ -147,15 +134,13 @@ def test_every_window_has_the_prompt():
 
 def test_ids_are_cut_as_before():
     ids = [small.IDS["one"]] * 100
-    encodings = Embed([ids, LONG], ALL, EmbedOptions(long_inputs="mean")).prepare(MODELS["hybrid"])
+    encodings = windowed(ids, LONG).prepare(MODELS["hybrid"])
     before = Embed([ids], ALL).prepare(MODELS["hybrid"])[0]
     assert type(encodings[0]) is Encoding
     assert encodings[0].input_ids.tolist() == before.input_ids.tolist()
     assert encodings[0].extent == before.extent
     with pytest.raises(InvalidInput, match="tokens") as refused:
-        Embed(["one", ids], ALL, EmbedOptions(truncate=False, long_inputs="mean")).prepare(
-            MODELS["hybrid"]
-        )
+        windowed("one", ids, truncate=False).prepare(MODELS["hybrid"])
     assert refused.value.place == 1
 
 
@@ -174,8 +159,7 @@ EXPANDING = Side(expansion=Expansion(32, 0)), Side()
     ],
 )
 def test_what_has_no_windows_is_refused_by_name(spec, fields):
-    options = {"long_inputs": "mean", **fields}
-    task = Embed([LONG], options.pop("heads"), EmbedOptions(**options))
+    task = windowed(LONG, **fields)
     assert not task.reads_windows(spec)
     with pytest.raises(InvalidInput, match=r"`long_inputs` \"mean\" is not for `tokens`, nor for"):
         task.check(spec)
@@ -188,7 +172,7 @@ def test_a_router_reads_queries_in_windows_of_the_model_for_queries():
     spec = small.model_spec(query=queries.spec)
     model = replace(documents, spec=spec, query=queries)
     for side, longest, route in (("query", 32, 1), ("document", 64, 0)):
-        task = Embed([LONG], ALL, EmbedOptions(input_type=side, long_inputs="mean"))
+        task = windowed(LONG, input_type=side)
         encodings = task.prepare(model)
         assert longest - 8 < max(map(len, encodings)) <= longest
         assert {encoding.route for encoding in encodings} == {route}

@@ -36,6 +36,24 @@ def rows_of(count, seed=0, width=16):
     return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
 
 
+def document(rows):
+    """The rows of one document."""
+    return Ragged(rows, np.array([0, len(rows)]))
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """How many rows were clustered together each time."""
+    sizes = []
+
+    def noting(rows, count):
+        sizes.append(len(rows))
+        return clusters(rows, count)
+
+    monkeypatch.setattr(pooling, "clusters", noting)
+    return sizes
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(0, 9))
 def test_no_more_rows_than_the_budget_and_nothing_is_lost(count, most, seed):
@@ -45,12 +63,8 @@ def test_no_more_rows_than_the_budget_and_nothing_is_lost(count, most, seed):
     near(merged.sum(axis=0), rows.sum(axis=0), 1e-3)
 
 
-def test_long_documents_are_merged_in_blocks(monkeypatch):
+def test_long_documents_are_merged_in_blocks(seen, monkeypatch):
     monkeypatch.setattr(pooling, "MAX_MERGED_AT_ONCE", 16)
-    seen = []
-    monkeypatch.setattr(
-        pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1]
-    )
     for most in (4, 15, 40, 99):
         rows = rows_of(100)
         merged = merge(rows, most)
@@ -72,18 +86,18 @@ def test_words_alone_are_merged_where_there_are_any():
 
 def test_a_bit_for_each_sign():
     rows = unit(rows_of(7, width=12))
-    bits = budgeted(Ragged(rows, np.array([0, 7])), MultivectorBudget(dtype="binary"))
+    bits = budgeted(document(rows), MultivectorBudget(dtype="binary"))
     assert bits.values.dtype == np.uint8
     assert bits.values.shape == (7, 2)
     signs = unpacked(bits.values, 12)
     same(np.sign(signs), np.where(rows > 0, 1, -1))
     near(np.linalg.norm(signs, axis=1), 1, 1e-6)
-    assert maxsim(signs[:1], Ragged(signs, np.array([0, 7])), mean=False) == pytest.approx(1)
+    assert maxsim(signs[:1], document(signs), mean=False) == pytest.approx(1)
 
 
 def test_whole_numbers_keep_directions_and_zero_rows():
     rows = np.concatenate([rows_of(5), np.zeros((1, 16), np.float32)])
-    whole = budgeted(Ragged(rows, np.array([0, 6])), MultivectorBudget(dtype="int8")).values
+    whole = budgeted(document(rows), MultivectorBudget(dtype="int8")).values
     assert whole.dtype == np.int8
     near(unit(whole.astype(np.float32)), unit(rows), 0.01)
 
@@ -96,25 +110,15 @@ def test_declared_pooling_is_that_of_sentence_transformers(count, factor, protec
         factor, num_protected_tokens=protected, normalize_embeddings=normalize
     )
     wanted = theirs.pool([torch.from_numpy(rows)])[0].numpy()
-    found = pooled(
-        Ragged(rows, np.array([0, count])), TokenPooling(factor, protected, normalize)
-    ).values
+    found = pooled(document(rows), TokenPooling(factor, protected, normalize)).values
     near(found, wanted, 1e-6)
 
 
-def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(
-    monkeypatch,
-):
-    seen = []
-    monkeypatch.setattr(
-        pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1]
-    )
+def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(seen):
     rows, block = unit(rows_of(2_049)), TokenPooling(4.0, 0, normalize=True)
-    found = pooled(Ragged(rows, np.array([0, 2_049])), TokenPooling(4.0, 1, normalize=True)).values
+    found = pooled(document(rows), TokenPooling(4.0, 1, normalize=True)).values
     assert max(seen) <= pooling.MAX_MERGED_AT_ONCE
-    blocks = [
-        pooled(Ragged(part, np.array([0, 512])), block).values for part in np.split(rows[1:], 4)
-    ]
+    blocks = [pooled(document(part), block).values for part in np.split(rows[1:], 4)]
     same(found, np.concatenate([unit(rows[:1]), *blocks]))
 
 

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.small.fake_backend import FakeBackend
-from hybridtei.batch import pack
 from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.inference.tasks import windows
 from hybridtei.inference.tasks.label import Classify
@@ -40,12 +38,7 @@ MODEL = small.model(SPEC)
 
 
 def answer(task, model=MODEL):
-    encodings = task.prepare(model)
-    return task.finish(
-        model,
-        encodings,
-        FakeBackend(model.spec).forward(pack(encodings, task.heads, model.spec.positions)),
-    )
+    return small.answered(task, model)[1]
 
 
 @given(st.lists(st.integers(0, MAX_CHUNK_CHARACTERS // 3), max_size=700))
@@ -71,10 +64,8 @@ def in_parts(task, model, read):
     encodings."""
     parts = []
     while task is not None:
-        encodings = task.prepare(model)
+        encodings, answer = small.answered(task, model)
         read.append(encodings)
-        batch = pack(encodings, task.heads, model.spec.positions)
-        answer = task.finish(model, encodings, FakeBackend(model.spec).forward(batch))
         parts.append(answer)
         task = task.rest(encodings)
         if task is not None:

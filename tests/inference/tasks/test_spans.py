@@ -54,27 +54,15 @@ def task(*inputs, heads=frozenset({Head.DENSE}), **options):
     return EmbedSpans(inputs, Embed((), heads, EmbedOptions(**options)))
 
 
+def prepared(*inputs, **options):
+    return task(*inputs, **options).prepare(small.model())
+
+
 def test_a_prompts_tokens_belong_to_no_span():
-    (encoding,) = task(SpanText("one two", [(0, 7), (4, 7)]), prompt_name="query").prepare(
-        small.model()
-    )
-    assert [small.PIECES[i] for i in encoding.input_ids] == [
-        "[CLS]",
-        *"query"[:1],
-        *encoding_pieces("uery"),
-        ":",
-        "one",
-        "two",
-        "[SEP]",
-    ]
-    assert [row.tolist() for row in encoding.places] == [
-        [len(encoding) - 3, len(encoding) - 2],
-        [len(encoding) - 2],
-    ]
-
-
-def encoding_pieces(letters):
-    return [f"##{letter}" for letter in letters]
+    (encoding,) = prepared(SpanText("one two", [(0, 7), (4, 7)]), prompt_name="query")
+    pieces = [small.PIECES[i] for i in encoding.input_ids]
+    assert pieces == ["[CLS]", "q", "##u", "##e", "##r", "##y", ":", "one", "two", "[SEP]"]
+    assert [row.tolist() for row in encoding.places] == [[7, 8], [8]]
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
@@ -84,15 +72,13 @@ def test_a_span_that_was_cut_off_is_refused_and_the_others_keep_their_places(
     monkeypatch.setattr(spans, "MAX_WINDOWS", 1)
     words, room = "one " * 80, small.LONGEST - 2
     kept, cut = ((0, 3), (316, 319)) if direction == "right" else ((316, 319), (0, 3))
-    (encoding,) = task(SpanText(words, [kept]), truncation_direction=direction).prepare(
-        small.model()
-    )
+    (encoding,) = prepared(SpanText(words, [kept]), truncation_direction=direction)
     assert encoding.places.values.tolist() == [1 if direction == "right" else room]
     with pytest.raises(
         InvalidInput,
         match=rf"`inputs\[0\].spans\[1\]` is \[{cut[0]}, {cut[1]}\].*no token.* {room} tokens are read",
     ):
-        task(SpanText(words, [kept, cut]), truncation_direction=direction).prepare(small.model())
+        prepared(SpanText(words, [kept, cut]), truncation_direction=direction)
 
 
 def test_chunks_name_inputs_by_their_place_in_the_request():
@@ -103,18 +89,18 @@ def test_chunks_name_inputs_by_their_place_in_the_request():
 
 def test_at_most_four_times_the_texts_tokens():
     item = SpanText("one two three", [(0, 13)] * 4)
-    (encoding,) = task(item).prepare(small.model())
+    (encoding,) = prepared(item)
     assert len(encoding.places.values) == 12
     with pytest.raises(
         InvalidInput, match=r"`inputs\[0\].spans` hold 13 tokens in all > maximum allowed 12"
     ):
-        task(SpanText(item.text, [*item.spans, (0, 3)])).prepare(small.model())
+        prepared(SpanText(item.text, [*item.spans, (0, 3)]))
     with pytest.raises(InvalidInput, match=f"257 spans > maximum allowed {4 * small.LONGEST}"):
-        task(SpanText("one", [(0, 3)] * 257), truncate=False).prepare(small.model())
+        prepared(SpanText("one", [(0, 3)] * 257), truncate=False)
     with pytest.raises(
         InvalidInput, match=f"4097 spans > maximum allowed {4 * spans.MAX_WINDOWS * small.LONGEST}"
     ):
-        task(SpanText("one", [(0, 3)] * 4097)).prepare(small.model())
+        prepared(SpanText("one", [(0, 3)] * 4097))
 
 
 @pytest.mark.parametrize("prompt", [None, "query"])
@@ -198,17 +184,13 @@ def test_models_that_pool_otherwise_are_refused_by_name(pooling):
 def test_the_numbers_of_an_answer_are_bounded_by_how_often_spans_overlap():
     model = small.model()
     heads = frozenset({Head.DENSE, Head.MULTIVECTOR})
-    # Which are pooled
-    states = 4 * small.HIDDEN
+    # Two vectors, and the states that are pooled
+    fixed = (2 + 4) * small.HIDDEN
     apart = task(SpanText("one two", [(0, 3), (4, 7)]), heads=heads)
-    assert apart.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 4 * small.DIM
+    assert apart.max_numbers(model.spec, 4) == fixed + 4 * small.DIM
     twice = task(SpanText("one two", [(0, 7), (4, 7)]), heads=heads)
-    assert twice.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 8 * small.DIM
+    assert twice.max_numbers(model.spec, 4) == fixed + 8 * small.DIM
     budget = EmbedOptions(multivector=MultivectorBudget(max_tokens=1))
-    merged = replace(
-        apart,
-        task=Embed(["one two"], apart.task.heads, budget),
-    )
-    assert merged.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 2 * small.DIM, (
-        "a budget is one of each span"
-    )
+    merged = replace(apart, task=Embed(["one two"], heads, budget))
+    # A budget is one of each span
+    assert merged.max_numbers(model.spec, 4) == fixed + 2 * small.DIM

@@ -94,14 +94,22 @@ def toy(file, inputs, outputs, kind=TensorProto.INT64):
     ("external", "output"), [(False, "last_hidden_state"), (True, "a_name_of_its_own")]
 )
 def test_a_checkpoint_with_nothing_but_onnx_is_served(bert, copied, external, output):
-    folder, texts = copied(bert), random_encodings(read_spec(bert))
+    folder = copied(bert)
     path = own_file(folder, external=external, output=output)
     assert (path.parent / "model.onnx_data").exists() == external
     spec = read_spec(folder)
     assert (find_own_graph(spec), find_own_graph(read_spec(bert))) == (path, None)
     backend = OnnxBackend.from_file(spec, path)
     assert (backend.name, backend.dtype) == ("ort", "float32")
-    same(run(backend, texts), run(TorchBackend(read_spec(bert)), texts), len(texts))
+    agrees(backend, bert)
+
+
+def agrees(backend, folder):
+    """Every output is that of the checkpoint by torch."""
+    theirs = TorchBackend(read_spec(folder))
+    assert backend.spec.heads == theirs.spec.heads
+    texts = random_encodings(theirs.spec)
+    same(run(backend, texts), run(theirs, texts), len(texts))
 
 
 def test_a_head_that_reads_word_embeddings_needs_them(hybrid, copied):
@@ -111,38 +119,36 @@ def test_a_head_that_reads_word_embeddings_needs_them(hybrid, copied):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "message", "kind"),
+    ("inputs", "outputs", "message"),
     [
-        ({"input_ids": ["n", "s"]}, {"hidden": ROWS}, "takes", TensorProto.INT64),
-        ({**IDS, "position_ids": ["n", "s"]}, {"hidden": ROWS}, "takes", TensorProto.INT64),
-        ({**IDS, "input_ids": ["n", 128]}, {"hidden": ROWS}, "of any two sizes", TensorProto.INT64),
+        ({"input_ids": ["n", "s"]}, {"hidden": ROWS}, "takes"),
+        ({**IDS, "position_ids": ["n", "s"]}, {"hidden": ROWS}, "takes"),
+        ({**IDS, "input_ids": ["n", 128]}, {"hidden": ROWS}, "of any two sizes"),
         (
             {**IDS, "attention_mask": [1, "s"]},
             {"hidden": ROWS},
             "of any two sizes",
-            TensorProto.INT64,
         ),
         (
             {**IDS, "attention_mask": ["n", 1, "s"]},
             {"hidden": ROWS},
             "of any two sizes",
-            TensorProto.INT64,
         ),
-        (IDS, {"sentence_embedding": ["n", tiny.HIDDEN]}, "no output is", TensorProto.INT64),
-        (IDS, {"hidden": ["n", 128, tiny.HIDDEN]}, "no output is", TensorProto.INT64),
-        (IDS, {"one": ROWS, "other": ROWS}, "or several are", TensorProto.INT64),
-        (IDS, {"hidden": ROWS}, r"tensor\(int32\)", TensorProto.INT32),
+        (IDS, {"sentence_embedding": ["n", tiny.HIDDEN]}, "no output is"),
+        (IDS, {"hidden": ["n", 128, tiny.HIDDEN]}, "no output is"),
+        (IDS, {"one": ROWS, "other": ROWS}, "or several are"),
+        (IDS, {"hidden": ROWS}, r"tensor\(int32\)"),
         (
             IDS,
             {"hidden": ROWS},
             "",
-            TensorProto.INT64,
             # Whose states have another shape than it promises
         ),
     ],
 )
-def test_a_graph_with_other_ends_is_refused(bert, copied, inputs, outputs, message, kind):
+def test_a_graph_with_other_ends_is_refused(bert, copied, inputs, outputs, message):
     folder = copied(bert)
+    kind = TensorProto.INT32 if "int32" in message else TensorProto.INT64
     path = toy(folder / "onnx" / "model.onnx", inputs, outputs, kind)
     with pytest.raises(UnsupportedArchitecture, match=rf"{path}.*{message}"):
         OnnxBackend.from_file(read_spec(folder), path)
@@ -205,15 +211,17 @@ def test_a_file_that_is_no_onnx_is_a_load_error(bert, copied, content):
         OnnxBackend.from_file(read_spec(folder), folder / "model.onnx")
 
 
+def export(folder, *arguments, **options):
+    return export_model(find_model(ModelConfig(model_id=str(folder), **options)), *arguments)
+
+
 def exported(
     folder,
     out,
     dtype="float32",
     pooling=None,
 ):
-    report = export_model(
-        find_model(ModelConfig(model_id=str(folder), pooling=pooling)), out, dtype, LOOSE
-    )
+    report = export(folder, out, dtype, LOOSE, pooling=pooling)
     assert str(report.path) in str(report)
     assert (report.fidelity is None) == (dtype == "float32")
     spec = read_spec(out, pooling=pooling)
@@ -226,10 +234,7 @@ def exported(
 @pytest.mark.parametrize("name", ["hybrid", "m3"])
 def test_a_folder_gives_what_its_checkpoint_gives(request, tmp_path, name):
     folder = request.getfixturevalue(name)
-    backend, theirs = exported(folder, tmp_path / "out"), TorchBackend(read_spec(folder))
-    assert backend.spec.heads == theirs.spec.heads
-    texts = random_encodings(theirs.spec)
-    same(run(backend, texts), run(theirs, texts), len(texts))
+    agrees(exported(folder, tmp_path / "out"), folder)
 
 
 def test_a_file_of_eight_bits_is_served_as_such(bert, tmp_path):
@@ -247,9 +252,7 @@ def test_a_file_of_eight_bits_is_served_as_such(bert, tmp_path):
 
 def test_too_much_loss_writes_nothing(bert, tmp_path):
     with pytest.raises(LoadError, match="too far"):
-        export_model(
-            find_model(ModelConfig(model_id=str(bert))), tmp_path / "out", "int8", Guard(worst=1.1)
-        )
+        export(bert, tmp_path / "out", "int8", Guard(worst=1.1))
     assert not (tmp_path / "out").exists()
 
 
@@ -262,8 +265,7 @@ def test_large_weights_lie_beside_the_file_and_others_in_it(bert, tmp_path, monk
         backend = exported(bert, out)
     data = out / "onnx" / "model.onnx_data"
     assert data.exists() == (largest == 0)
-    texts = random_encodings(backend.spec)
-    same(run(backend, texts), run(TorchBackend(read_spec(bert)), texts), len(texts))
+    agrees(backend, bert)
     if data.exists():
         assert data.stat().st_size < 2 * (bert / "model.safetensors").stat().st_size
 
@@ -281,9 +283,7 @@ def test_the_ends_are_named_as_optimum_names_them(bert, tmp_path):
 
 def test_splade_is_refused(splade, tmp_path):
     with pytest.raises(UnsupportedArchitecture, match="SPLADE"):
-        export_model(
-            find_model(ModelConfig(model_id=str(splade), pooling="splade")), tmp_path / "out"
-        )
+        export(splade, tmp_path / "out", pooling="splade")
 
 
 def test_the_command_tells_what_it_wrote_or_why_not(bert, tmp_path, capsys):
