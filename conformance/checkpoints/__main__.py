@@ -118,13 +118,8 @@ def run(name: str, case: Case, scratch: Path, backends: Iterable[str]) -> Iterab
     try:
         build(folder, case)
     except Exception as error:
-        yield row_of(
-            name,
-            group,
-            "-",
-            judge.Verdict("could not be built", f"{type(error).__name__}: {error}"[:300]),
-            0,
-        )
+        verdict = judge.Verdict("could not be built", f"{type(error).__name__}: {error}"[:300])
+        yield row_of(name, group, "-", verdict, 0)
         return
     try:
         oracle: Any = judge.expected(case.kind, oracle_of(folder, case), case.options)
@@ -146,13 +141,8 @@ def run(name: str, case: Case, scratch: Path, backends: Iterable[str]) -> Iterab
 def row_of(name: str, group: str, backend: str, verdict: judge.Verdict, seconds: float) -> Row:
     deviation = "" if verdict.deviation is None else f"{verdict.deviation:.2e}"
     message = verdict.message.replace("\t", " ").replace("\n", " ")
-    return dict(
-        zip(
-            COLUMNS,
-            (name, group, backend, verdict.verdict, deviation, f"{seconds:.2f}", message),
-            strict=True,
-        )
-    )
+    row = (name, group, backend, verdict.verdict, deviation, f"{seconds:.2f}", message)
+    return dict(zip(COLUMNS, row, strict=True))
 
 
 def read_rows(path: Path | None) -> list[Row]:

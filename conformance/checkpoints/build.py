@@ -59,10 +59,6 @@ def case(
     return Case(base, settings or {}, steps, kind, task, options, oracle, by_design)
 
 
-SIZES = {**tiny.ENCODER, "num_hidden_layers": 2, "type_vocab_size": 2}
-ROBERTA = {**tiny.ROBERTA}
-DECODER = {**tiny.ENCODER, "num_key_value_heads": 2}
-GEMMA = {**DECODER, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16}
 SEQ2SEQ = {
     "d_model": 32,
     "encoder_layers": 2,
@@ -73,90 +69,71 @@ SEQ2SEQ = {
     "decoder_ffn_dim": 48,
     "max_position_embeddings": LONGEST,
 }
-T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-SPLIT = {
-    "dim": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "hidden_dim": 48,
-    "max_position_embeddings": LONGEST,
-}
 XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "max_position_embeddings": LONGEST}
-DEBERTA = {
-    **SIZES,
-    "type_vocab_size": 0,
-    "relative_attention": True,
-    "pos_att_type": ["c2p", "p2c"],
-}
-BUCKETS = {
-    "position_buckets": 8,
-    "share_att_key": True,
-    "norm_rel_ebd": "layer_norm",
-    "position_biased_input": False,
-}
-IDS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+SHARED = {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
+# The ids of the tokenizers `bytes` and `llama`
+IDS = {"eos_token_id": 2}
 LLAMA = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 
+
+def known(model_type: str, words: str = "", **settings: Any) -> Base:
+    """A family of `tiny`, with other words or settings."""
+    family = {**tiny.FAMILIES, **tiny.OTHERS}[model_type]
+    return Base(model_type, words or family.tokenizer, {**family.settings, **settings})
+
+
 BASES: dict[str, Base] = {
-    "bert": Base("bert", settings=SIZES),
-    "bert-cased": Base("bert", "cased", SIZES),
-    "roberta": Base("roberta", "roberta", ROBERTA),
-    "xlmr": Base("xlm-roberta", "unigram", ROBERTA),
-    "camembert": Base("camembert", "unigram", ROBERTA),
-    "distilbert": Base("distilbert", settings=SPLIT),
-    "electra": Base("electra", settings={**SIZES, "embedding_size": 16}),
-    "electra-same": Base("electra", settings={**SIZES, "embedding_size": 32}),
-    "mpnet": Base("mpnet", "roberta", ROBERTA),
-    "deberta-v3": Base("deberta-v2", settings={**DEBERTA, **BUCKETS}),
-    "deberta-v2-conv": Base(
-        "deberta-v2", settings={**DEBERTA, **BUCKETS, "conv_kernel_size": 3, "conv_act": "gelu"}
-    ),
-    "deberta-v1": Base("deberta", settings={**DEBERTA, "max_relative_positions": 64}),
-    "albert": Base("albert", settings={**SIZES, "embedding_size": 16, "num_hidden_groups": 1}),
-    "modernbert": Base(
-        "modernbert", settings={**tiny.FAMILIES["modernbert"].settings, **tiny.MODERN_BERT_IDS}
-    ),
-    "nomic": Base("nomic_bert", settings=SIZES),
-    "gte": Base("gte", "unigram", tiny.ENCODER),
-    "jina3": Base("jina_embeddings_v3", "unigram", ROBERTA),
-    "eurobert": Base("eurobert", "bytes", {**DECODER, **IDS, "mask_token_id": 1}),
-    "qwen2": Base("qwen2", "bytes", {**DECODER, **IDS}),
-    "qwen3": Base("qwen3", "bytes", {**DECODER, **IDS, "head_dim": 8}),
-    "mistral": Base("mistral", "llama", {**DECODER, **LLAMA, "sliding_window": 16}),
-    "llama": Base("llama", "llama", {**DECODER, **LLAMA}),
-    "gemma3-text": Base(
-        "gemma3_text", "llama", {**GEMMA, **LLAMA, "layer_types": tiny.LOCAL_AND_GLOBAL}
-    ),
-    "gemma2": Base("gemma2", "llama", {**GEMMA, **LLAMA}),
-    "gemma": Base("gemma", "llama", {**DECODER, **LLAMA, "head_dim": 8}),
-    "phi3": Base("phi3", "llama", {**DECODER, **LLAMA}),
-    "mixtral": Base("mixtral", "llama", {**DECODER, **LLAMA, "num_local_experts": 2}),
-    "smollm3": Base("smollm3", "bytes", {**DECODER, **IDS}),
-    "qwen3-moe": Base(
-        "qwen3_moe",
-        "bytes",
-        {
-            **DECODER,
-            **IDS,
-            "head_dim": 8,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-        },
-    ),
     **{
-        name.replace("_", "-"): Base(name, "llama", {**DECODER, **LLAMA})
-        for name in ("phi", "granite", "olmo2", "starcoder2", "stablelm", "cohere")
+        name: known(name)
+        for name in (
+            "bert",
+            "roberta",
+            "camembert",
+            "distilbert",
+            "electra",
+            "gte",
+            "albert",
+            "longformer",
+            "rembert",
+            "ernie",
+            "megatron-bert",
+            "roformer",
+            "data2vec-text",
+        )
+    },
+    "bert-cased": known("bert", "cased"),
+    "xlmr": known("xlm-roberta"),
+    "electra-same": known("electra", embedding_size=32),
+    "mpnet": known("mpnet", "roberta"),
+    "deberta-v3": known("deberta-v2", **SHARED),
+    "deberta-v2-conv": known("deberta-v2", **SHARED, conv_kernel_size=3, conv_act="gelu"),
+    "deberta-v1": known("deberta", type_vocab_size=0, max_relative_positions=64),
+    "modernbert": known("modernbert", **tiny.MODERN_BERT_IDS),
+    "nomic": known("nomic_bert"),
+    "jina3": known("jina_embeddings_v3", **tiny.ROBERTA),
+    "eurobert": known("eurobert", **IDS, mask_token_id=1),
+    "qwen2": known("qwen2", **IDS),
+    "qwen3": known("qwen3", **IDS),
+    "qwen3-moe": known("qwen3_moe", **IDS),
+    "smollm3": Base("smollm3", "bytes", {**tiny.DECODER, **IDS}),
+    **{
+        name.replace("_", "-"): known(name, "llama", **LLAMA)
+        for name in ("mistral", "llama", "gemma2", "gemma", "phi3", "mixtral", "phi")
+    },
+    "gemma3-text": known("gemma3_text", "llama", **LLAMA),
+    **{
+        name: Base(name, "llama", {**tiny.DECODER, **LLAMA})
+        for name in ("granite", "olmo2", "starcoder2", "stablelm", "cohere")
     },
     **{
-        name: Base(name, "llama", {**DECODER, **LLAMA, "head_dim": 8})
+        name: Base(name, "llama", {**tiny.DECODER, **LLAMA, "head_dim": 8})
         for name in ("glm", "ministral")
     },
     "gpt2": Base(
         "gpt2", "bytes", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LONGEST}
     ),
     "bloom": Base("bloom", "bytes", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "falcon": Base("falcon", "bytes", {**tiny.ENCODER}),
+    "falcon": Base("falcon", "bytes", tiny.ENCODER),
     "opt": Base(
         "opt",
         "roberta",
@@ -165,8 +142,8 @@ BASES: dict[str, Base] = {
     "modernbert-decoder": Base(
         "modernbert-decoder", settings={**tiny.ENCODER, **tiny.MODERN_BERT_IDS}
     ),
-    "t5-encoder": Base("t5", "unigram", {**T5, "pad_token_id": 1}),
-    "mt5-encoder": Base("mt5", "unigram", {**T5, "pad_token_id": 1}),
+    "t5-encoder": known("t5", pad_token_id=1),
+    "mt5-encoder": known("mt5", pad_token_id=1),
     "bart": Base("bart", "roberta", SEQ2SEQ),
     "mbart": Base("mbart", "unigram", SEQ2SEQ),
     "xlnet": Base("xlnet", "unigram", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}),
@@ -176,25 +153,22 @@ BASES: dict[str, Base] = {
         "funnel",
         settings={"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "block_sizes": [1, 1]},
     ),
-    "longformer": Base("longformer", "roberta", {**ROBERTA, "attention_window": 8}),
-    "big-bird": Base("big_bird", "wordpiece", {**SIZES, "attention_type": "original_full"}),
+    "big-bird": known("big_bird", "wordpiece"),
     "mobilebert": Base(
-        "mobilebert", settings={**SIZES, "embedding_size": 32, "intra_bottleneck_size": 32}
+        "mobilebert", settings={**tiny.ENCODER, "embedding_size": 32, "intra_bottleneck_size": 32}
     ),
-    "convbert": Base("convbert", settings={**SIZES, "embedding_size": 32}),
-    "luke": Base("luke", "roberta", {**ROBERTA, "entity_vocab_size": 8, "entity_emb_size": 8}),
-    "squeezebert": Base("squeezebert", settings={**SIZES, "embedding_size": 32}),
-    "rembert": Base("rembert", settings={**SIZES, "input_embedding_size": 16}),
-    "lilt": Base("lilt", "roberta", {**ROBERTA}),
-    "dpr-question": Base("dpr", settings=SIZES),
     **{
-        name: Base(name, settings=SIZES)
-        for name in ("ernie", "megatron-bert", "roformer", "fnet", "nystromformer", "splinter")
+        name: Base(name, settings={**tiny.ENCODER, "embedding_size": 32})
+        for name in ("convbert", "squeezebert")
     },
-    **{
-        name: Base(name, "roberta", ROBERTA)
-        for name in ("data2vec-text", "xlm-roberta-xl", "ibert", "xmod", "esm")
-    },
+    "luke": Base("luke", "roberta", {**tiny.ROBERTA, "entity_vocab_size": 8, "entity_emb_size": 8}),
+    "lilt": known("lilt", "roberta"),
+    "dpr-question": known("dpr"),
+    "fnet": known("fnet", "wordpiece"),
+    "nystromformer": known("nystromformer", "wordpiece"),
+    "splinter": Base("splinter", settings=tiny.ENCODER),
+    "xlm-roberta-xl": known("xlm-roberta-xl", "roberta"),
+    **{name: Base(name, "roberta", tiny.ROBERTA) for name in ("ibert", "xmod", "esm")},
 }
 TYPED = frozenset({"bert", "electra", "nomic_bert", "ernie", "albert"})
 

@@ -5,35 +5,10 @@ from typing import Any
 
 from conformance.checkpoints.build import BASES, Case, Step, config, rewritten, sbert, words
 from conformance.small import published
+from hybridtei.models.families import SERVED
 
-NATIVE = frozenset(
-    [
-        "bert",
-        "bert-cased",
-        "roberta",
-        "xlmr",
-        "camembert",
-        "distilbert",
-        "electra",
-        "electra-same",
-        "mpnet",
-    ]
-)
-NATIVE |= {
-    "deberta-v3",
-    "modernbert",
-    "nomic",
-    "gte",
-    "jina3",
-    "eurobert",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "llama",
-    "gemma3-text",
-}
 # Families that torch alone runs
-FOREIGN = frozenset(BASES) - NATIVE
+FOREIGN = {name for name, base in BASES.items() if base.model_type not in SERVED}
 # The self-test finds a family that reads its neighbours
 TESTED = {"load": {"measures": True}}
 TASKS = {"t5-encoder": "EncoderModel", "mt5-encoder": "EncoderModel"}

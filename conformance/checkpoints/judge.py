@@ -82,13 +82,8 @@ def is_clear(error: BaseException, folder: Path) -> bool:
     torch, transformers or pip.
     """
     message = str(error).replace(str(folder), "")
-    names = [path.name for path in folder.rglob("*")] + [
-        ".json",
-        ".safetensors",
-        ".bin",
-        ".gguf",
-        ".pt",
-    ]
+    suffixes = (".json", ".safetensors", ".bin", ".gguf", ".pt")
+    names = [*suffixes, *(path.name for path in folder.rglob("*"))]
     is_named = "`" in message or any(name in message for name in names)
     mends = isinstance(error, WeightMismatch) or re.search(f"{CURE}|{DAMAGE}", message)
     return (
@@ -214,16 +209,10 @@ def _sparse_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
 
 
 def _sparse_ours(encoder: Encoder, options: Mapping[str, Any]) -> Rows:
-    rows: Rows = {}
-    for kind in ("query", "document"):
-        sparse = encoder.encode(TEXTS, ("sparse",), input_type=kind).sparse
-        width = encoder.spec.vocab_size
-        rows[f"sparse {kind}"] = []
-        for indices, values in map(sparse.row, range(len(TEXTS))):
-            row = np.zeros(width, np.float32)
-            row[indices] = values
-            rows[f"sparse {kind}"].append(row)
-    return rows
+    return {
+        f"sparse {kind}": [*encoder.encode(TEXTS, ("sparse",), input_type=kind).sparse.to_dense()]
+        for kind in ("query", "document")
+    }
 
 
 def _late_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
@@ -284,13 +273,8 @@ def _classifier_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
 
 def _classifier_ours(encoder: Encoder, options: Mapping[str, Any]) -> Rows:
     predictions = encoder.classify([*TEXTS[1:], *PAIRS], raw_scores=True)
-    labels = encoder.spec.labels
-    return {
-        "classify": [
-            np.array([next(one.score for one in row if one.label == label) for label in labels])
-            for row in predictions
-        ]
-    }
+    rows = [{one.label: one.score for one in row} for row in predictions]
+    return {"classify": [np.array([row[label] for label in encoder.spec.labels]) for row in rows]}
 
 
 def _tagger_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:

@@ -19,7 +19,6 @@ from conformance.checkpoints.build import (
     chain,
     config,
     edit,
-    json_of,
     remove,
     rewritten,
     sbert,
@@ -27,6 +26,7 @@ from conformance.checkpoints.build import (
     words,
 )
 from conformance.checkpoints.heads import CLS, causal, llama_eos, ranker
+from conformance.checkpoints.modules import listed
 from conformance.small import published, saved, tiny
 
 
@@ -161,17 +161,7 @@ def others() -> dict[str, Case]:
 
         return (remove("config.json", "modules.json", "1_Pooling"), step)
 
-    listed = json_of(
-        "modules.json",
-        [
-            {
-                "idx": 0,
-                "name": "0",
-                "path": ".",
-                "type": "sentence_transformers.models.StaticEmbedding",
-            }
-        ],
-    )
+    table = listed(("sentence_transformers.models.StaticEmbedding", "."))
     m3 = {
         name: case("xlmr", *fresh(lambda folder, more=more: tiny.write_m3(folder, **more)))
         for name, more in {
@@ -187,16 +177,16 @@ def others() -> dict[str, Case]:
     }
     return {
         "static-st6": case("bert", *fresh(saved.static), first=1, raw=True),
-        "static-model2vec-dot": case("bert", *model2vec(torch.float32, listed), first=1),
+        "static-model2vec-dot": case("bert", *model2vec(torch.float32, table), first=1),
         "static-model2vec-f16": case(
             "bert",
-            *model2vec(torch.float16, listed),
+            *model2vec(torch.float16, table),
             first=1,
             by_design="the oracle adds in half precision",
         ),
-        "static-model2vec-int8": case("bert", *model2vec(torch.int8, listed), first=1),
+        "static-model2vec-int8": case("bert", *model2vec(torch.int8, table), first=1),
         "static-model2vec-no-modules": case(
-            "bert", *model2vec(torch.float32), oracle=(listed,), first=1
+            "bert", *model2vec(torch.float32), oracle=(table,), first=1
         ),
         **{f"m3-{name}": one for name, one in m3.items()},
         "lm-ranker-qwen3-st6": causal("qwen3"),

@@ -63,14 +63,7 @@ def weights() -> dict[str, Case]:
         "variant-fp16-name": "model.fp16.safetensors",
         "only-gguf": "model-q4.gguf",
     }
-    prefixes = {
-        "model_": "model.",
-        "module_": "module.",
-        "module_bert_": "module.bert.",
-        "encoder_": "encoder.",
-        "auto_model_": "auto_model.",
-        "transformer_": "transformer.",
-    }
+    prefixes = ("model.", "module.", "module.bert.", "encoder.", "auto_model.", "transformer.")
     last = "encoder.layer.1.output.dense.weight"
 
     def gamma(names: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
@@ -83,7 +76,7 @@ def weights() -> dict[str, Case]:
         return {prefix + old[name]: one for name, one in names.items()}
 
     def without(name: str) -> Step:
-        return tensors(lambda found: {key: one for key, one in found.items() if key != name})
+        return lambda folder: tiny.without(folder, name)
 
     def extra(**more: torch.Tensor) -> Step:
         return tensors(
@@ -127,8 +120,8 @@ def weights() -> dict[str, Case]:
             as_bin(keep=True, wrap=lambda found: {name: one * 2 for name, one in found.items()}),
         ),
         **{
-            f"prefix-{name}": case("bert", rewritten(prefixed(prefix)))
-            for name, prefix in prefixes.items()
+            f"prefix-{prefix.replace('.', '_')}": case("bert", rewritten(prefixed(prefix)))
+            for prefix in prefixes
         },
         "prefix-bert-on-roberta": case("roberta", rewritten(prefixed("bert."))),
         "prefix-model-qwen3": case("qwen3", prefixed("model.")),
