@@ -1,6 +1,6 @@
 """Prometheus text as TEI writes it."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -33,11 +33,8 @@ def test_duration_buckets_are_teis_to_the_letter():
     ("limit", "last", "count"), [(1, 1, 1), (64, 64, 7), (100, 64, 7), (4096, 4096, 13)]
 )
 def test_powers_of_two(limit, last, count):
-    assert (powers_of_two(limit)[0], powers_of_two(limit)[-1], len(powers_of_two(limit))) == (
-        1,
-        last,
-        count,
-    )
+    powers = powers_of_two(limit)
+    assert (powers[0], powers[-1], len(powers)) == (1, last, count)
 
 
 @given(st.floats(0, 1e12))
@@ -74,11 +71,8 @@ def test_the_whole_text():
         "# TYPE g gauge\ng 4\n\n"
         '# TYPE h histogram\nh_bucket{le="1"} 2\nh_bucket{le="2.5"} 3\nh_bucket{le="+Inf"} 5\nh_sum 9.5\nh_count 5\n\n'
     )
-    assert (counter.value(), counter.value(method="single"), counter.value(method="batch")) == (
-        1,
-        3,
-        0,
-    )
+    values = (counter.value(), counter.value(method="single"), counter.value(method="batch"))
+    assert values == (1, 3, 0)
 
 
 @given(st.lists(st.floats(0, 100)))
@@ -128,10 +122,8 @@ def test_threads_lose_nothing():
             counter.add()
             histogram.observe(1)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(work)
     assert "c 8000" in registry.text()
     assert "h_count 8000" in registry.text()

@@ -52,10 +52,8 @@ def test_pauses_double_up_to_a_longest_and_end_with_the_patience():
 
 def test_a_pause_that_is_asked_for_is_kept_and_counts():
     time = Time()
-    assert (
-        run(time, [StoreUnavailable("slower", 4.0), StoreUnavailable("slower", 3.0), "done"], 10.0)
-        == "done"
-    )
+    asked = [StoreUnavailable("slower", seconds) for seconds in (4.0, 3.0)]
+    assert run(time, [*asked, "done"], 10.0) == "done"
     assert time.pauses == [4.0, 3.0]
     time = Time()
     with pytest.raises(StoreUnavailable, match="tried 3 times") as refused:
@@ -64,17 +62,15 @@ def test_a_pause_that_is_asked_for_is_kept_and_counts():
     assert refused.value.retry_after_s == 4.0
 
 
-def test_no_patience_is_one_try():
+@pytest.mark.parametrize(
+    ("error", "patience_s", "told"),
+    [(StoreUnavailable("down"), 0.0, "tried once"), (StoreError("no"), 10.0, "no")],
+    ids=["no patience", "another error"],
+)
+def test_what_is_tried_once(error, patience_s, told):
     time = Time()
-    with pytest.raises(StoreUnavailable, match="tried once"):
-        run(time, [StoreUnavailable("down"), "never seen"], 0.0)
-    assert time.pauses == []
-
-
-def test_other_errors_are_not_tried_again():
-    time = Time()
-    with pytest.raises(StoreError, match="no"):
-        run(time, [StoreError("no"), "never seen"], 10.0)
+    with pytest.raises(type(error), match=told):
+        run(time, [error, "never seen"], patience_s)
     assert time.pauses == []
 
 
@@ -84,17 +80,9 @@ def test_other_errors_are_not_tried_again():
     st.floats(0, 1),
 )
 def test_waiting_never_outlasts_the_patience(asked, patience_s, jitter):
-    time = Time()
+    time, outcomes = Time(), [*(StoreUnavailable("down", pause) for pause in asked), "done"]
     with contextlib.suppress(StoreUnavailable):
-        assert (
-            run(
-                time,
-                [*(StoreUnavailable("down", pause) for pause in asked), "done"],
-                patience_s,
-                jitter,
-            )
-            == "done"
-        )
+        assert run(time, outcomes, patience_s, jitter) == "done"
     assert sum(time.pauses) <= patience_s + 1e-9
 
 

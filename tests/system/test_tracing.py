@@ -41,13 +41,9 @@ def test_fields_are_teis_once_the_engine_has_answered():
     span = HandlerSpan("embed")
     assert span.fields() == {}
     span.timings, span.total_ns = Timings(1_000, 2_000, 3_000), 7_000
-    times = [
-        ("total_time", "7µs"),
-        ("tokenization_time", "1µs"),
-        ("queue_time", "2µs"),
-        ("inference_time", "3µs"),
-    ]
-    assert [*span.fields().items()] == times
+    times = {"total": "7µs", "tokenization": "1µs", "queue": "2µs", "inference": "3µs"}
+    expected = [(f"{name}_time", value) for name, value in times.items()]
+    assert [*span.fields().items()] == expected
 
 
 async def inner(fails):
@@ -64,12 +60,10 @@ async def outer(fails):
 
 
 async def test_a_failed_span_is_the_current_one_and_holds_no_later_span():
-    with pytest.raises(InvalidInput):
-        await outer(True)
-    assert [span.name for span in CURRENT.get().from_outermost()] == ["outer"]
-    with pytest.raises(InvalidInput):
-        await inner(True)
-    assert [span.name for span in CURRENT.get().from_outermost()] == ["inner"]
+    for failing in (outer, inner):
+        with pytest.raises(InvalidInput):
+            await failing(True)
+        assert [span.name for span in CURRENT.get().from_outermost()] == [failing.__name__]
     assert await outer(False) == ["outer:inner"] * 3
     assert CURRENT.get() is None
 
@@ -96,6 +90,10 @@ REFUSED = [
 ]
 
 
+def names_of(entries):
+    return [[span["name"] for span in entry["spans"]] for entry in entries]
+
+
 def test_each_inference_is_logged_and_each_failure(root, tmp_path, monkeypatch):
     lines = tmp_path / "lines"
     descriptor = os.open(lines, os.O_CREAT | os.O_WRONLY)
@@ -110,14 +108,10 @@ def test_each_inference_is_logged_and_each_failure(root, tmp_path, monkeypatch):
     os.close(descriptor)
     entries = [json.loads(line) for line in lines.read_text().splitlines() if '"spans"' in line]
     done = [entry for entry in entries if entry["message"] == "Success"]
-    assert [[span["name"] for span in entry["spans"]] for entry in done] == [
-        names for *_, names in SENT if names
-    ]
+    assert names_of(done) == [names for *_, names in SENT if names]
     assert all(entry["level"] == "INFO" and "inference_time" in entry["span"] for entry in done)
     others = [entry for entry in entries if entry not in done]
     # A line an hour about requests without a side is no failure
     failed = [entry for entry in others if "input_type" not in entry["message"]]
-    assert [[span["name"] for span in entry["spans"]] for entry in failed] == [
-        names for *_, names in REFUSED
-    ]
+    assert names_of(failed) == [names for *_, names in REFUSED]
     assert all(entry["level"] == "ERROR" and entry["message"] for entry in failed)
