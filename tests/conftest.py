@@ -225,3 +225,9 @@ def splade(tmp_path_factory):
 def copied(tmp_path):
     """A function: folder -> a fresh copy of it, to be damaged."""
     return lambda folder: shutil.copytree(folder, tmp_path / "copy")
+
+
+@pytest.fixture
+def folder(bert, copied):
+    """A copy of `bert`, to be damaged."""
+    return copied(bert)

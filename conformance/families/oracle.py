@@ -4,6 +4,7 @@ alone and in a batch."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,13 +108,14 @@ def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:
 
 def reference(folder: Path, texts: Sequence[Encoding]) -> Floats:
     """Hidden states float32[t, h] by transformers and its eager attention, a text at a time."""
-    model = tiny.model_of(folder)
-    with torch.no_grad():
-        states = [
-            model(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].numpy()
-            for text in texts
-        ]
-    return np.concatenate(states)
+    return np.concatenate(alone(tiny.model_of(folder), texts))
+
+
+def alone(model: Any, texts: Sequence[Encoding], output: str = "last_hidden_state") -> list[Floats]:
+    """What a model of transformers gives for each text, by itself."""
+    with torch.inference_mode():
+        outputs = [model(input_ids=torch.tensor(text.input_ids)[None]) for text in texts]
+    return [getattr(one, output)[0].numpy() for one in outputs]
 
 
 def states_of(backend: Backend, texts: Sequence[Encoding]) -> States:

@@ -1,7 +1,6 @@
 """SPLADE whose queries are looked up in a table, against sentence-transformers' SparseEncoder; and
 its second logarithm."""
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -24,7 +23,7 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.layers import query_table
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.options import EmbedOptions
-from tests.near import near
+from tests.near import near, same
 
 QUERIES = [
     "baka",
@@ -127,7 +126,7 @@ def test_heads_that_count_on_idf_look_queries_up_on_request(hybrid):
     both, model = (
         encoder.encode(QUERIES, outputs, query_encoder=kind) for kind in ("table", "model")
     )
-    assert np.array_equal(both.sparse.to_dense(), looked_up.to_dense())
+    same(both.sparse.to_dense(), looked_up.to_dense())
     close(both.dense, model.dense)
     with pytest.raises(InvalidInput, match="sparse vectors of queries and nothing else"):
         encoder.encode(QUERIES, ("sparse",), input_type="document", query_encoder="table")

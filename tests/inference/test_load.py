@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.families.oracle import difference, states_of, texts_of
+from conformance.families.oracle import alone, difference, states_of, texts_of
 from conformance.small import published, tiny, vocabulary
 from conformance.small.tiny import change
 from hybridtei.config import EngineConfig, ModelConfig
@@ -119,8 +119,7 @@ def test_onnxruntime_runs_what_has_a_graph_and_torch_where_it_is_asked_for(bert,
     assert isinstance(backend_of(bert, backend="torch"), TorchBackend)
 
 
-def test_bare_pickles_go_to_torch(bert, copied, cache):
-    folder = copied(bert)
+def test_bare_pickles_go_to_torch(folder, cache):
     tensors = load_file(folder / "model.safetensors")
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     (folder / "model.safetensors").unlink()
@@ -140,9 +139,8 @@ def test_bare_pickles_go_to_torch(bert, copied, cache):
     ],
 )
 def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason(
-    bert, copied, cache, monkeypatch, case, why
+    folder, cache, monkeypatch, case, why
 ):
-    folder = copied(bert)
     installed = backend_choice._installed
     monkeypatch.setattr(
         backend_choice, "_installed", lambda package: package != "openvino" and installed(package)
@@ -200,15 +198,7 @@ def test_trusted_code_computes_the_model(
     assert type(oracle).__name__ == "OwnModel"
     found = backend_of(folder, backend=backend, trust_remote_code=True)
     texts = texts_of(found.spec)
-    expected = np.concatenate(
-        [
-            oracle(input_ids=torch.tensor(text.input_ids)[None])
-            .last_hidden_state[0]
-            .detach()
-            .numpy()
-            for text in texts
-        ]
-    )
+    expected = np.concatenate(alone(oracle, texts))
     assert isinstance(found, TorchBackend)
     assert difference(states_of(found, texts), expected, texts).is_within
     assert f"{folder}: runs `modeling_own.OwnModel`" in caplog.text

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.families.oracle import open_engine
 from conformance.small import tiny, tolerances
 from hybridtei.batch import (
     MIN_SHARED,
@@ -17,15 +18,13 @@ from hybridtei.batch import (
     pack,
     with_shared_prefix,
 )
-from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.backends.graph.host import end_to_end
-from hybridtei.inference.backends.select import open_backend
 from hybridtei.inference.backends.torch.kernels import padded_groups, per_sequence
 from hybridtei.inference.backends.torch.layout import PackedLayout
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families.ops import Heads
-from tests.near import near
+from tests.near import near, same
 from tests.sampled import paired
 
 TOKENS = frozenset({Head.TOKENS})
@@ -78,14 +77,14 @@ def test_a_prefix_is_computed_once(own):
     once = computed_once(batch)
     assert len(once.computed) == PREFIX + sum(own)
     for values in (batch.input_ids, batch.position_ids):
-        assert np.array_equal(values[once.computed][once.rows], values)
+        same(values[once.computed][once.rows], values)
 
     def run(feed):
         fed.append(feed)
         return feed["input_ids"][:, None].astype(np.float32)
 
     states = end_to_end(batch, frozenset({"position_ids", "queries"}), run)
-    assert np.array_equal(states[:, 0], batch.input_ids)
+    same(states[:, 0], batch.input_ids)
     (feed,) = fed
     assert len(feed["input_ids"]) == PREFIX + sum(own)
 
@@ -95,7 +94,7 @@ def test_states_are_those_of_whole_texts(tmp_path, family, name):
     tiny.write_family(tmp_path, family, **CAUSAL[family])
     tiny.write_own_heads(tmp_path)
     spec = read_spec(tmp_path, pooling="last-token")
-    backend = open_backend(ModelConfig(model_id=str(tmp_path), backend=name, dtype="float32"), spec)
+    backend = open_engine(name, spec)
     assert backend.shares_prefixes
     texts, heads = (
         encodings([3, 30, 1, 7]),
@@ -103,11 +102,11 @@ def test_states_are_those_of_whole_texts(tmp_path, family, name):
     )
     shared = backend.forward(pack(texts, heads, spec.positions, PREFIX))
     whole = backend.forward(pack(texts, heads, spec.positions))
-    tolerance = {"atol": tolerances.HIDDEN["float32"], "rtol": 0}
-    np.testing.assert_allclose(shared.dense, whole.dense, **tolerance)
+    tolerance = tolerances.HIDDEN["float32"]
+    near(shared.dense, whole.dense, tolerance)
     for one, other in ((shared.tokens, whole.tokens), (shared.multivector, whole.multivector)):
-        assert np.array_equal(one.offsets, other.offsets)
-        np.testing.assert_allclose(one.values, other.values, **tolerance)
+        same(one.offsets, other.offsets)
+        near(one.values, other.values, tolerance)
 
 
 @pytest.mark.parametrize("window", [None, 6])
@@ -127,15 +126,13 @@ def test_kernels_that_know_of_no_prefix_get_whole_texts(window):
         found.append(layout.attend(q, k, v, form))
     whole = PackedLayout(batch.cu_seqlens).attend(q[rows], k[rows], v[rows], form)
     for one in found:
-        torch.testing.assert_close(one[rows], whole, atol=1e-6, rtol=0)
+        near(one[rows], whole, 1e-6)
 
 
 @pytest.mark.parametrize("name", ["ort", "openvino", "torch"])
 def test_a_family_that_sees_both_ways_shares_nothing(tmp_path, name):
     spec = read_spec(tiny.write_family(tmp_path, "bert"), pooling="mean")
-    assert not open_backend(
-        ModelConfig(model_id=str(tmp_path), backend=name, dtype="float32"), spec
-    ).shares_prefixes
+    assert not open_engine(name, spec).shares_prefixes
 
 
 def test_instructed_texts_have_the_vectors_that_they_have_alone(tmp_path):

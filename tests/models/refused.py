@@ -3,8 +3,10 @@
 import pytest
 
 from conformance.small import tiny
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.checkpoint.weights import Weights
 
 
 def raised(kind, folder, name, **options):
@@ -14,6 +16,24 @@ def raised(kind, folder, name, **options):
     assert type(caught.value) is kind
     assert str(folder / name) in str(caught.value)
     return str(caught.value)
+
+
+def refuses(folder, kind, message, **options):
+    """Reading the folder ends with this error and message."""
+    with pytest.raises(kind, match=message):
+        read_spec(folder, **options)
+
+
+def refuses_weights(folder, message, kind=LoadError):
+    """Opening the folder's weights ends with this error and message."""
+    with pytest.raises(kind, match=message):
+        Weights.open(folder)
+
+
+def refuses_graph(folder, message, kind=UnsupportedArchitecture):
+    """No graph is made of the folder: its config.json is refused with this message."""
+    with pytest.raises(kind, match=f"{folder}/config.json: {message}"):
+        family_graph(read_spec(folder, pooling="mean"))
 
 
 def listed(folder, *pairs, **modules):

@@ -3,18 +3,19 @@ images beside the text tower."""
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
-from conformance.families.oracle import ENGINES, texts_of
+from conformance.families.oracle import ENGINES, alone, texts_of
 from conformance.small import tiny
 from conformance.small.vocabulary import tokenizer
 from hybridtei import Encoder, ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.select import choices
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.settings import Settings
 from tests.models.families.test_families import equals_transformers
+from tests.near import near
 
 VISION = {
     "hidden_size": 16,
@@ -45,40 +46,25 @@ def write(folder, prompts=None):
 
 def expected(folder):
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.no_grad():
-        states = [
-            model(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].numpy()
-            for text in texts_of(read_spec(folder))
-        ]
-    return np.concatenate(states)
+    return np.concatenate(alone(model, texts_of(read_spec(folder))))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_text_tower_computes_what_the_whole_model_does(tmp_path, engine):
     folder = write(tmp_path)
-    assert any("vision_tower.encoder.layers.0" in name for name in names(folder))
+    names = Weights.open(folder).names()
+    assert any("vision_tower.encoder.layers.0" in name for name in names)
     equals_transformers(folder, engine, expected(folder))
-
-
-def names(folder):
-    from safetensors import safe_open
-
-    with safe_open(folder / "model.safetensors", framework="numpy") as file:
-        return list(file.keys())
 
 
 def test_vectors_can_be_cut_and_prompts_are_read(tmp_path):
     prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
     encoder = Encoder.load(write(tmp_path, prompts), backend="ort")
-    try:
-        whole = encoder.encode(["a text"], prompt_name="query").dense
-        cut = encoder.encode(["a text"], prompt_name="query", dimensions=8).dense
-        written = encoder.encode([prompts["query"] + "a text"]).dense
-    finally:
-        encoder.close()
+    whole = encoder.encode(["a text"], prompt_name="query").dense
+    cut = encoder.encode(["a text"], prompt_name="query", dimensions=8).dense
     assert whole.shape == (1, 40)
-    np.testing.assert_allclose(whole, written, atol=1e-6)
-    np.testing.assert_allclose(cut, whole[:, :8] / np.linalg.norm(whole[:, :8]), atol=1e-6)
+    near(whole, encoder.encode([prompts["query"] + "a text"]).dense, 1e-6)
+    near(cut, whole[:, :8] / np.linalg.norm(whole[:, :8]), 1e-6)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])

@@ -17,8 +17,7 @@ from conformance.small import tiny, tolerances, vocabulary
 from conformance.small.saved import DIM, pylate, stanford, with_markers
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, UnsupportedHead
-from hybridtei.models.checkpoint.spec import read_spec
-from tests.models.refused import chained
+from tests.models.refused import chained, refuses
 from tests.near import near, same
 from tests.sampled import paired
 
@@ -114,8 +113,7 @@ def test_declared_pooling_of_tokens(tmp_path, settings):
 def test_pooling_that_cannot_be_read_is_refused(tmp_path):
     folder = saved(tmp_path, "bert", None, pooling=HierarchicalTokenPooling(2.0))
     tiny.edit_json(next(folder.glob("*_HierarchicalTokenPooling")) / "config.json", pool_factor=0.5)
-    with pytest.raises(LoadError, match="pool_factor"):
-        read_spec(folder)
+    refuses(folder, LoadError, "pool_factor")
 
 
 @pytest.mark.parametrize("tasks", [["query", "document"], ["query"], None])
@@ -175,25 +173,20 @@ def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(
 
 @pytest.mark.parametrize(("name", "value"), [("query_length", 0), ("document_length", "long")])
 def test_settings_that_are_none(tmp_path, name, value):
-    with pytest.raises(LoadError, match=name):
-        read_spec(pylate(tmp_path, **{name: value}))
+    refuses(pylate(tmp_path, **{name: value}), LoadError, name)
 
 
 def test_what_is_not_served_is_refused_by_name(tmp_path):
     folder = saved(tmp_path, "bert", None)
     tiny.edit_json(folder / "2_MultiVectorMask" / "config.json", keep_only_token_ids=[5])
-    with pytest.raises(UnsupportedArchitecture, match="keep_only_token_ids"):
-        read_spec(folder)
+    refuses(folder, UnsupportedArchitecture, "keep_only_token_ids")
     tiny.edit_json(folder / "2_MultiVectorMask" / "config.json", keep_only_token_ids=None)
     tiny.edit_json(folder / "1_Dense" / "config.json", use_residual=True)
-    with pytest.raises(UnsupportedArchitecture, match="residual"):
-        read_spec(folder)
+    refuses(folder, UnsupportedArchitecture, "residual")
     chained(folder, "Dense", "MultiVectorMask", "LambdaTokenPooling")
-    with pytest.raises(UnsupportedArchitecture, match="LambdaTokenPooling"):
-        read_spec(folder)
+    refuses(folder, UnsupportedArchitecture, "LambdaTokenPooling")
 
 
 def test_a_projection_that_is_not_there(tmp_path):
     folder = tiny.without(stanford(tmp_path), "linear.weight")
-    with pytest.raises(MissingArtifact, match=r"linear\.weight"):
-        read_spec(folder)
+    refuses(folder, MissingArtifact, r"linear\.weight")

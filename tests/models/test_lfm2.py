@@ -16,11 +16,12 @@ from conformance.families.oracle import (
 )
 from conformance.small import tiny
 from hybridtei.batch import Encoding
-from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.errors import LoadError
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.backends.outputs import states
 from tests.models.families.test_families import in_a_rectangle, is_valid
+from tests.models.refused import refuses_graph
 from tests.near import near
 from tests.precisions import runs_here
 
@@ -97,8 +98,7 @@ def test_a_token_that_is_no_key_is_not_seen(tmp_path, engine):
 def test_what_is_not_known_is_refused_by_name(tmp_path, changes, why):
     folder, _ = write(tmp_path)
     tiny.configured(folder, **changes)
-    with pytest.raises(UnsupportedArchitecture, match=f"config.json: {why}"):
-        family_graph(read_spec(folder, pooling="cls"))
+    refuses_graph(folder, why)
 
 
 def test_a_causal_one_stays_with_torch(tmp_path):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.ran import ran
-from tests.server.live import ROOT, process
+from tests.server.live import ROOT
 
 NAMES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED")
 # Where one of these is set, ONNX Runtime is silent anyway
@@ -64,15 +64,3 @@ def test_one_that_imported_onnx_runtime_before_is_warned_once(tmp_path):
         "import onnxruntime, hybridtei", bare(tmp_path, ORT_DISABLE_TELEMETRY="1"), "-W", "error"
     )
     assert (quiet.returncode, quiet.stderr) == (0, "")
-
-
-@pytest.mark.slow
-def test_a_server_keeps_no_device_id(tmp_path):
-    with process(
-        ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"],
-        {"HOME": str(tmp_path)},
-    ) as server:
-        server.wait_ready()
-        server.terminate()
-        assert server.wait() == 0, server.errors
-    assert device_ids(tmp_path) == []

@@ -12,6 +12,7 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
+from conformance.checkpoints.build import modules
 from conformance.families.shapes.layouts import Shapes, linear, shapes_of
 from conformance.families.shapes.words import write_tokenizer
 
@@ -115,37 +116,19 @@ def _tokens(config: Mapping[str, Any]) -> int:
 
 
 def _write_modules(folder: Path, checkpoint: Checkpoint, pooling: str) -> None:
-    names = [
-        "Transformer",
-        "Pooling",
-        *("Dense" for _ in checkpoint.dense),
-        *(["Normalize"] if checkpoint.normalize else []),
-    ]
-    paths = ["", *(f"{place}_{name}" for place, name in enumerate(names) if place)]
-    modules = [
-        {
-            "idx": place,
-            "name": str(place),
-            "path": path,
-            "type": f"sentence_transformers.models.{name}",
-        }
-        for place, (name, path) in enumerate(zip(names, paths, strict=True))
-    ]
-    _write_json(folder / "modules.json", modules)
-    modes = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}
-    flags = {f"pooling_mode_{flag}": mode == pooling for mode, flag in modes.items()}
-    _write_json(
-        folder / "1_Pooling" / "config.json",
-        {"word_embedding_dimension": checkpoint.width, **flags},
-    )
-    for path, shapes in zip(paths[2:], checkpoint.dense_shapes, strict=False):
+    normalize = ["Normalize"] if checkpoint.normalize else []
+    flag = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}[pooling]
+    described = {f"pooling_mode_{flag}": True, "word_embedding_dimension": checkpoint.width}
+    modules(folder, ("Pooling", *("Dense" for _ in checkpoint.dense), *normalize), **described)
+    for number, shapes in enumerate(checkpoint.dense_shapes, start=2):
+        dense = folder / f"{number}_Dense"
         out, width = shapes["linear.weight"]
         settings = {"in_features": width, "out_features": out, "bias": False}
         _write_json(
-            folder / path / "config.json",
+            dense / "config.json",
             {**settings, "activation_function": "torch.nn.modules.linear.Identity"},
         )
-        _save(folder / path / "model.safetensors", shapes, "F32")
+        _save(dense / "model.safetensors", shapes, "F32")
 
 
 def _write_json(file: Path, value: Any) -> None:

@@ -2,6 +2,8 @@
 are."""
 
 import numpy as np
+import pytest
+import torch
 
 from conformance.small import tolerances
 from hybridtei.batch import Encoding, Head, pack
@@ -20,6 +22,12 @@ LENGTHS = (
     15,
     120,
 )
+
+
+def on_gpu(test):
+    return pytest.mark.gpu(
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test)
+    )
 
 
 def random_encodings(spec, lengths=LENGTHS):

@@ -15,6 +15,7 @@ from hybridtei.inference.engine.core import LOOK_AHEAD, EngineCore, ResultCache
 from hybridtei.inference.engine.scheduler import OVERTAKEN
 from hybridtei.system.machine import LaneKind
 from tests.inference.engine import small
+from tests.near import same
 
 DENSE, TOKENS = frozenset({Head.DENSE}), frozenset({Head.TOKENS})
 SPEC = small.model_spec()
@@ -77,9 +78,9 @@ def assert_alone_is_the_same(encodings, outputs):
         queue = core()
         ticket = queue.add([one], DENSE | TOKENS)
         drain(queue, FakeBackend(SPEC))
-        assert np.array_equal(outputs.dense[place], ticket.outputs().dense[0])
+        same(outputs.dense[place], ticket.outputs().dense[0])
         if outputs.tokens is not None:
-            assert np.array_equal(outputs.tokens.row(place), ticket.outputs().tokens.row(0))
+            same(outputs.tokens.row(place), ticket.outputs().tokens.row(0))
 
 
 @pytest.mark.parametrize("padding", [*Padding])
@@ -291,10 +292,10 @@ def test_what_was_computed_is_remembered():
     again = queue.add([encoding(7), encoding(9), encoding(5)], DENSE)
     assert len(queue) == 1
     drain(queue, backend)
-    assert np.array_equal(again.outputs().dense[[2, 0]], first.outputs().dense)
+    same(again.outputs().dense[[2, 0]], first.outputs().dense)
     known = queue.add([encoding(9)], DENSE)
     assert known.done
-    assert np.array_equal(known.outputs().dense[0], again.outputs().dense[1])
+    same(known.outputs().dense[0], again.outputs().dense[1])
     assert queue.add([encoding(9)], TOKENS).done is False
     assert (cache.hits, cache.misses) == (3, 4)
 

@@ -7,7 +7,6 @@ import os
 import threading
 from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 
 from conformance.small.fake_backend import FakeBackend, Held
@@ -150,9 +149,9 @@ async def test_a_cache_answers_what_was_asked_before():
         again = await answer(service, embed("two", heads=ALL))
         mixed = await answer(service, embed("three", "one"))
         assert service.backend.forwards == 2
-    assert np.array_equal(first.dense[1], again.dense[0])
-    assert np.array_equal(first.multivector.row(1), again.multivector.row(0))
-    assert np.array_equal(first.dense[0], mixed.dense[1])
+    same(first.dense[1], again.dense[0])
+    same(first.multivector.row(1), again.multivector.row(0))
+    same(first.dense[0], mixed.dense[1])
     lines = registry.text().splitlines()
     assert {"hybridtei_cache_hits_total 2", "hybridtei_cache_misses_total 3"} <= set(lines)
 

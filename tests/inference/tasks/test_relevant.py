@@ -23,52 +23,43 @@ def url():
         yield started
 
 
+def asked(url, documents, **options):
+    spans = {"relevant_spans": options} if options else {}
+    body = {"query": QUERY, "documents": documents, **spans}
+    return httpx.post(f"{url}/v2/rerank", json=body)
+
+
 def ranked(url, documents, **options):
-    body = {
-        "query": QUERY,
-        "documents": documents,
-        "relevant_spans": {"mode": "enabled", **options},
-    }
-    answer = httpx.post(f"{url}/v2/rerank", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["results"]
+    return asked(url, documents, **options).json()["results"]
 
 
 def test_the_best_span_is_the_sentence_that_answers(url):
-    (item,) = ranked(url, [TEXT])
+    (item,) = ranked(url, [TEXT], mode="enabled")
     spans = item["relevant_spans"]
-    assert isinstance(spans, list)
     best = spans[0]
     assert TEXT[best["start"] : best["end"]] == SENTENCES[1].strip()
-    assert [span["score"] for span in spans] == sorted(
-        (span["score"] for span in spans), reverse=True
-    )
-    assert all(0.1 <= span["score"] <= 1 for span in spans)
-    (one,) = ranked(url, [TEXT], max_spans=1)
+    scores = [span["score"] for span in spans]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0.1 <= score <= 1 for score in scores)
+    (one,) = ranked(url, [TEXT], mode="enabled", max_spans=1)
     assert one["relevant_spans"] == [best]
-    (none,) = ranked(url, [TEXT], threshold=1)
+    (none,) = ranked(url, [TEXT], mode="enabled", threshold=1)
     assert "relevant_spans" not in none
 
 
 def test_what_is_not_asked_for_stays_as_it_is(url):
-    plain = httpx.post(
-        f"{url}/v2/rerank", json={"query": QUERY, "documents": [TEXT, "Bees."]}
-    ).json()["results"]
-    off = {"query": QUERY, "documents": [TEXT, "Bees."], "relevant_spans": {"mode": "disabled"}}
-    assert httpx.post(f"{url}/v2/rerank", json=off).json()["results"] == plain
+    texts = [TEXT, "Bees."]
+    plain = ranked(url, texts)
+    assert ranked(url, texts, mode="disabled") == plain
     assert [item.keys() for item in plain] == [{"index", "relevance_score"}] * 2
-    spanned = ranked(url, [TEXT, "Bees."])
-    assert [(item["index"], item["relevance_score"]) for item in spanned] == [
-        tuple(item.values()) for item in plain
-    ]
+    for item, spanned in zip(plain, ranked(url, texts, mode="enabled"), strict=True):
+        assert {**spanned, **item} == spanned
     for wrong in (
         {"mode": "on"},
         {"mode": "enabled", "threshold": 2},
         {"mode": "enabled", "max_spans": 33},
     ):
-        assert (
-            httpx.post(f"{url}/v2/rerank", json={**off, "relevant_spans": wrong}).status_code == 422
-        )
+        assert asked(url, texts, **wrong).status_code == 422
 
 
 def test_coheres_own_client_reads_them(url):

@@ -26,7 +26,7 @@ from hybridtei.models.text.reader import PORTION_CHARACTERS
 from hybridtei.options import LabelOptions, RankOptions
 from hybridtei.outputs import HeadOutputs
 from tests.inference.engine import small
-from tests.near import same
+from tests.near import near, same
 
 
 def head(*labels):
@@ -91,7 +91,7 @@ def test_windows_in_memory_are_bounded_and_the_best_of_all_counts(model, query, 
     whole = []
     expected = in_parts(task, model, whole)
     assert len(whole) == 1
-    np.testing.assert_allclose(answer.scores, expected.scores, atol=1e-6)
+    near(answer.scores, expected.scores, 1e-6)
     assert [*answer.windows] == [*expected.windows]
     assert [window is None for window in answer.windows] == [True, False, True, False]
 
@@ -135,7 +135,7 @@ def test_a_query_is_tokenised_once_and_each_pair_with_no_more_than_the_model_rea
         pairs = [(query, "three"), (query, "four " * 50)] * 30
         expected = MODEL.reader.read_pairs(pairs, truncate=True, direction=direction)
         for encoding, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(encoding.input_ids, other.input_ids)
+            same(encoding.input_ids, other.input_ids)
         assert sum(counting.calls) < 2 * len(query)
 
 

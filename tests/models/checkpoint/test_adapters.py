@@ -16,6 +16,7 @@ from hybridtei.models.checkpoint.sizes import Adapters
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import jina
+from tests.models.refused import refuses_weights
 from tests.near import same
 
 COUNT = len(jina.ADAPTERS)
@@ -146,18 +147,15 @@ FC1 = "roberta.encoder.layers.0.mlp.fc1"
 def test_a_lone_factor_is_refused_by_name(checkpoint):
     name = f"{FC1}.parametrizations.weight.0.lora_B"
     tiny.without(checkpoint, name)
-    with pytest.raises(
-        LoadError,
-        match=f"model.safetensors: `{FC1}.parametrizations.weight.original` lacks `{name}`",
-    ):
-        Weights.open(checkpoint)
+    refuses_weights(
+        checkpoint, f"model.safetensors: `{FC1}.parametrizations.weight.original` lacks `{name}`"
+    )
 
 
 def test_factors_that_do_not_fit_are_refused_by_name(checkpoint):
     name = f"{FC1}.parametrizations.weight.0.lora_B"
     tiny.change(checkpoint, lambda tensors: {**tensors, name: tensors[name][:, 1:].contiguous()})
-    with pytest.raises(LoadError, match=f"`{name}` have shapes .* which fit no weights of shape"):
-        Weights.open(checkpoint)
+    refuses_weights(checkpoint, f"`{name}` have shapes .* which fit no weights of shape")
 
 
 def test_adapters_that_the_configuration_does_not_name_are_refused(checkpoint):

@@ -80,8 +80,7 @@ def test_labels_come_in_the_order_of_their_numbers(bert, copied, settings, label
     assert read_spec(folder).labels == labels
 
 
-def test_labels_that_are_none(bert, copied):
-    folder = copied(bert)
+def test_labels_that_are_none(folder):
     for value in ({}, {"0": "a", "2": "b"}, {"a": "b"}, {"0": ["a"]}, ["a"], "a", {"00": "a"}):
         told(folder, architectures=["BertForSequenceClassification"], id2label=value)
         assert "id2label" in raised(LoadError, folder, "config.json")

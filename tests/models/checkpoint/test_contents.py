@@ -47,8 +47,7 @@ FOREIGN = {
 }
 
 
-def test_weights_of_other_programs_beside_ours_change_nothing(bert, copied):
-    folder = copied(bert)
+def test_weights_of_other_programs_beside_ours_change_nothing(folder):
     for name in FOREIGN:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"")
@@ -56,14 +55,12 @@ def test_weights_of_other_programs_beside_ours_change_nothing(bert, copied):
 
 
 @pytest.mark.parametrize("backend", ["ort", "torch"])
-def test_an_adapter_without_factors_is_refused(bert, copied, backend):
-    folder = copied(bert)
+def test_an_adapter_without_factors_is_refused(folder, backend):
     tiny.write_json(folder / "adapter_config.json", LORA)
     assert "adapter_model.safetensors: missing" in refusal(folder, MissingArtifact, backend)
 
 
-def test_heads_are_not_trained_on_an_adapters_base(bert, copied):
-    folder = copied(bert)
+def test_heads_are_not_trained_on_an_adapters_base(folder):
     tiny.write_json(folder / "adapter_config.json", LORA)
     with pytest.raises(LoadError, match="heads are not trained on a model with an adapter"):
         load_trunk(folder)
@@ -77,8 +74,7 @@ def test_heads_are_not_trained_on_an_adapters_base(bert, copied):
         ({**LORA, "peft_type": 7}, UnsupportedArchitecture),
     ],
 )
-def test_an_adapter_of_another_kind_is_refused(bert, copied, settings, kind):
-    folder = copied(bert)
+def test_an_adapter_of_another_kind_is_refused(folder, settings, kind):
     tiny.write_json(folder / "adapter_config.json", settings)
     # A long name is cut
     assert len(refusal(folder, kind, "auto")) < 2000
@@ -94,8 +90,7 @@ def test_an_empty_folder_and_one_of_folders_are_told_apart(bert, tmp_path):
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_folder_of_weights_for_another_program_says_what_they_are(bert, copied, name):
-    folder = copied(bert)
+def test_a_folder_of_weights_for_another_program_says_what_they_are(folder, name):
     (folder / "model.safetensors").unlink()
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(bytes(300))

@@ -98,10 +98,7 @@ def test_a_note_of_late_interaction_makes_no_pooling_model_late(bert, copied, ca
 
 
 @pytest.mark.parametrize(("name", "lines"), [("OwnTokenizer", 1), ("BertTokenizer", 0)])
-def test_code_of_a_tokenizer_is_named_if_no_class_of_its_name_is_known(
-    bert, copied, caplog, name, lines
-):
-    folder = copied(bert)
+def test_code_of_a_tokenizer_is_named_if_no_class_of_its_name_is_known(folder, caplog, name, lines):
     own = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
     edited(folder / "tokenizer_config.json", tokenizer_class=name, auto_map=own)
     read_spec(folder)

@@ -94,8 +94,7 @@ def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_p
         ({"pooling_mode": []}, LoadError),
     ],
 )
-def test_a_pooling_we_do_not_know_is_refused(bert, copied, settings, kind):
-    folder = copied(bert)
+def test_a_pooling_we_do_not_know_is_refused(folder, settings, kind):
     tiny.write_json(folder / "1_Pooling" / "config.json", settings)
     raised(kind, folder, "1_Pooling/config.json")
 
@@ -198,14 +197,12 @@ def test_a_module_we_do_not_run_is_refused_by_name(bert, copied, name):
         "Transformer",
     ],
 )
-def test_modules_of_another_shape_are_refused(bert, copied, modules):
-    folder = copied(bert)
+def test_modules_of_another_shape_are_refused(folder, modules):
     tiny.write_json(folder / "modules.json", modules)
     raised(LoadError, folder, "modules.json")
 
 
-def test_an_empty_list_of_modules_is_as_good_as_none(bert, copied):
-    folder = copied(bert)
+def test_an_empty_list_of_modules_is_as_good_as_none(folder):
     tiny.write_json(folder / "modules.json", [])
     assert read_spec(folder).pooling == ("mean",)
 
@@ -266,10 +263,7 @@ def test_the_transformer_may_lie_in_a_folder_of_its_own(bert, copied, kind):
         "my_router.Router",
     ],
 )
-def test_a_class_of_the_repositorys_own_code_is_refused_whatever_its_name(
-    bert, copied, name, trusted
-):
-    folder = copied(bert)
+def test_a_class_of_the_repositorys_own_code_is_refused_whatever_its_name(folder, name, trusted):
     listed = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
     listed.append({"type": name, "path": "1_Pooling"})
     tiny.write_json(folder / "modules.json", listed)

@@ -36,8 +36,7 @@ def with_settings(folder, **settings):
 
 
 @pytest.mark.parametrize("size", [7, 1000])
-def test_dense_vectors_are_cut_as_the_checkpoint_says(bert, copied, size):
-    folder = copied(bert)
+def test_dense_vectors_are_cut_as_the_checkpoint_says(folder, size):
     tiny.write_json(folder / MODEL, {"truncate_dim": size})
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder)
     width = min(size, tiny.HIDDEN)
@@ -134,9 +133,8 @@ def test_a_setting_of_another_shape_is_refused(bert, copied, settings):
     raised(LoadError, with_settings(copied(bert), **settings), TRANSFORMER)
 
 
-def test_a_prompt_without_end_is_refused(bert, copied):
+def test_a_prompt_without_end_is_refused(folder):
     """It goes before each text of a request."""
-    folder = copied(bert)
     tiny.write_json(folder / MODEL, {"prompts": {"query": "x" * 20_000}})
     assert "at most 16384 characters" in raised(LoadError, folder, MODEL)
 
@@ -166,8 +164,7 @@ def test_a_default_prompt_of_a_model_that_scores_is_left_out_and_named(tmp_path,
         (TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, True),
     ],
 )
-def test_what_is_newly_used_is_in_the_fingerprint(bert, copied, name, settings, is_new):
-    folder = copied(bert)
+def test_what_is_newly_used_is_in_the_fingerprint(folder, name, settings, is_new):
     tiny.write_json(folder / name, settings)
     assert ("reading" in fingerprint(read_spec(folder))) is is_new
 
@@ -180,8 +177,7 @@ def test_numbers_of_weights_are_in_the_fingerprint(splade, copied):
     assert found == ["splade", "splade of 9"]
 
 
-def test_a_folder_that_modules_do_not_list_is_not_read(bert, copied):
-    folder = copied(bert)
+def test_a_folder_that_modules_do_not_list_is_not_read(folder):
     tiny.write_dense(folder / "2_Dense", tiny.HIDDEN, 12)
     assert read_spec(folder).dense_width == tiny.HIDDEN
     listed(folder, Transformer="")

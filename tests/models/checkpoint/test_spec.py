@@ -31,8 +31,7 @@ def test_a_family_tells_its_size_positions_and_length(tmp_path, model_type):
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_file_that_must_be_there(bert, copied, name):
-    folder = copied(bert)
+def test_a_file_that_must_be_there(folder, name):
     (folder / name).unlink()
     raised(MissingArtifact, folder, name)
 
@@ -119,16 +118,14 @@ def test_no_length_anywhere_is_an_error(bert, copied, told):
         ({"default_prompt_name": "query"}, None, None),
     ],
 )
-def test_prompts_are_read(bert, copied, sentence, prompts, default):
-    folder = copied(bert)
+def test_prompts_are_read(folder, sentence, prompts, default):
     tiny.write_json(folder / SENTENCE, sentence)
     spec = read_spec(folder)
     assert (spec.prompts, spec.default_prompt_name) == (prompts, default)
 
 
 @pytest.mark.parametrize("name", ["nope", 5, ["query"]])
-def test_a_default_prompt_that_is_not_there_is_refused(bert, copied, name):
-    folder = copied(bert)
+def test_a_default_prompt_that_is_not_there_is_refused(folder, name):
     settings = {"prompts": {"query": "q"}, "default_prompt_name": name}
     tiny.write_json(folder / SENTENCE, settings)
     assert "one of `prompts`: query" in raised(LoadError, folder, SENTENCE)
@@ -166,8 +163,7 @@ NOT_POSITIVE = ("x", "12", -5, 0, 1.5, True, [3], {})
         ("sentence_bert_config.json", "max_seq_length"),
     ],
 )
-def test_a_size_that_is_no_whole_number_above_zero(bert, copied, name, key):
-    folder = copied(bert)
+def test_a_size_that_is_no_whole_number_above_zero(folder, name, key):
     tiny.write_json(folder / "sentence_bert_config.json", {})
     for value in NOT_POSITIVE:
         # As good as absent: there is no table

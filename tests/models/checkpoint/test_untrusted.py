@@ -63,8 +63,7 @@ SIZES = (
 
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.usefixtures("little_memory")
-def test_a_size_that_the_files_do_not_hold_takes_no_memory(bert, copied, key):
-    folder = copied(bert)
+def test_a_size_that_the_files_do_not_hold_takes_no_memory(folder, key):
     for value in (10**5, 10**7, 10**9, 10**12, 10**30, 1e300):
         tiny.configured(folder, **{key: value})
         refused(folder)
@@ -100,8 +99,7 @@ WRONG = [0, -1, "x", None, 1.5, True, [], float("nan")]
 @pytest.mark.parametrize(
     "key", [*SIZES, "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id", "dtype"]
 )
-def test_a_value_of_the_wrong_kind_is_refused_or_does_not_matter(bert, copied, key):
-    folder = copied(bert)
+def test_a_value_of_the_wrong_kind_is_refused_or_does_not_matter(folder, key):
     for value in WRONG:
         tiny.configured(folder, **{key: value})
         try:
@@ -303,8 +301,7 @@ def test_a_file_that_is_a_device_without_an_end_is_refused(tmp_path, monkeypatch
         read[name]()
 
 
-def test_code_that_comes_with_a_model_is_not_run(bert, copied, tmp_path):
-    folder = copied(bert)
+def test_code_that_comes_with_a_model_is_not_run(folder, tmp_path):
     left_behind = tmp_path / "left-behind"
     (folder / "configuration_gizmo.py").write_text(f"open({str(left_behind)!r}, 'w')")
     tiny.configured(

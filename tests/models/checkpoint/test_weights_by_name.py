@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from conformance.small import tiny
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.weights import Weights, has_weights, weight_files
+from tests.models.refused import refuses_weights
 from tests.near import same
 
 INDEX = "model.safetensors.index.json"
@@ -147,8 +148,7 @@ def test_a_whole_file_goes_before_an_index(tmp_path):
 @pytest.mark.parametrize("name", SHARDS)
 def test_a_shard_that_is_missing_is_named(tmp_path, name):
     (shards(tmp_path) / name).unlink()
-    with pytest.raises(MissingArtifact, match=f"{tmp_path}/{name}"):
-        Weights.open(tmp_path)
+    refuses_weights(tmp_path, f"{tmp_path}/{name}", MissingArtifact)
 
 
 def test_shards_without_their_index_are_read_by_their_numbers(tmp_path):
@@ -156,19 +156,16 @@ def test_shards_without_their_index_are_read_by_their_numbers(tmp_path):
     weights = Weights.open(tmp_path)
     assert [weights.float32(name)[0, 0] for name in ("a.weight", "b.weight")] == [0, 1]
     (tmp_path / SHARDS[0]).unlink()
-    with pytest.raises(MissingArtifact, match=f"{tmp_path}/{SHARDS[0]}"):
-        Weights.open(tmp_path)
+    refuses_weights(tmp_path, f"{tmp_path}/{SHARDS[0]}", MissingArtifact)
 
 
 def test_a_name_does_not_count_more_shards_than_any_model_has(tmp_path):
     write(tmp_path, "a", file="model-00001-of-99999.safetensors")
-    with pytest.raises(LoadError, match="one of 99999 shards, allowed are 1000"):
-        Weights.open(tmp_path)
+    refuses_weights(tmp_path, "one of 99999 shards, allowed are 1000")
 
 
 def test_weights_that_are_missing_are_named(tmp_path):
-    with pytest.raises(MissingArtifact, match=rf"{tmp_path}/model\.safetensors"):
-        Weights.open(tmp_path)
+    refuses_weights(tmp_path, rf"{tmp_path}/model\.safetensors", MissingArtifact)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +178,10 @@ def test_weights_that_are_missing_are_named(tmp_path):
 )
 def test_a_header_that_lies_is_named_with_its_file(tmp_path, entries):
     """The library finds it out."""
-    with pytest.raises(
-        LoadError, match=rf"{tmp_path}/model\.safetensors: cannot be read as weights"
-    ):
-        Weights.open(raw(tmp_path, entries, bytes(24)))
+    refuses_weights(
+        raw(tmp_path, entries, bytes(24)),
+        rf"{tmp_path}/model\.safetensors: cannot be read as weights",
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,8 +194,7 @@ def test_a_header_that_lies_is_named_with_its_file(tmp_path, entries):
 )
 def test_an_index_without_a_map_to_files_is_named(tmp_path, index):
     tiny.write_json(tmp_path / INDEX, index)
-    with pytest.raises(LoadError, match=str(tmp_path)):
-        Weights.open(tmp_path)
+    refuses_weights(tmp_path, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +205,7 @@ def test_an_index_may_not_lead_out_of_the_folder(tmp_path, escape):
     folder = tmp_path / "model"
     place = str(tmp_path / "outside.safetensors") if escape == "absolute" else escape
     tiny.write_json(folder / INDEX, {"weight_map": {"a": place}})
-    with pytest.raises(LoadError, match=f"{folder}.*leads out"):
-        Weights.open(folder)
+    refuses_weights(folder, f"{folder}.*leads out")
 
 
 @pytest.mark.parametrize("index", [INDEX, "pytorch_model.bin.index.json"])

@@ -3,19 +3,18 @@ among neighbours."""
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from transformers import AutoModelForSequenceClassification
 
-from conformance.families.oracle import ENGINES, reference, texts_of
+from conformance.families.oracle import ENGINES, alone, reference, texts_of
 from conformance.small import published, tiny, tolerances, vocabulary
 from hybridtei.batch import Head
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.backends.outputs import run
 from tests.models.families.test_families import equals_transformers, opened
+from tests.models.refused import refuses_graph
 from tests.near import near
 from tests.sampled import paired
 
@@ -101,10 +100,7 @@ def test_makers_rerankers_score_as_transformers_does(tmp_path, family, rewrite, 
     model = AutoModelForSequenceClassification.from_pretrained(
         folder, attn_implementation="eager"
     ).eval()
-    with torch.no_grad():
-        expected = [
-            model(input_ids=torch.tensor(text.input_ids)[None]).logits[0].numpy() for text in texts
-        ]
+    expected = alone(model, texts, "logits")
     spec = read_spec(rewrite(folder))
     assert (spec.role, spec.max_input_length) == ("reranker", vocabulary.LONGEST)
     scores = run(opened(engine, spec), texts).scores
@@ -115,16 +111,9 @@ def test_makers_rerankers_score_as_transformers_does(tmp_path, family, rewrite, 
 def test_a_dpr_embeds_by_its_first_token(tmp_path, task, engine):
     spec = read_spec(tiny.write_family(tmp_path, "dpr", task=task))
     texts = texts_of(spec)
-    model = (
-        getattr(transformers, f"DPR{task}")
-        .from_pretrained(tmp_path, attn_implementation="eager")
-        .eval()
-    )
-    with torch.no_grad():
-        expected = [
-            model(input_ids=torch.tensor(text.input_ids)[None]).pooler_output[0].numpy()
-            for text in texts
-        ]
+    model_class = getattr(transformers, f"DPR{task}")
+    model = model_class.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    expected = alone(model, texts, "pooler_output")
     dense = run(opened(engine, spec), texts, frozenset({Head.DENSE})).dense
     near(dense, np.stack(expected), tolerances.HIDDEN["float32"])
     tiny.configured(tmp_path, projection_dim=8)
@@ -158,8 +147,7 @@ REFUSED = [
 @pytest.mark.parametrize(("family", "changes", "why"), REFUSED)
 def test_a_setting_that_is_not_known_is_refused_by_name(tmp_path, family, changes, why):
     folder = published.REWRITES[family](tiny.write_family(tmp_path, family), **changes)
-    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
-        family_graph(read_spec(folder, pooling="mean"))
+    refuses_graph(folder, why)
 
 
 @pytest.mark.parametrize("changes", [{"attention_windows": [8]}, {"rope_theta": 1e4}], ids=str)

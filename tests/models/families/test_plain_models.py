@@ -24,6 +24,7 @@ from tests.models.families.test_families import (
     is_valid,
     opened,
 )
+from tests.models.refused import refuses_graph
 from tests.near import near, same
 
 JINA = [
@@ -207,5 +208,4 @@ OTHER_JINA = [
 )
 def test_other_settings_are_refused_by_name(tmp_path, experts, changes, why):
     folder = tiny.configured(written(tmp_path, experts=experts), **changes)
-    with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):
-        family_graph(read_spec(folder, pooling="mean"))
+    refuses_graph(folder, why, LoadError)

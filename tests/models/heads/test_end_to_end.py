@@ -15,6 +15,7 @@ from hybridtei.cli.model import ACTIVATIONS, DROPS
 from hybridtei.models.heads import models as heads
 from hybridtei.models.heads.models import load_trunk
 from hybridtei.models.heads.run import train
+from tests.near import near
 
 
 @pytest.fixture(scope="module")
@@ -36,39 +37,14 @@ def pairs(tmp_path_factory):
 
 
 def options(model, pairs, folder, *more):
-    small = [
-        "--min-words",
-        "3",
-        "--max-tokens",
-        "32",
-        "--sparse-width",
-        "16",
-        "--dim",
-        "16",
-        "--prefixes",
-        "8",
-    ]
-    paths = ["--model", str(model), "--pairs", str(pairs), "--cache", str(folder / "cache")]
-    fixed = [
-        "--output",
-        str(folder / "head.safetensors"),
-        "--date",
-        "2000-01-01",
-        "--group-size",
-        "8",
-    ]
-    return [
-        *paths,
-        *fixed,
-        *small,
-        "--groups",
-        "2",
-        "--epochs",
-        "4",
-        "--learning-rate",
-        "0.01",
-        *more,
-    ]
+    fixed = (
+        "--date 2000-01-01 --group-size 8 --min-words 3 --max-tokens 32 --sparse-width 16 --dim 16 "
+        "--prefixes 8 --groups 2 --epochs 4 --learning-rate 0.01"
+    )
+    paths = {"model": model, "pairs": pairs, "cache": folder / "cache"}
+    paths["output"] = folder / "head.safetensors"
+    words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    return [*words, *fixed.split(), *more]
 
 
 def parsed(words):
@@ -143,7 +119,7 @@ def test_padding_does_not_change_token_states(model):
     trunk = load_trunk(model)
     sequences = trunk.tokenize(["baka bake", "balo balu bami bamo bana"], 32)
     for together, sequence in zip(trunk.encode(sequences), sequences, strict=True):
-        torch.testing.assert_close(together, trunk.encode([sequence])[0], atol=1e-5, rtol=0)
+        near(together, trunk.encode([sequence])[0], 1e-5)
     assert trunk.special_ids == (0, 1, 2, 3, 4)
 
 

@@ -20,6 +20,7 @@ from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import integer_product_graph
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
+from tests.near import same
 from tests.sampled import sampled
 
 # Random weights lose more
@@ -126,4 +127,4 @@ def test_products_of_the_largest_weights_are_exact_here():
     session = ort.InferenceSession(integer_product_graph(), providers=["CPUExecutionProvider"])
     rows, matrix = np.full((4, 64), 255, np.uint8), np.full((64, 64), int8.max_weight(), np.int8)
     (product,) = session.run(None, {"rows": rows, "matrix": matrix})
-    assert np.array_equal(product, rows.astype(np.int32) @ matrix.astype(np.int32))
+    same(product, rows.astype(np.int32) @ matrix.astype(np.int32))

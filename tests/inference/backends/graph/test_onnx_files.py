@@ -146,16 +146,14 @@ def test_a_head_that_reads_word_embeddings_needs_them(hybrid, copied):
         ),
     ],
 )
-def test_a_graph_with_other_ends_is_refused(bert, copied, inputs, outputs, message):
-    folder = copied(bert)
+def test_a_graph_with_other_ends_is_refused(folder, inputs, outputs, message):
     kind = TensorProto.INT32 if "int32" in message else TensorProto.INT64
     path = toy(folder / "onnx" / "model.onnx", inputs, outputs, kind)
     with pytest.raises(UnsupportedArchitecture, match=rf"{path}.*{message}"):
         OnnxBackend.from_file(read_spec(folder), path)
 
 
-def test_a_file_that_knows_fewer_words_is_refused(bert, copied):
-    folder = copied(bert)
+def test_a_file_that_knows_fewer_words_is_refused(folder):
     path = own_file(folder)
     tiny.configured(folder, vocab_size=1000)
     with pytest.raises(UnsupportedArchitecture, match=f"{path}.*forward pass failed"):
@@ -187,8 +185,7 @@ def test_a_file_that_leads_out_of_its_folder_is_refused(tmp_path, location, wher
         check_file(tmp_path / "model.onnx")
 
 
-def test_a_file_that_lacks_its_data_is_refused_by_name(bert, copied):
-    folder = copied(bert)
+def test_a_file_that_lacks_its_data_is_refused_by_name(folder):
     path = own_file(folder, external=True)
     (path.parent / "model.onnx_data").unlink()
     with pytest.raises(MissingArtifact, match=r"model\.onnx_data"):
@@ -204,8 +201,7 @@ def test_a_file_that_lacks_its_data_is_refused_by_name(bert, copied):
         b"version https://git-lfs.github.com/spec/v1",
     ],
 )
-def test_a_file_that_is_no_onnx_is_a_load_error(bert, copied, content):
-    folder = copied(bert)
+def test_a_file_that_is_no_onnx_is_a_load_error(folder, content):
     (folder / "model.onnx").write_bytes(content)
     with pytest.raises(LoadError, match=str(folder)):
         OnnxBackend.from_file(read_spec(folder), folder / "model.onnx")

@@ -231,9 +231,7 @@ def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(request, expec
     same(states(request.getfixturevalue(name)), expected)
     assert not packed_files()
     # Here, and in memory
-    assert (
-        len([record for record in caplog.records if "packed weights" in record.getMessage()]) == 2
-    )
+    assert sum("packed weights" in message for message in caplog.messages) == 2
 
 
 def test_a_cache_folder_that_is_deleted_while_it_is_served(widened, expected, cache):
@@ -285,21 +283,20 @@ def test_one_damaged_bit_discards_the_file(widened, expected, caplog, at):
     states(widened)
     path = kept()
     assert not module.discard_damaged(path)
+    spoiled(path, at)
+    assert module.discard_damaged(path)
+    assert "is damaged" in caplog.text
+    same(states(widened), expected)
+
+
+def spoiled(path, at=0.5):
+    """Flips one bit there."""
     with (path / TENSORS).open("r+b") as file:
         place = int(at * (path / TENSORS).stat().st_size)
         file.seek(place)
         (byte,) = file.read(1)
         file.seek(place)
         file.write(bytes([byte ^ 0x40]))
-    assert module.discard_damaged(path)
-    assert "is damaged" in caplog.text
-    same(states(widened), expected)
-
-
-def spoiled(path):
-    with (path / TENSORS).open("r+b") as file:
-        file.seek((path / TENSORS).stat().st_size // 2)
-        file.write(b"\x7e" * 4)
 
 
 def test_a_read_only_cache_is_used_unless_its_file_is_damaged(
@@ -343,6 +340,10 @@ def test_passes_fail_once_a_large_file_is_found_damaged(widened, caplog, monkeyp
         backend.forward(batch)
 
 
+def aged(path, seconds):
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
 def test_folders_of_killed_starts_are_removed_and_no_others(widened, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_roomy", lambda needed: str(tmp_path))
     left, foreign, young = (tmp_path / f"hybridtei-{name}" for name in ("a", "b", "c"))
@@ -350,11 +351,11 @@ def test_folders_of_killed_starts_are_removed_and_no_others(widened, tmp_path, m
         folder.mkdir()
         (folder / TENSORS).write_bytes(b"x")
     (foreign / "notes.txt").write_bytes(b"x")
-    for folder in (left, foreign):
-        os.utime(folder, (time.time() - 100, time.time() - 100))
+    aged(left, 100)
+    aged(foreign, 100)
     with module._temporary(str(tmp_path)) as held:
         (held / TENSORS).write_bytes(b"x")
-        os.utime(held, (time.time() - 100, time.time() - 100))
+        aged(held, 100)
         states(widened, 0)
         assert held.exists()
     assert [folder.exists() for folder in (left, foreign, young)] == [False, True, True]
@@ -365,14 +366,12 @@ def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes()
         path = packed_folder() / name
         path.mkdir()
         (path / TENSORS).write_bytes(b"\0" * size)
-        os.utime(path, (time.time() - days * 86400,) * 2)
+        aged(path, days * 86400)
         return path
 
     old, beyond, third, last = (
-        made("old", 1, 31),
-        made("beyond", 60, 3),
-        made("third", 40, 2),
-        made("last", 50, 1),
+        made(*each)
+        for each in (("old", 1, 31), ("beyond", 60, 3), ("third", 40, 2), ("last", 50, 1))
     )
     left = made("left" + PART, 1, 0)
     with ThreadPoolExecutor(1) as thread:

@@ -18,6 +18,7 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.system.machine import LaneKind
+from tests.inference.backends.outputs import on_gpu
 from tests.inference.engine import small
 from tests.near import near
 
@@ -146,8 +147,7 @@ async def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(backend, m
     assert "a lane died" in caplog.text
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
 def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid):
     backend = TorchBackend(read_spec(hybrid), dtype="float16", device="cuda")
     assert (backend.lanes, backend.ahead) == ((LaneKind.BULK,), 1)
@@ -155,8 +155,7 @@ def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid):
     assert backend.forward(batch(backend, [64] * (most // 64))).dense is not None
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
 def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid):
     spec = read_spec(hybrid)
     backend, roomy = (TorchBackend(spec, dtype="float16", device="cuda") for _ in range(2))
@@ -173,8 +172,7 @@ def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid):
     near(found.dense, expected.dense, tolerances.WEIGHTS["float16"])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_gpu_computes_what_the_cpu_does(hybrid, dtype):
     spec = read_spec(hybrid)

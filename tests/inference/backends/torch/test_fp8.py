@@ -23,7 +23,7 @@ from hybridtei.inference.backends.torch.fp8 import (
     to_eight_bits,
 )
 from hybridtei.models.checkpoint.spec import read_spec
-from tests.inference.backends.outputs import columns_of, run, sixty_four
+from tests.inference.backends.outputs import columns_of, on_gpu, run, sixty_four
 
 LOOSE = Guard(worst=0.9, mean=0.95)
 # Of a number in e4m3: three bits of fraction, rounded
@@ -127,8 +127,7 @@ def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert):
         judged(TorchBackend(read_spec(bert), dtype="bfloat16"), Guard(worst=1.1))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
 def test_the_gpus_product_is_the_emulated_one():
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs compute capability 8.9")

@@ -20,6 +20,7 @@ from hybridtei.inference.backends.torch.memory import (
     to_device,
     worst_batches,
 )
+from tests.inference.backends.outputs import on_gpu
 from tests.inference.engine import small
 from tests.near import same
 
@@ -174,8 +175,7 @@ def test_on_a_cpu_nothing_is_copied():
     assert np.shares_memory(start_copy({"states": states}, CPU)()["states"], states.numpy())
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
 def test_there_and_back_on_a_gpu():
     device = torch.device("cuda")
     arrays = {"ids": np.arange(7), "offsets": np.array([0, 3, 7])}

@@ -200,8 +200,7 @@ def old_files(folder):
     (folder / "tokenizer.json").unlink()
 
 
-def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_words(bert, copied):
-    folder = copied(bert)
+def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_words(folder):
     texts = ["baka bemo, duti?", "Bona"]
     expected, removed = Encoder.load(folder).encode(texts).dense, read_spec(folder).removed_ids
     old_files(folder)

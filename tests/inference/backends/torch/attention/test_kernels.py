@@ -22,7 +22,9 @@ from hybridtei.inference.backends.torch.kernels import (
     per_sequence,
     window_of,
 )
+from tests.inference.backends.outputs import on_gpu
 from tests.inference.backends.torch.attention import libraries, textbook
+from tests.near import near
 from tests.sampled import paired
 
 LIBRARY = libraries.installed()
@@ -66,7 +68,7 @@ def test_queries_with_expansion_share_flash_attention_with_documents_longer_than
     assert len(counted) == 1 - calls
     if calls:
         expected = textbook.attention(q, k, v, lengths, window=window, causal=False, seen=seen)
-        torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+        near(found, expected, tolerances.WEIGHTS["float32"])
 
 
 def equals_the_textbook(
@@ -84,7 +86,7 @@ def equals_the_textbook(
     expected = textbook.attention(
         q, k, v, textbook.LENGTHS, window=window, causal=causal, seen=seen
     )
-    torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    near(found, expected, tolerances.WEIGHTS["float32"])
 
 
 @given(LISTS, st.sampled_from([None, 1, 7]), st.booleans(), st.sampled_from([4, 2]))
@@ -94,7 +96,7 @@ def test_groups_compute_what_each_sequence_does(lengths, window, causal, key_hea
         kernel(q, k, v, textbook.sequences(lengths), textbook.heads(window, causal=causal))
         for kernel in (per_sequence, padded_groups)
     )
-    torch.testing.assert_close(alone, grouped, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    near(alone, grouped, tolerances.WEIGHTS["float32"])
 
 
 def test_layers_share_what_was_made_of_the_lengths():
@@ -140,8 +142,7 @@ def test_a_window_is_told_as_keys_before_and_after(window, causal, longest):
             assert ours == theirs
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_every_kernel_of_this_card_agrees(kernel):
     lengths = textbook.sequences(textbook.LENGTHS, device="cuda")
@@ -155,4 +156,4 @@ def test_every_kernel_of_this_card_agrees(kernel):
         states = kernel(q, k, v, lengths, heads).float().cpu()
         q, k, v = (x.float().cpu() for x in (q, k, v))
         expected = per_sequence(q, k, v, textbook.sequences(textbook.LENGTHS), heads)
-        torch.testing.assert_close(states, expected, atol=NEAR[dtype], rtol=0)
+        near(states, expected, NEAR[dtype])
