@@ -485,6 +485,11 @@ def change(folder, edit):
     return folder
 
 
+def change_each(folder, edit):
+    """Rewrite each tensor of a checkpoint by itself."""
+    return change(folder, lambda tensors: {name: edit(tensors[name]) for name in tensors})
+
+
 def without(folder, *names):
     """The checkpoint, after some of its tensors are removed."""
     return change(

@@ -37,7 +37,7 @@ def test_each_part_follows_from_what_it_names(tmp_path):
         "pooling",
     }
     assert changed(**fingerprint(spec, dtype="float32", default_prompt="query: ")) == {"id"}
-    tiny.change(folder, lambda tensors: {name: tensor + 1 for name, tensor in tensors.items()})
+    tiny.change_each(folder, lambda tensor: tensor + 1)
     assert changed() == {"id", "model", "weights"}
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text() + "\n")

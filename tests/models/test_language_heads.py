@@ -5,10 +5,9 @@ import json
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from conformance.small import tiny, tolerances, vocabulary
 from hybridtei.encoder import Encoder
@@ -16,6 +15,7 @@ from hybridtei.errors import MissingArtifact, UnsupportedArchitecture, WeightMis
 from hybridtei.models.checkpoint.rankers import OWN_FILE
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.families import FAMILIES
+from tests.models.language import logits_of
 from tests.near import scores_of
 
 LANGUAGE_MODELS = {name: family.words for name, family in FAMILIES.items() if family.words}
@@ -42,18 +42,8 @@ def ranker(folder, model_type, no="be", **settings):
 
 
 def expected(folder, no="be"):
-    words = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    end = words(TEMPLATE["suffix"], add_special_tokens=False)["input_ids"]
-    scores = []
-    for document in DOCUMENTS:
-        text = TEMPLATE["body"].format(query=QUERY, document=document)
-        ids = words(text, add_special_tokens=False)["input_ids"][: vocabulary.LONGEST - len(end)]
-        with torch.inference_mode():
-            logits = model(input_ids=torch.tensor([[*ids, *end]])).logits[0, -1].double()
-        score = logits[words.convert_tokens_to_ids("ba")]
-        scores.append(score if no is None else score - logits[words.convert_tokens_to_ids(no)])
-    return np.array(scores, float)
+    yes, *others = logits_of(folder, {**TEMPLATE, "no": no}, QUERY, DOCUMENTS).T
+    return yes - sum(others)
 
 
 def check(folder, backend="torch", no="be"):

@@ -27,6 +27,7 @@ from hybridtei.models.checkpoint.rankers import (
     QWEN3,
 )
 from hybridtei.models.checkpoint.spec import read_spec
+from tests.models.language import logits_of
 from tests.models.refused import refuses
 from tests.near import near, scores_of
 from tests.sampled import paired
@@ -55,26 +56,10 @@ def causal(folder, **settings):
 
 
 def expected(folder, instruction=None):
-    """As the model card of Qwen3-Reranker does it: the body is cut, prefix and suffix are put
-    around its ids."""
-    words, model = (
-        AutoTokenizer.from_pretrained(folder),
-        AutoModelForCausalLM.from_pretrained(folder).eval(),
-    )
-    before, after = (
-        words(TEMPLATE[key], add_special_tokens=False)["input_ids"] for key in ("prefix", "suffix")
-    )
-    yes, no = (words.convert_tokens_to_ids(TEMPLATE[key]) for key in ("yes", "no"))
-    scores = []
-    for document in DOCUMENTS:
-        body = f"<bake>: {instruction or TEMPLATE['instruction']}\n<Query>: {QUERY}\n<Document>: {document}"
-        ids = words(
-            body, truncation=True, max_length=vocabulary.LONGEST - len(before) - len(after)
-        )["input_ids"]
-        with torch.inference_mode():
-            logits = model(torch.tensor([[*before, *ids, *after]])).logits[0, -1]
-        scores.append(torch.log_softmax(torch.stack([logits[no], logits[yes]]), 0)[1].exp().item())
-    return np.array(scores)
+    """As the model card of Qwen3-Reranker does it."""
+    told = instruction or TEMPLATE["instruction"]
+    yes, no = logits_of(folder, TEMPLATE, QUERY, DOCUMENTS, instruction=told).T
+    return 1 / (1 + np.exp(no - yes))
 
 
 def ours(folder, backend="auto", **options):

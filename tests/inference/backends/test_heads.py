@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from conformance.small import tiny, tolerances
-from hybridtei.batch import Encoding, Head, offsets_of, pack
+from hybridtei.batch import Head, offsets_of, pack
 from hybridtei.inference.backends import heads, numpy_functions
 from hybridtei.inference.backends.graph.host import HostHeads
 from hybridtei.inference.backends.heads import Segments
@@ -21,6 +21,7 @@ from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint import layers, modules
 from hybridtei.models.checkpoint.classifiers import CodeLayers, LinearLayer, NormLayer
 from hybridtei.models.checkpoint.spec import read_spec
+from tests.inference.backends.outputs import random_encodings
 from tests.near import near, same
 from tests.sampled import paired
 
@@ -198,12 +199,11 @@ CLASSIFIERS = {
 def test_classifiers_agree(tmp_path, model_type, task):
     folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
     spec = read_spec(folder)
-    head = Head.TAGS if spec.role == "tagger" else Head.SCORES
-    texts = [Encoding(np.random.default_rng(size).integers(5, 60, size)) for size in (3, 40, 1, 17)]
-    batch = pack(texts, frozenset({head, Head.TOKENS}), spec.positions)
+    texts = random_encodings(spec, (3, 40, 1, 17))
+    batch = pack(texts, spec.heads | {Head.TOKENS}, spec.positions)
     theirs = TorchBackend(spec).forward(batch)
     ours = HostHeads(spec).outputs(batch, theirs.tokens.values)
-    if head is Head.SCORES:
-        near(ours.scores, theirs.scores, 1e-5)
-    else:
+    if spec.role == "tagger":
         near(ours.tags.values, theirs.tags.values, 1e-5)
+    else:
+        near(ours.scores, theirs.scores, 1e-5)

@@ -119,10 +119,7 @@ def test_a_gpu_computes_in_the_half_precision_of_the_checkpoint_and_of_its_famil
     dtype,
     monkeypatch,
 ):
-    folder = tiny.change(
-        tiny.write_family(tmp_path, family),
-        lambda tensors: {name: value.to(stored) for name, value in tensors.items()},
-    )
+    folder = tiny.change_each(tiny.write_family(tmp_path, family), lambda tensor: tensor.to(stored))
     on_a_gpu(monkeypatch, folder, card)
     spec = read_spec(folder, pooling="mean")
     (only,) = choices(asked(folder), spec)

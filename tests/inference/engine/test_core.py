@@ -51,6 +51,10 @@ def drain(queue, backend):
     return done
 
 
+def ask(queue, *lengths):
+    return queue.add([encoding(length) for length in lengths], DENSE)
+
+
 def riders(batch):
     return [ticket for ticket, _ in batch.callers]
 
@@ -87,7 +91,7 @@ def assert_alone_is_the_same(encodings, outputs):
 def test_a_query_does_not_wait_for_a_thousand_texts_before_it(padding):
     queue = core(512, padding=padding)
     queue.add(different(1000, 50), DENSE)
-    query = queue.add([encoding(5)], DENSE)
+    query = ask(queue, 5)
     batches = [queue.take(), queue.take()]
     assert any(query in riders(batch) for batch in batches)
 
@@ -119,7 +123,7 @@ def test_the_cancelled_never_cost_a_pass(requests):
 def test_more_cancelled_than_one_look_ahead():
     queue = core()
     queue.add(different(2 * LOOK_AHEAD + 3, 2), DENSE).cancelled = True
-    last = queue.add([encoding(40)], DENSE)
+    last = ask(queue, 40)
     assert riders(queue.take()) == [last]
     assert queue.take() is None
     assert len(queue) == 0
@@ -129,7 +133,7 @@ def test_a_failed_batch_fails_its_riders_only():
     queue, backend = core(10), FakeBackend(SPEC)
     # Of whom the next pass would have more
     failing = queue.add(different(7, 5), DENSE)
-    other = queue.add([encoding(10)], DENSE)
+    other = ask(queue, 10)
     batch = queue.take()
     assert set(riders(batch)) == {failing}
     assert queue.fail(batch, BackendError("no")) == [failing]
@@ -159,7 +163,7 @@ def test_times_are_means_over_sequences():
 
 def test_what_waits_already_is_computed_once():
     queue, backend = core(), FakeBackend(SPEC)
-    one = queue.add([encoding(5), encoding(7), encoding(5)], DENSE)
+    one = ask(queue, 5, 7, 5)
     other = queue.add([encoding(7)], TOKENS)
     batch = queue.take()
     assert batch.packed.lengths.tolist() == [5, 7]
@@ -174,24 +178,24 @@ def test_what_waits_already_is_computed_once():
 
 def test_what_runs_already_is_computed_again():
     queue = core()
-    queue.add([encoding(5)], DENSE)
+    ask(queue, 5)
     running = queue.take()
-    queue.add([encoding(5)], DENSE)
+    ask(queue, 5)
     assert queue.shared == 0
     assert len(queue.take().packed) == len(running.packed) == 1
 
 
 def test_a_shared_text_runs_while_anybody_waits_for_it():
     queue = core()
-    first = queue.add([encoding(5)], DENSE)
-    second = queue.add([encoding(5)], DENSE)
+    first = ask(queue, 5)
+    second = ask(queue, 5)
     first.cancelled = True
     assert second in riders(queue.take())
-    third, fourth = queue.add([encoding(6)], DENSE), queue.add([encoding(6)], DENSE)
+    third, fourth = ask(queue, 6), ask(queue, 6)
     third.cancelled = fourth.cancelled = True
     assert queue.take() is None
     # Not one with those that were dropped
-    fifth = queue.add([encoding(6)], DENSE)
+    fifth = ask(queue, 6)
     assert riders(queue.take()) == [fifth]
 
 
@@ -201,7 +205,7 @@ BOTH = (LaneKind.EXPRESS, LaneKind.EXPRESS, LaneKind.BULK, LaneKind.BULK)
 def test_short_requests_go_to_express_lanes_and_the_rest_to_bulk():
     queue = core(lanes=BOTH)
     bulk = queue.add(different(30, 20), DENSE)
-    query = queue.add([encoding(5)], DENSE)
+    query = ask(queue, 5)
     assert riders(queue.take(kind=LaneKind.EXPRESS)) == [query]
     assert queue.take(kind=LaneKind.EXPRESS) is None
     assert set(riders(queue.take(kind=LaneKind.BULK))) == {bulk}
@@ -228,27 +232,27 @@ def test_a_request_that_lanes_divide_evenly_is_divided():
 
 def test_beside_work_of_another_model_a_pass_has_one_core():
     queue = core(512, lanes=BOTH)
-    queue.add([encoding(300)], DENSE)
+    ask(queue, 300)
     assert not queue.take(kind=LaneKind.BULK, device_idle=False).use_all_cores
 
 
 def test_a_text_that_is_alone_has_all_cores_until_another_comes():
     queue, backend = core(lanes=BOTH), FakeBackend(SPEC)
-    queue.add([encoding(5)], DENSE)
+    ask(queue, 5)
     first = queue.take(kind=LaneKind.EXPRESS)
-    queue.add([encoding(6)], DENSE)
+    ask(queue, 6)
     # While the first runs
     second = queue.take(kind=LaneKind.EXPRESS)
     assert (first.use_all_cores, second.use_all_cores) == (True, False)
     finish(queue, first, backend)
     queue.fail(second, BackendError("no"))
-    queue.add([encoding(7)], DENSE)
+    ask(queue, 7)
     third = queue.take(kind=LaneKind.EXPRESS)
     assert third.use_all_cores
     finish(queue, third, backend)
     queue.add(different(3, 30), DENSE)
     queue.take(kind=LaneKind.BULK)
-    queue.add([encoding(8)], DENSE)
+    ask(queue, 8)
     # Beside bulk work, one thread of higher priority does more
     assert not queue.take(kind=LaneKind.EXPRESS).use_all_cores
 
@@ -287,13 +291,13 @@ def test_endless_queries_wait_at_last_for_bulk_work_that_they_overtake():
 def test_what_was_computed_is_remembered():
     cache = ResultCache(1_000_000)
     queue, backend = core(cache=cache), FakeBackend(SPEC)
-    first = queue.add([encoding(5), encoding(7)], DENSE)
+    first = ask(queue, 5, 7)
     drain(queue, backend)
-    again = queue.add([encoding(7), encoding(9), encoding(5)], DENSE)
+    again = ask(queue, 7, 9, 5)
     assert len(queue) == 1
     drain(queue, backend)
     same(again.outputs().dense[[2, 0]], first.outputs().dense)
-    known = queue.add([encoding(9)], DENSE)
+    known = ask(queue, 9)
     assert known.done
     same(known.outputs().dense[0], again.outputs().dense[1])
     assert queue.add([encoding(9)], TOKENS).done is False

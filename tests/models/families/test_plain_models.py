@@ -74,12 +74,14 @@ def written(folder, *, experts):
 
 
 def matches(folder, model, engine):
-    config, weights = json.loads((folder / "config.json").read_text()), Weights.open(folder)
     texts = texts_of(read_spec(folder, pooling="mean"))
-    expected = plain.states(
-        model, config, {name: weights.float32(name) for name in weights.names()}, texts
-    )
-    equals_transformers(folder, engine, expected)
+    equals_transformers(folder, engine, plain.states(model, *held(folder), texts))
+
+
+def held(folder):
+    """The configuration, and the tensors by name."""
+    config, weights = json.loads((folder / "config.json").read_text()), Weights.open(folder)
+    return config, {name: weights.float32(name) for name in weights.names()}
 
 
 @pytest.mark.parametrize(
@@ -153,8 +155,7 @@ def test_a_jina_reranker_has_berts_head(tmp_path):
     folder = published.write_jina(
         tmp_path, code=True, architectures=["JinaBertForSequenceClassification"], **labels
     )
-    config, weights = json.loads((folder / "config.json").read_text()), Weights.open(folder)
-    trunk = {name: weights.float32(name) for name in weights.names()}
+    config, trunk = held(folder)
     shapes = {
         "bert.pooler.dense.weight": (32, 32),
         "bert.pooler.dense.bias": (32,),

@@ -129,11 +129,6 @@ def test_a_head_that_reads_word_embeddings_needs_them(hybrid, copied):
             {"hidden": ROWS},
             "of any two sizes",
         ),
-        (
-            {**IDS, "attention_mask": ["n", 1, "s"]},
-            {"hidden": ROWS},
-            "of any two sizes",
-        ),
         (IDS, {"sentence_embedding": ["n", tiny.HIDDEN]}, "no output is"),
         (IDS, {"hidden": ["n", 128, tiny.HIDDEN]}, "no output is"),
         (IDS, {"one": ROWS, "other": ROWS}, "or several are"),

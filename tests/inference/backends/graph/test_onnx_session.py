@@ -13,6 +13,7 @@ from hybridtei.inference.backends.graph.writer import Graph, product_graph
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 from hybridtei.system.machine import own_processors
+from tests.near import near
 
 DRAW = np.random.default_rng(0)
 MATRIX = DRAW.normal(size=(70, 33)).astype(np.float32)
@@ -32,9 +33,7 @@ def opened(*threads):
 def test_every_session_computes_the_product():
     for session in opened(1, 2, 1):
         assert session.inputs == {"rows"}
-        np.testing.assert_allclose(
-            session.run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5
-        )
+        near(session.run("product", {"rows": ROWS}), ROWS @ MATRIX.T, 1e-5)
         assert session.run("product", {"rows": ROWS[:0]}).shape == (0, 70)
 
 
@@ -47,9 +46,12 @@ def test_a_session_keeps_nothing_of_its_first_pass_and_of_one_that_shrinks():
     assert kept == [True, False, True, False, True]
 
 
-@pytest.mark.skipif(
+several = pytest.mark.skipif(
     len(own_processors()) < 2, reason="this process has one processor, or a part of several"
 )
+
+
+@several
 def test_threads_of_a_session_over_all_cores_have_a_processor_each():
     before = set(os.listdir("/proc/self/task"))
     sessions = opened(1, len(own_processors()))
@@ -58,14 +60,10 @@ def test_threads_of_a_session_over_all_cores_have_a_processor_each():
     # Each moves once it has started
     while sorted(map(os.sched_getaffinity, map(int, new)), key=min) != expected:
         assert time.monotonic() < end
-    np.testing.assert_allclose(
-        sessions[1].run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5
-    )
+    near(sessions[1].run("product", {"rows": ROWS}), ROWS @ MATRIX.T, 1e-5)
 
 
-@pytest.mark.skipif(
-    len(own_processors()) < 2, reason="this process has one processor, or a part of several"
-)
+@several
 def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run():
     everywhere, during = os.sched_getaffinity(0), []
 

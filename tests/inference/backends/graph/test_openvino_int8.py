@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 from conformance.small import tiny
-from conformance.small.tiny import change
 from conformance.small.vocabulary import LONGEST
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig
@@ -260,9 +259,7 @@ def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache
     assert all(
         np.array_equal(first.divisors[name], again.divisors[name]) for name in first.divisors
     )
-    other = change(
-        copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()}
-    )
+    other = tiny.change_each(copied(bert), lambda tensor: tensor * 1.01)
     int8_form(*parts(other))
     assert asked == [bert, other]
     # A guard of one's own is asked again

@@ -55,16 +55,14 @@ def halved(tmp_path_factory):
     folder = tiny.write_family(
         tmp_path_factory.mktemp("halved"), "qwen3", hidden_size=128, intermediate_size=512
     )
-    return tiny.change(
-        folder, lambda tensors: {name: one.to(torch.bfloat16) for name, one in tensors.items()}
-    )
+    return tiny.change_each(folder, lambda tensor: tensor.to(torch.bfloat16))
 
 
 @pytest.fixture(scope="module")
 def widened(halved, tmp_path_factory):
     """The same numbers in float32, which nothing has to widen."""
     folder = shutil.copytree(halved, tmp_path_factory.mktemp("widened") / "copy")
-    return tiny.change(folder, lambda tensors: {name: one.float() for name, one in tensors.items()})
+    return tiny.change_each(folder, lambda tensor: tensor.float())
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +156,7 @@ def test_weights_that_changed_at_equal_size_and_time_have_another_file(widened, 
     folder = shutil.copytree(widened, tmp_path / "model")
     before, file = states(folder), folder / "model.safetensors"
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
-    tiny.change(folder, lambda tensors: {name: one * 2 for name, one in tensors.items()})
+    tiny.change_each(folder, lambda tensor: tensor * 2)
     os.utime(file, ns=times)
     assert not np.array_equal(states(folder), before)
     assert len(packed_files()) == 2
@@ -179,7 +177,7 @@ def test_another_release_or_processor_has_another_file(
 
 def test_weights_that_are_not_numbers_are_refused(widened, tmp_path):
     folder = shutil.copytree(widened, tmp_path / "model")
-    tiny.change(folder, lambda tensors: {name: one * float("nan") for name, one in tensors.items()})
+    tiny.change_each(folder, lambda tensor: tensor * float("nan"))
     with pytest.raises(LoadError, match="NaN or infinity"):
         states(folder)
     assert not packed_files()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.small import tolerances
-from hybridtei.batch import Encoding, Head, pack
+from hybridtei.batch import Head, pack
 from hybridtei.config import EngineConfig
 from hybridtei.errors import BackendError, PartlyFailed, Unhealthy
 from hybridtei.inference.backends.torch.backend import TorchBackend
@@ -18,7 +18,7 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.system.machine import LaneKind
-from tests.inference.backends.outputs import on_gpu
+from tests.inference.backends.outputs import on_gpu, random_encodings, same
 from tests.inference.engine import small
 from tests.near import near
 
@@ -57,10 +57,8 @@ def backend(hybrid):
     return backend
 
 
-def batch(backend, lengths, heads=None):
-    draw = np.random.default_rng(0)
-    encodings = [Encoding(draw.integers(5, backend.spec.vocab_size, n)) for n in lengths]
-    return pack(encodings, heads or backend.spec.heads, backend.spec.positions)
+def batch(backend, lengths):
+    return pack(random_encodings(backend.spec, lengths), backend.spec.heads, backend.spec.positions)
 
 
 def test_short_memory_costs_passes_and_no_answer(backend):
@@ -68,10 +66,7 @@ def test_short_memory_costs_passes_and_no_answer(backend):
     expected = backend.forward(batch(backend, lengths))
     backend._trunk.tokens = 40
     found = backend.forward(batch(backend, lengths))
-    for column in ("dense", "token_weights", "multivector", "tokens"):
-        ours, theirs = getattr(found, column), getattr(expected, column)
-        ours, theirs = (x if isinstance(x, np.ndarray) else x.values for x in (ours, theirs))
-        near(ours, theirs, tolerances.WEIGHTS["float32"])
+    same(found, expected, len(lengths))
 
 
 def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend):
@@ -104,18 +99,8 @@ def test_a_sequence_that_does_not_fit_is_named_with_its_length(backend):
     ("error", "short"),
     [
         (torch.OutOfMemoryError("CUDA out of memory."), True),
-        (
-            RuntimeError(
-                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-            ),
-            True,
-        ),
-        (
-            RuntimeError(
-                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
-            ),
-            True,
-        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
         (MemoryError(), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from conformance.load import launches
-from hybridtei.batch import Encoding
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fusing import is_product, sum_inside
 from hybridtei.inference.backends.torch.kernels import flash, padded_groups
 from hybridtei.inference.backends.torch.ops import TorchOps
 from hybridtei.models.checkpoint.spec import read_spec
-from tests.inference.backends.outputs import states
+from tests.inference.backends.outputs import random_encodings, states
 from tests.inference.backends.torch.attention import libraries
 from tests.inference.backends.torch.test_no_sync import CASES
 from tests.near import same
@@ -30,20 +29,23 @@ LIBRARY = libraries.installed()
 
 
 def drawn_states(backend):
-    draw = np.random.default_rng(0)
-    size = backend.spec.vocab_size
-    texts = [Encoding(draw.integers(5, size, length)) for length in (9, 1, 33, 2)]
-    return states(backend, texts).values
+    return states(backend, random_encodings(backend.spec, (9, 1, 33, 2))).values
+
+
+def joined(case, folder, monkeypatch, dtype="float32"):
+    """A case as a CPU computes it, and with fewer products."""
+    write, pooling = CASES[case]
+    spec = read_spec(write(folder), pooling=pooling)
+    plain = TorchBackend(spec, dtype=dtype)
+    monkeypatch.setattr(TorchOps, "joins", True)
+    backend = TorchBackend(spec, dtype=dtype)
+    sum_inside(backend.trunk.model)
+    return plain, backend
 
 
 @pytest.mark.parametrize("case", [*TRUNKS, "adapters"])
 def test_a_family_keeps_its_states_with_fewer_products(tmp_path, monkeypatch, case):
-    write, pooling = CASES[case]
-    spec = read_spec(write(tmp_path), pooling=pooling)
-    plain = TorchBackend(spec)
-    monkeypatch.setattr(TorchOps, "joins", True)
-    backend = TorchBackend(spec)
-    sum_inside(backend.trunk.model)
+    plain, backend = joined(case, tmp_path, monkeypatch)
     before, after = (sum(map(is_product, one.trunk.model.graph.nodes)) for one in (plain, backend))
     assert after < before
     exact, found = drawn_states(plain), drawn_states(backend)
@@ -56,12 +58,8 @@ def test_a_family_keeps_its_states_with_fewer_products(tmp_path, monkeypatch, ca
 def test_a_family_in_half_precision_by_a_gpus_kernels_is_near_that_of_a_cpu(
     tmp_path, monkeypatch, case, dtype
 ):
-    write, pooling = CASES[case]
-    spec = read_spec(write(tmp_path), pooling=pooling)
-    exact = drawn_states(TorchBackend(spec, dtype=dtype))
-    monkeypatch.setattr(TorchOps, "joins", True)
-    backend = TorchBackend(spec, dtype=dtype)
-    sum_inside(backend.trunk.model)
+    plain, backend = joined(case, tmp_path, monkeypatch, dtype)
+    exact = drawn_states(plain)
     has_bias = any(has_bias for _, has_bias in backend.trunk.forms)
     backend.trunk.kernel = padded_groups if has_bias else flash
     found = drawn_states(backend)

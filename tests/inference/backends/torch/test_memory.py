@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.small.fake_backend import FakeBackend
-from hybridtei.batch import Encoding, pack
+from hybridtei.batch import pack
 from hybridtei.errors import BackendError, LoadError, PartlyFailed
 from hybridtei.inference.backends.torch.memory import (
     TooLarge,
@@ -20,7 +20,7 @@ from hybridtei.inference.backends.torch.memory import (
     to_device,
     worst_batches,
 )
-from tests.inference.backends.outputs import on_gpu
+from tests.inference.backends.outputs import on_gpu, random_encodings
 from tests.inference.engine import small
 from tests.near import same
 
@@ -83,8 +83,7 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
 
 
 def batch(lengths):
-    draw = np.random.default_rng(0)
-    return pack([Encoding(draw.integers(0, 50, n)) for n in lengths], SPEC.heads, SPEC.positions)
+    return pack(random_encodings(SPEC, lengths), SPEC.heads, SPEC.positions)
 
 
 class Memory:

@@ -11,6 +11,7 @@ from hybridtei.inference.backends.torch.fp8 import quantised, to_eight_bits
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.backends.outputs import random_encodings
 from tests.inference.backends.torch.test_trunk import hidden_of
+from tests.near import near
 
 # Another order of sums
 EQUAL = 2e-6
@@ -26,6 +27,11 @@ def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path):
     assert sum(node.target is quantised for node in model.graph.nodes) == 2 * 4
     for ours, theirs in zip(hidden_of(backend, encodings), exact, strict=True):
         assert 0 < np.abs(ours - theirs).max() < 1
+
+
+def equal(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        near(ours, theirs, EQUAL * np.abs(theirs).max())
 
 
 BIASED = ["deberta-v2", "mpnet", "t5"]
@@ -45,8 +51,7 @@ def test_a_bias_of_groups_is_that_of_each_text(tmp_path, model_type, entries, un
     alone = hidden_of(backend, encodings)
     monkeypatch.setattr(kernels, "MASK_ENTRIES", entries)
     backend.trunk.kernel = kernels.padded_groups
-    for ours, theirs in zip(hidden_of(backend, encodings), alone, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=EQUAL * np.abs(theirs).max(), rtol=EQUAL)
+    equal(hidden_of(backend, encodings), alone)
 
 
 @pytest.mark.parametrize("model_type", ["deberta-v2", "mpnet"])
@@ -55,5 +60,4 @@ def test_a_bias_of_some_queries_at_a_time_is_the_same(tmp_path, model_type, monk
     encodings = random_encodings(backend.spec)
     whole = hidden_of(backend, encodings)
     monkeypatch.setattr(kernels, "BIAS_ENTRIES", 1000)
-    for ours, theirs in zip(hidden_of(backend, encodings), whole, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=EQUAL * np.abs(theirs).max(), rtol=EQUAL)
+    equal(hidden_of(backend, encodings), whole)
