@@ -1,6 +1,8 @@
 """Variants of checkpoints with a head: rerankers, classifiers, taggers, SPLADE, late interaction,
 static tables."""
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,43 +55,25 @@ HEADED = (
     "gemma3-text",
     "phi3",
     "longformer",
-    "bigbird",
+    "big-bird",
     "xlnet",
     "ernie",
-    "t5",
+    "t5-encoder",
     "bart",
     "roformer",
     "mobilebert",
     "mixtral",
     "smollm3",
-    "data2vec",
+    "data2vec-text",
 )
-OTHER_NAMES = {
-    "bigbird": "big-bird",
-    "t5": "t5-encoder",
-    "data2vec": "data2vec-text",
-    "gemma3": "gemma3-text",
-}
 
 
-def ranker(base: str, *steps: Step, **settings: Any) -> Case:
-    return Case(
-        OTHER_NAMES.get(base, base),
-        {**RANKS, **settings},
-        steps,
-        "reranker",
-        "ForSequenceClassification",
-    )
+def scored(kind: str, labels: Mapping[str, Any], base: str, *steps: Step, **settings: Any) -> Case:
+    return Case(base, {**labels, **settings}, steps, kind, "ForSequenceClassification")
 
 
-def classifier(base: str, *steps: Step, **settings: Any) -> Case:
-    return Case(
-        OTHER_NAMES.get(base, base),
-        {**LABELS, **settings},
-        steps,
-        "classifier",
-        "ForSequenceClassification",
-    )
+ranker = partial(scored, "reranker", RANKS)
+classifier = partial(scored, "classifier", LABELS)
 
 
 def tagger(base: str) -> Case:
@@ -99,10 +83,7 @@ def tagger(base: str) -> Case:
 def families() -> dict[str, Case]:
     found = {}
     for name in HEADED:
-        found[f"ce-{name}"], found[f"cls3-{name.replace('3-text', '3')}"] = (
-            ranker(name),
-            classifier(name),
-        )
+        found[f"ce-{name}"], found[f"cls3-{name}"] = ranker(name), classifier(name)
     for name in ("modernbert", "eurobert"):
         found[f"ce-{name}-mean"], found[f"cls3-{name}-mean"] = (
             ranker(name, **POOLED),

@@ -147,13 +147,11 @@ async def test_a_cache_answers_what_was_asked_before():
     ) as service:
         first = await answer(service, embed("one", "two", heads=ALL))
         again = await answer(service, embed("two", heads=ALL))
-        mixed = await answer(service, embed("three", "one"))
-        assert service.backend.forwards == 2
+        assert service.backend.forwards == 1
     same(first.dense[1], again.dense[0])
     same(first.multivector.row(1), again.multivector.row(0))
-    same(first.dense[0], mixed.dense[1])
     lines = registry.text().splitlines()
-    assert {"hybridtei_cache_hits_total 2", "hybridtei_cache_misses_total 3"} <= set(lines)
+    assert {"hybridtei_cache_hits_total 1", "hybridtei_cache_misses_total 2"} <= set(lines)
 
 
 async def test_no_batch_exceeds_its_budget_or_count():

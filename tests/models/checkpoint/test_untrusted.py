@@ -309,5 +309,7 @@ def test_code_that_comes_with_a_model_is_not_run(folder, tmp_path):
         model_type="gizmo",
         auto_map={"AutoConfig": "configuration_gizmo.GizmoConfig"},
     )
-    assert "gizmo" in refused(folder)
+    told = refused(folder)
+    assert "`auto_map` names `configuration_gizmo.GizmoConfig`" in told
+    assert "--trust-remote-code" in told
     assert not left_behind.exists()
