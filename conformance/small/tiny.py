@@ -233,6 +233,11 @@ def write_family(folder, model_type, *, task="Model", seed=0, **settings):
     return folder
 
 
+def family_spec(folder, model_type, *, pooling="mean", **settings):
+    """A tiny family, as its folder is read."""
+    return read_spec(write_family(folder, model_type, **settings), pooling=pooling)
+
+
 def model_of(folder):
     """transformers' model of a checkpoint with its eager attention; of encoder and decoder the
     encoder."""

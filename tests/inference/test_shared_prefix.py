@@ -131,7 +131,7 @@ def test_kernels_that_know_of_no_prefix_get_whole_texts(window):
 
 @pytest.mark.parametrize("name", ["ort", "openvino", "torch"])
 def test_a_family_that_sees_both_ways_shares_nothing(tmp_path, name):
-    spec = read_spec(tiny.write_family(tmp_path, "bert"), pooling="mean")
+    spec = tiny.family_spec(tmp_path, "bert")
     assert not open_engine(name, spec).shares_prefixes
 
 

@@ -8,14 +8,13 @@ import transformers
 from conformance.families.oracle import ENGINES, alone, texts_of
 from conformance.small import tiny
 from conformance.small.vocabulary import tokenizer
-from hybridtei import Encoder, ModelConfig
+from hybridtei import ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.select import choices
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.settings import Settings
 from tests.models.families.test_families import equals_transformers
-from tests.near import near
 
 VISION = {
     "hidden_size": 16,
@@ -29,7 +28,7 @@ VISION = {
 }
 
 
-def write(folder, prompts=None):
+def write(folder):
     """A model with a vision tower, mean pooling and Normalize."""
     words = tokenizer("bytes")
     words.save_pretrained(folder)
@@ -41,7 +40,7 @@ def write(folder, prompts=None):
     model = transformers.EmbeddingGemma2Model(config)
     tiny.randomise(model, 0)
     model.eval().save_pretrained(folder)
-    return tiny.write_modules(folder, normalize=True, prompts=prompts)
+    return tiny.write_modules(folder, normalize=True)
 
 
 def expected(folder):
@@ -55,16 +54,6 @@ def test_the_text_tower_computes_what_the_whole_model_does(tmp_path, engine):
     names = Weights.open(folder).names()
     assert any("vision_tower.encoder.layers.0" in name for name in names)
     equals_transformers(folder, engine, expected(folder))
-
-
-def test_vectors_can_be_cut_and_prompts_are_read(tmp_path):
-    prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
-    encoder = Encoder.load(write(tmp_path, prompts), backend="ort")
-    whole = encoder.encode(["a text"], prompt_name="query").dense
-    cut = encoder.encode(["a text"], prompt_name="query", dimensions=8).dense
-    assert whole.shape == (1, 40)
-    near(whole, encoder.encode([prompts["query"] + "a text"]).dense, 1e-6)
-    near(cut, whole[:, :8] / np.linalg.norm(whole[:, :8]), 1e-6)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])

@@ -27,11 +27,6 @@ def test_documents_are_in_the_order_of_their_logits(tmp_path, lift):
     assert [row.index for row in served] == [row.index for row in raw]
 
 
-def test_equal_logits_are_in_reverse_order(tmp_path):
-    encoder = Encoder.load(tiny.write_classifier(tmp_path, "bert"))
-    assert [row.index for row in encoder.rerank(QUERY, ["baka"] * 4)] == [3, 2, 1, 0]
-
-
 def test_a_prompt_that_is_null_is_none(tmp_path):
     folder = tiny.write_bert(tmp_path)
     prompts = {"query": None, "document": "title: "}

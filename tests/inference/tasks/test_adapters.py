@@ -11,7 +11,6 @@ from conformance.small import tiny
 from hybridtei import Encoder
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig
-from hybridtei.errors import InvalidInput
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import text_model
 from hybridtei.inference.tasks.embed import Embed
@@ -63,11 +62,6 @@ def test_a_default_prompt_chooses_too(encoder, checkpoint):
     )
     same(dense(started), dense(encoder, "classification"))
     same(dense(started, "separation"), dense(encoder, "separation"))
-
-
-def test_an_unknown_name_is_refused_with_those_there_are(encoder):
-    with pytest.raises(InvalidInput, match=r"Available prompts: .*text-matching"):
-        dense(encoder, "clustering")
 
 
 async def test_results_of_several_adapters_are_not_mixed(checkpoint):

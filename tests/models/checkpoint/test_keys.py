@@ -6,7 +6,6 @@ import pytest
 
 from conformance.small import tiny
 from hybridtei.errors import UnsupportedArchitecture
-from hybridtei.models.checkpoint import keys
 from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.test_inference_free import routed
 from tests.models.refused import chained, raised
@@ -84,10 +83,6 @@ def test_a_module_that_a_flag_replaces_is_not_read(bert, copied):
     edited(folder / TRANSFORMER, transformer_task="fill-mask")
     raised(UnsupportedArchitecture, folder, TRANSFORMER)
     assert read_spec(folder, pooling="max").pooling == ("max",)
-
-
-def test_every_module_that_can_be_served_is_known():
-    assert {"Transformer", "MLMTransformer", "Pooling", "Dense"} <= keys.declared_keys().keys()
 
 
 def test_a_note_of_late_interaction_makes_no_pooling_model_late(bert, copied, caplog):

@@ -20,7 +20,7 @@ OFFSETS = {"xlm-roberta", "roberta", "camembert", "mpnet"}
 
 @pytest.mark.parametrize("model_type", tiny.FAMILIES)
 def test_a_family_tells_its_size_positions_and_length(tmp_path, model_type):
-    spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
+    spec = tiny.family_spec(tmp_path, model_type)
     assert spec.model_type == model_type
     width = tiny.FAMILIES[model_type].settings.get("embedding_dim", tiny.HIDDEN)
     assert (spec.hidden_size, spec.max_input_length) == (width, vocabulary.LONGEST)
@@ -144,7 +144,7 @@ def test_a_default_prompt_that_is_not_there_is_refused(folder, name):
     ],
 )
 def test_lexical_weights_leave_special_ids_out_but_not_the_mask(tmp_path, model_type, removed):
-    assert read_spec(tiny.write_family(tmp_path, model_type), pooling="mean").removed_ids == removed
+    assert tiny.family_spec(tmp_path, model_type).removed_ids == removed
 
 
 # --- values that are none

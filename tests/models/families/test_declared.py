@@ -70,7 +70,7 @@ def test_a_key_that_only_other_classes_declare_is_ignored(tmp_path, family, key,
 
 def test_a_checkpoint_as_transformers_writes_it_is_no_reason_to_warn(tmp_path, caplog):
     for family in tiny.FAMILIES:
-        family_graph(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"))
+        family_graph(tiny.family_spec(tmp_path / family, family))
     assert not [
         record for record in caplog.records if record.name.startswith("hybridtei.models.families")
     ]
@@ -92,7 +92,7 @@ PASSED = {"deberta-v2": {"norm_rel_ebd", "pos_att_type"}}
 @pytest.mark.parametrize("family", sorted({*SERVED} - WITHOUT_CLASS))
 def test_a_declared_key_is_read_or_known_or_refused(tmp_path, family):
     """With a value that no key can have."""
-    spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
+    spec = tiny.family_spec(tmp_path, family)
     keys = declared_keys(family)
     passed = {
         key for key in keys - IRRELEVANT if "dropout" not in key and not _is_refused(spec, key)

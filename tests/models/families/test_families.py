@@ -146,7 +146,7 @@ def is_valid(graph):
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_rectangle_gives_the_same(tmp_path, family):
-    spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
+    spec = tiny.family_spec(tmp_path, family)
     in_a_rectangle(spec, reference(tmp_path, texts_of(spec)))
 
 

@@ -40,7 +40,7 @@ def test_threads_of_one_pass_change_nothing(hybrid):
 
 @pytest.mark.parametrize("family", [*tiny.FAMILIES])
 def test_a_text_alone_is_computed_as_among_others(tmp_path, family):
-    spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
+    spec = tiny.family_spec(tmp_path, family)
     agree_alone(open_engine("ort", spec))
 
 
@@ -49,7 +49,7 @@ def test_a_text_alone_is_computed_as_among_others(tmp_path, family):
 @pytest.mark.usefixtures("cache")
 def test_a_text_alone_reads_the_weights_of_the_packed_file(tmp_path, monkeypatch, family, pooling):
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
-    spec = read_spec(tiny.write_family(tmp_path / family, family), pooling="mean")
+    spec = tiny.family_spec(tmp_path / family, family)
     spec = replace(spec, kind=replace(spec.kind, pooling=(pooling,)))
     agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder), cache_gb=1))
 

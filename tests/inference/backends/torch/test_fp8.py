@@ -102,7 +102,7 @@ def test_only_matrices_of_fitting_sides_are_replaced_and_shape_bias_and_precisio
 
 
 def test_a_model_keeps_its_vectors(tmp_path):
-    spec = read_spec(tiny.write_family(tmp_path, "qwen3", seed=1), pooling="mean")
+    spec = tiny.family_spec(tmp_path, "qwen3", seed=1)
     backend = judged(TorchBackend(spec, dtype="bfloat16"), LOOSE)
     assert backend.dtype == "fp8"
     assert EIGHT_BITS in {tensor.dtype for tensor in backend.trunk.model.buffers()}

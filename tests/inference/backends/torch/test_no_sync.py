@@ -222,7 +222,7 @@ def test_nor_does_one_of_tokens_that_none_attends_to(tmp_path, monkeypatch, kern
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_nor_does_one_that_computes_a_prefix_once(tmp_path, monkeypatch, kernel):
-    spec = read_spec(tiny.write_family(tmp_path, "qwen3"), pooling="lasttoken")
+    spec = tiny.family_spec(tmp_path, "qwen3", pooling="lasttoken")
     texts = [Encoding(np.append(np.arange(5, 25), last)) for last in range(30, 40)]
     batch = pack(texts, spec.heads, spec.positions, prefix=20)
     backend = TorchBackend(spec)

@@ -8,7 +8,6 @@ from hybridtei.batch import Encoding
 from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fp8 import quantised, to_eight_bits
-from hybridtei.models.checkpoint.spec import read_spec
 from tests.inference.backends.outputs import random_encodings
 from tests.inference.backends.torch.test_trunk import hidden_of
 from tests.near import near
@@ -18,7 +17,7 @@ EQUAL = 2e-6
 
 
 def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path):
-    backend = TorchBackend(read_spec(tiny.write_family(tmp_path, "bert"), pooling="mean"))
+    backend = TorchBackend(tiny.family_spec(tmp_path, "bert"))
     encodings = random_encodings(backend.spec)
     exact = hidden_of(backend, encodings)
     model = backend.trunk.model
@@ -42,7 +41,7 @@ BIASED = ["deberta-v2", "mpnet", "t5"]
 @pytest.mark.parametrize("unseen", [0, 3])
 def test_a_bias_of_groups_is_that_of_each_text(tmp_path, model_type, entries, unseen, monkeypatch):
     """As a GPU computes them; the bias is made once for texts of one length."""
-    backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
+    backend = TorchBackend(tiny.family_spec(tmp_path, model_type))
     draw = np.random.default_rng(0)
     encodings = [
         Encoding(draw.integers(5, backend.spec.vocab_size, length + unseen), unseen=unseen)
@@ -56,7 +55,7 @@ def test_a_bias_of_groups_is_that_of_each_text(tmp_path, model_type, entries, un
 
 @pytest.mark.parametrize("model_type", ["deberta-v2", "mpnet"])
 def test_a_bias_of_some_queries_at_a_time_is_the_same(tmp_path, model_type, monkeypatch):
-    backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
+    backend = TorchBackend(tiny.family_spec(tmp_path, model_type))
     encodings = random_encodings(backend.spec)
     whole = hidden_of(backend, encodings)
     monkeypatch.setattr(kernels, "BIAS_ENTRIES", 1000)

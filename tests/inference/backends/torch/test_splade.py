@@ -69,7 +69,7 @@ def test_weights_equal_the_formula_on_the_logits_of_each_text_alone(tmp_path, mo
 
 
 def test_a_head_that_nobody_described_is_refused(tmp_path):
-    spec = read_spec(tiny.write_family(tmp_path, "eurobert", task="ForMaskedLM"), pooling="splade")
+    spec = tiny.family_spec(tmp_path, "eurobert", task="ForMaskedLM", pooling="splade")
     with pytest.raises(UnsupportedArchitecture, match="masked-language-model head of eurobert"):
         TorchBackend(spec)
 
