@@ -42,7 +42,6 @@ def test_a_table_a_model_over_the_flags(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("model = 3", "nothing but"),
         ("[[model]]\nmodel_id = 'a'\n[other]", "nothing but"),
         ("", "nothing but"),
         ("[[model", "cannot be read"),
@@ -51,7 +50,6 @@ def test_a_table_a_model_over_the_flags(tmp_path):
             "[[model]]\nmodel_id = 'a'\n[[model]]\nmodel_id='b'\ncolour = 1",
             "model 2: unknown key `colour`; known: ",
         ),
-        ("[[model]]\nmodel_id = 3", "model 1: `model_id` should be a text"),
         ("[[model]]\nmodel_id = 'a'\ndtype = 'int4'", r"dtype: got 'int4', expected one of"),
         ("[[model]]\nmodel_id = 'x/a'\n[[model]]\nmodel_id = 'y/a'", "two models are called 'a'"),
         ("[[model]]\nmodel_id = 'a'\nalias = 'no/slash'", "model 1: alias 'no/slash'"),

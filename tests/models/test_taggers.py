@@ -177,7 +177,6 @@ def test_small_letters_keep_their_places(tmp_path):
 @pytest.mark.parametrize(
     ("texts", "options", "error"),
     [
-        ([""], {}, EmptyInput),
         (["baka", ""], {}, EmptyInput),
         ([3], {}, InvalidInput),
         (["baka"], {"aggregation_strategy": "median"}, InvalidInput),

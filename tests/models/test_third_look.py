@@ -48,7 +48,6 @@ def test_another_similarity_than_the_cosine_is_told(tmp_path, caplog):
     ("name", "text"),
     [
         ("onnx/model_quantized", "--dtype int8"),
-        ("onnx/model_qint8_avx512_vnni", "--dtype int8"),
         ("model_uint8", "--dtype int8"),
         ("onnx/model_fp16", "not a graph in float32 or int8"),
         ("onnx/model_O4", "not a graph in float32 or int8"),

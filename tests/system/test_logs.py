@@ -69,7 +69,6 @@ def test_a_trace_is_part_of_the_json():
     ("level", "threshold"),
     [
         ("warn", logging.WARNING),
-        ("debug", logging.DEBUG),
         ("warn,text_embeddings_router=debug", logging.WARNING),
         (" Info , hyper=off", logging.INFO),
         ("text_embeddings_router=debug", logs.OFF),

@@ -32,7 +32,6 @@ def names(count):
         ("BertForSequenceClassification", 1, "reranker", Head.SCORES),
         ("BertForSequenceClassification", 2, "classifier", Head.SCORES),
         ("BertForTokenClassification", 1, "tagger", Head.TAGS),
-        ("BertForTokenClassification", 9, "tagger", Head.TAGS),
         ("NewForTokenClassification", 2, "tagger", Head.TAGS),
     ],
 )

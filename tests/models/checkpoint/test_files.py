@@ -63,7 +63,7 @@ def test_what_is_not_cached_is_missing_and_named(cache, model_id, revision):
 
 @pytest.mark.parametrize(
     "model_id",
-    ["not a valid id", "a/b/c", "org/", "../up", "/nowhere/at/all", "./here", "~nobody/x"],
+    ["not a valid id", "a/b/c", "org/", "../up", "~nobody/x"],
 )
 def test_a_name_that_is_neither_folder_nor_id_is_missing(tmp_path, model_id):
     with pytest.raises(MissingArtifact):

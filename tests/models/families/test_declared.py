@@ -57,9 +57,7 @@ def test_what_transformers_ignores_is_ignored_and_named(tmp_path, caplog, family
     ("family", "key", "value"),
     [
         ("modernbert", "position_embedding_type", "sans_pos"),
-        ("llama", "position_embedding_type", "rotary"),
         ("bert", "head_dim", 8),
-        ("bert", "sliding_window", 8),
         ("distilbert", "rope_theta", 5.0),
     ],
 )

@@ -20,7 +20,7 @@ def unit_rows(count, width, seed):
     )
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 24, 40, 100, 257])
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 100, 257])
 def test_groups_are_a_partition_into_full_groups(count):
     groups = neighbour_groups(unit_rows(count, 8, seed=count), 16, torch.Generator().manual_seed(0))
     assert sorted(torch.cat(groups).tolist()) == list(range(count))

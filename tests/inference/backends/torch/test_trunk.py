@@ -159,7 +159,6 @@ def test_other_models_go_together(tmp_path, model_type):
     [
         ("crf.transitions", True),
         ("lstm.weight_ih_l0", True),
-        ("fc1.weight", True),
         ("latent_attention_model.latents", True),
         ("score.weight", False),
         ("lm_head.weight", False),
