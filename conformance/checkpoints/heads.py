@@ -157,7 +157,6 @@ def heads() -> dict[str, Case]:
         )
     }
     return {
-        "pairs-3-labels": classifier("bert"),
         "multi-label": classifier("bert", config(problem_type="multi_label_classification")),
         "regression-3": classifier("bert", config(problem_type="regression")),
         "single-label": classifier("bert", config(problem_type="single_label_classification")),
@@ -194,8 +193,6 @@ def heads() -> dict[str, Case]:
         "electra-act": ranker("electra", **act),
         "deberta-pooler-act": ranker("deberta-v3", pooler_hidden_act="tanh"),
         "deberta-pooler-size": ranker("deberta-v3", pooler_hidden_size=32),
-        "ce-deberta-json-template": ranker("deberta-v3"),
-        "deberta-3-nli": classifier("deberta-v3"),
         "modernbert-act": ranker("modernbert", classifier_activation="relu"),
         "modernbert-2": classifier("modernbert", **NAMES),
         "distilbert-act": ranker("distilbert", activation="relu"),

@@ -96,10 +96,7 @@ def poolings() -> dict[str, Case]:
         for name, module in {
             "dropout": "Dropout",
             "lstm": "LSTM",
-            "word-embeddings": "WordEmbeddings",
-            "clip": "CLIPModel",
             "asym": "Asym",
-            "weighted-layer-pooling": "WeightedLayerPooling",
         }.items()
     }
     return {
@@ -140,7 +137,6 @@ def poolings() -> dict[str, Case]:
             "bert", none, by_design="TEI takes BERT's first token where nothing is declared"
         ),
         "none-declared-mpnet": case("mpnet", none),
-        "none-declared-electra": case("electra", none),
         "dir-without-modules": case("bert", remove("modules.json")),
         "dir-not-listed": case(
             "bert",
@@ -165,16 +161,10 @@ def poolings() -> dict[str, Case]:
         "raw-max-weighted": case("bert", of("max+weightedmean"), raw=True),
         "normalize-twice": case("bert", chain("Pooling", "Normalize", "Normalize")),
         "dropout-around": case("bert", rewritten(chain("Dropout", "Pooling", "Dropout"))),
-        "custom-module": case(
-            "bert", listed(TRANSFORMER, ("custom_code.MyTransformer", "1_Pooling"))
-        ),
         "custom-pooling-module": case(
             "bert", listed(TRANSFORMER, ("custom_code.MyPooling", "1_Pooling"))
         ),
         "transformer-only": case("bert", listed(TRANSFORMER)),
-        "module-no-path": case(
-            "bert", json_of("modules.json", [{"idx": 0, "name": "0", "type": TRANSFORMER[0]}])
-        ),
         "new-names": case(
             "bert",
             listed(
@@ -210,9 +200,6 @@ def poolings() -> dict[str, Case]:
 
 MODULES = {
     **{f"pool-{name}": one for name, one in poolings().items()},
-    "st6-concat": case(
-        "bert", json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": ["mean", "max"]})
-    ),
     "mod-pooling-elsewhere": case(
         "bert",
         listed(TRANSFORMER, ("sentence_transformers.models.Pooling", "pooled")),

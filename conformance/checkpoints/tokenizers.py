@@ -109,6 +109,7 @@ def tokenizers() -> dict[str, Case]:
     }
     last = chain("Pooling", pooling_mode_lasttoken=True)
     bare = raw_words(post_processor=None)
+    no_pad = (words(pad_token=...), remove("special_tokens_map.json"))
     return {
         "vocab-txt-only": case("bert", wordpieces, remove("tokenizer.json")),
         "vocab-merges-only": case("roberta", merges, remove("tokenizer.json")),
@@ -147,7 +148,6 @@ def tokenizers() -> dict[str, Case]:
         "sbert-null-length": case("bert", sbert(max_seq_length=None)),
         "sbert-512-over-positions": case("bert", sbert(max_seq_length=512), oracle=(sbert(),)),
         "sbert-8": case("bert", sbert(max_seq_length=8)),
-        "roberta-512-of-514": case("roberta", sbert(max_seq_length=128)),
         "max-len-key": case("bert", words(max_len=64)),
         "qwen-add-eos-in-config": case("qwen3", words(add_eos_token=True)),
         "qwen-add-eos-class-slow": case(
@@ -159,21 +159,9 @@ def tokenizers() -> dict[str, Case]:
         "fast-no-postprocessor": case("llama", bare),
         "roberta-add-prefix-space": case("roberta", words(add_prefix_space=True)),
         "pad-is-eos": case("qwen3", words(eos_token="<|endoftext|>")),
-        "decoder-no-pad": case(
-            "llama",
-            words(pad_token=...),
-            remove("special_tokens_map.json"),
-            config(pad_token_id=None),
-        ),
-        "pad-minus-one": case(
-            "llama",
-            words(pad_token=...),
-            remove("special_tokens_map.json"),
-            config(pad_token_id=-1),
-        ),
+        "decoder-no-pad": case("llama", *no_pad, config(pad_token_id=None)),
+        "pad-minus-one": case("llama", *no_pad, config(pad_token_id=-1)),
         "model-input-names-no-types": case("bert", words(model_input_names=UNTYPED)),
-        "pad-in-text-roberta": case("roberta"),
-        "pad-in-text-xlmr": case("xlmr"),
         "split-special": case("bert", words(split_special_tokens=True)),
         "old-json-metaspace": case("xlmr", old_metaspace),
         "old-json-merges-strings": case("roberta", old_merges),

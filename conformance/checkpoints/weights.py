@@ -86,9 +86,7 @@ def weights() -> dict[str, Case]:
     return {
         "fp16": case("bert", halved(torch.float16)),
         "bf16": case("bert", halved(torch.bfloat16)),
-        "bf16-qwen3": case("qwen3", halved(torch.bfloat16)),
         "shards": case("bert", shards(2)),
-        "shards-3-qwen3": case("qwen3", shards(3)),
         "shards-and-whole": case("bert", shards(2, keep=True)),
         "shards-no-index": case("bert", shards(2, index=False), oracle=()),
         "shard-missing": case("bert", shards(2), remove("model-00002*")),
@@ -189,7 +187,6 @@ def weights() -> dict[str, Case]:
         ),
         "lora-only": case("bert", lora, only, remove("config.json")),
         "lora-beside-base": case("bert", lora),
-        "uppercase-suffix-bin-too": case("bert", write("model.SAFETENSORS", b"")),
     }
 
 
