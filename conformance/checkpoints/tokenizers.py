@@ -18,9 +18,11 @@ from conformance.checkpoints.build import (
     rewritten,
     sbert,
     words,
+    write,
 )
-from conformance.checkpoints.words import UNTYPED, template, write_sentencepiece
+from conformance.checkpoints.words import UNTYPED, template
 from conformance.small import tiny
+from conformance.small.vocabulary import sentencepiece
 
 ST = "config_sentence_transformers.json"
 TEI = "TEI puts the family's template around a text if tokenizer.json has no template"
@@ -114,7 +116,10 @@ def tokenizers() -> dict[str, Case]:
         "vocab-txt-only": case("bert", wordpieces, remove("tokenizer.json")),
         "vocab-merges-only": case("roberta", merges, remove("tokenizer.json")),
         "sentencepiece-only": case(
-            "xlmr", write_sentencepiece, remove("tokenizer.json"), settings={"vocab_size": 600}
+            "xlmr",
+            write("sentencepiece.bpe.model", sentencepiece(("<unk>", "<s>", "</s>"))),
+            remove("tokenizer.json"),
+            settings={"vocab_size": 600},
         ),
         "config-lower-json-cased": case("bert-cased", words(do_lower_case=True)),
         "config-cased-json-lower": case("bert", words(do_lower_case=False)),

@@ -1,8 +1,6 @@
 """Tokenizers of about 500 pieces as hub repositories hold them: tokenizer.json, and
 tokenizer_config.json with its class."""
 
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from conformance.small.vocabulary import (
     unigram,
     wordpiece,
 )
-from hybridtei.system.frames import nested
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 OTHERS = "0123456789.,?!-'éèêüåÉ東京中文🙂👩"
@@ -143,23 +140,3 @@ def template(*, bos: bool, eos: bool) -> Any:
     return processors.TemplateProcessing(
         single=one, pair=[*one, *two], special_tokens=[("<s>", 1), ("</s>", 2)]
     )
-
-
-def write_sentencepiece(folder: Path) -> None:
-    """sentencepiece.bpe.model of an XLM-R's pieces: a protobuf of pieces, scores and kinds, and the
-    trainer's ids."""
-    pieces = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    ordinary = [(piece, score, 1) for piece, score in pieces[4:-1]]
-    rows = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), *ordinary]
-    body = b"".join(
-        nested(
-            1, nested(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + bytes([0x18, kind])
-        )
-        for piece, score, kind in rows
-    )
-    trainer = nested(
-        2,
-        bytes([0x18, 1]) + b"\xc0\x02\x00\xc8\x02\x01\xd0\x02\x02\xd8\x02" + b"\xff" * 9 + b"\x01",
-    )
-    normalizer = nested(3, nested(1, b"identity") + bytes([0x18, 1, 0x20, 1, 0x28, 1]))
-    (folder / "sentencepiece.bpe.model").write_bytes(body + trainer + normalizer)
