@@ -51,20 +51,8 @@ TRANSFORMER = ("sentence_transformers.models.Transformer", "")
 
 
 def poolings() -> dict[str, Case]:
-    flags = {
-        "max": "max_tokens",
-        "mean": "mean_tokens",
-        "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-        "cls": "cls_token",
-        "lasttoken": "lasttoken",
-        "weightedmean": "weightedmean_tokens",
-    }
-
     def of(names: str) -> Step:
-        return chain(
-            "Pooling",
-            **{f"pooling_mode_{flag}": name in names.split("+") for name, flag in flags.items()},
-        )
+        return chain("Pooling", **tiny.old_pooling(names.split("+")))
 
     modes = (
         "max",

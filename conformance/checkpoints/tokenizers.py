@@ -1,6 +1,7 @@
 """Variants of tokenizer files, prompts and lengths."""
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -58,14 +59,18 @@ def old_metaspace(folder: Path) -> None:
     )(folder)
 
 
-def llama_template(bos: bool, eos: bool) -> Step:
+def processed(post_processor: Any) -> Step:
     def step(folder: Path) -> None:
         path = str(folder / "tokenizer.json")
         raw = Tokenizer.from_file(path)
-        raw.post_processor = template(bos=bos, eos=eos)
+        raw.post_processor = post_processor
         raw.save(path)
 
     return step
+
+
+def llama_template(bos: bool, eos: bool) -> Step:
+    return processed(template(bos=bos, eos=eos))
 
 
 def llamas(of: str) -> dict[str, Case]:

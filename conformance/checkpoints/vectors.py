@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from sentence_transformers import SparseEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
+from tokenizers import processors
 
 from conformance.checkpoints.build import (
     Case,
@@ -27,6 +28,7 @@ from conformance.checkpoints.build import (
 )
 from conformance.checkpoints.heads import CLS, causal, llama_eos, ranker
 from conformance.checkpoints.modules import listed
+from conformance.checkpoints.tokenizers import processed
 from conformance.small import published, saved, tiny
 
 
@@ -224,25 +226,13 @@ def stella(folder: Path) -> None:
     edit("tokenizer.json", post_processor=None)(folder)
 
 
-def with_eos(folder: Path) -> None:
-    """The behaviour of the tokenizer class in gte-Qwen2's repository."""
-    edit(
-        "tokenizer.json",
-        post_processor={
-            "type": "TemplateProcessing",
-            "single": [
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
-            ],
-            "pair": [
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"Sequence": {"id": "B", "type_id": 1}},
-            ],
-            "special_tokens": {
-                "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
-            },
-        },
-    )(folder)
+# The behaviour of the tokenizer class in gte-Qwen2's repository
+END = "<|endoftext|>"
+with_eos = processed(
+    processors.TemplateProcessing(
+        single=f"$A {END}", pair=f"$A $B:1 {END}", special_tokens=[(END, 0)]
+    )
+)
 
 
 VECTORS = {

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch.nn import functional
 
-from conformance.families.oracle import texts_of
+from conformance.families.oracle import alone, texts_of
 from conformance.small import tiny
 from conformance.small.vocabulary import tokenizer
 from hybridtei.models.checkpoint.spec import read_spec
@@ -53,14 +53,8 @@ def write(folder: Path, **settings: Any) -> tuple[Path, Floats]:
     for layer in model.layers:
         if not layer.is_attention_layer:
             layer.conv.forward = centred(layer.conv)
-    with torch.no_grad():
-        states = [
-            model(input_ids=torch.tensor(text.input_ids)[None], use_cache=False)
-            .last_hidden_state[0]
-            .numpy()
-            for text in texts_of(read_spec(folder, pooling="cls"))
-        ]
-    return folder, np.concatenate(states)
+    model.config.use_cache = False
+    return folder, np.concatenate(alone(model, texts_of(read_spec(folder, pooling="cls"))))
 
 
 def centred(module: Any) -> Any:

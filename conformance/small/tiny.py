@@ -400,7 +400,7 @@ def write_modules(
     modes = [pooling] if isinstance(pooling, str) else list(pooling)
     write_json(
         folder / "1_Pooling" / "config.json",
-        _old_pooling(modes) if layout == "old" else _new_pooling(modes),
+        old_pooling(modes) if layout == "old" else _new_pooling(modes),
     )
     if layout == "old":
         write_json(
@@ -424,7 +424,8 @@ def _home(home, name, layout):
     return "sentence_transformers.base.modules" if layout == "new" and name in shared else home
 
 
-def _old_pooling(modes):
+def old_pooling(modes):
+    """The settings of a Pooling module as sentence-transformers 5 writes them."""
     flags = {
         "cls": "cls_token",
         "max": "max_tokens",

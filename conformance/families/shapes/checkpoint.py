@@ -1,7 +1,6 @@
 """Checkpoints of the hub by their shapes: `checkpoints.toml` as structs, and the folder of one with
 random weights."""
 
-import json
 import math
 import tomllib
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from conformance.checkpoints.build import modules
 from conformance.families.shapes.layouts import Shapes, linear, shapes_of
 from conformance.families.shapes.words import write_tokenizer
+from conformance.small import tiny
 
 Route = Literal["embed", "rerank", "embed_hybrid"]
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -79,8 +79,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the folder of a checkpoint, with random weights. `folder` has its name, by which some
     are recognised."""
     folder.mkdir(parents=True)
-    _write_json(folder / "config.json", checkpoint.config)
-    _write_json(folder / "tokenizer_config.json", {"model_max_length": _tokens(checkpoint.config)})
+    tiny.write_json(folder / "config.json", checkpoint.config)
+    tiny.write_json(
+        folder / "tokenizer_config.json", {"model_max_length": _tokens(checkpoint.config)}
+    )
     write_tokenizer(folder, checkpoint.tokenizer, checkpoint.config["vocab_size"])
     if checkpoint.bin:
         torch.save(drawn(checkpoint.shapes, checkpoint.dtype), folder / "pytorch_model.bin")
@@ -117,20 +119,14 @@ def _tokens(config: Mapping[str, Any]) -> int:
 
 def _write_modules(folder: Path, checkpoint: Checkpoint, pooling: str) -> None:
     normalize = ["Normalize"] if checkpoint.normalize else []
-    flag = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}[pooling]
-    described = {f"pooling_mode_{flag}": True, "word_embedding_dimension": checkpoint.width}
+    described = {**tiny.old_pooling([pooling]), "word_embedding_dimension": checkpoint.width}
     modules(folder, ("Pooling", *("Dense" for _ in checkpoint.dense), *normalize), **described)
     for number, shapes in enumerate(checkpoint.dense_shapes, start=2):
         dense = folder / f"{number}_Dense"
         out, width = shapes["linear.weight"]
         settings = {"in_features": width, "out_features": out, "bias": False}
-        _write_json(
+        tiny.write_json(
             dense / "config.json",
             {**settings, "activation_function": "torch.nn.modules.linear.Identity"},
         )
         _save(dense / "model.safetensors", shapes, "F32")
-
-
-def _write_json(file: Path, value: Any) -> None:
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(value), encoding="utf-8")
