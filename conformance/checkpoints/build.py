@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,9 @@ def case(
 ) -> Case:
     return Case(base, settings or {}, steps, kind, task, options, oracle, by_design)
 
+
+# Most cases vary a BERT
+bert = partial(case, "bert")
 
 SEQ2SEQ = {
     "d_model": 32,

@@ -1,5 +1,6 @@
 """Variants of config.json: families and keys."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ def case(
     return Case(base, settings, steps, by_design=by_design, task=task)
 
 
+bert = partial(case, "bert")
+
+
 def remote(name: str) -> Case:
     """A family computed by code in the repository."""
     auto = {"AutoConfig": f"configuration_{name}.Config", "AutoModel": f"modeling_{name}.Model"}
-    return case("bert", config(model_type=name, architectures=["Model"], auto_map=auto))
+    return bert(config(model_type=name, architectures=["Model"], auto_map=auto))
 
 
 def old_thetas(folder: Path) -> None:
@@ -115,12 +119,12 @@ def keys() -> dict[str, Case]:
         "pad-5": {"pad_token_id": 5},
     }
     return {
-        **{f"bert-{name}": case("bert", config(**changes)) for name, changes in noted.items()},
-        **{f"bert-types-{count}": case("bert", type_vocab_size=count) for count in (1, 2, 4)},
-        "bert-types-0": case("bert", config(type_vocab_size=0)),
-        "bert-eps-1e-05": case("bert", layer_norm_eps=1e-5),
-        "bert-heads-8-hidden-32": case("bert", num_attention_heads=8),
-        "bert-layers-1": case("bert", num_hidden_layers=1),
+        **{f"bert-{name}": bert(config(**changes)) for name, changes in noted.items()},
+        **{f"bert-types-{count}": bert(type_vocab_size=count) for count in (1, 2, 4)},
+        "bert-types-0": bert(config(type_vocab_size=0)),
+        "bert-eps-1e-05": bert(layer_norm_eps=1e-5),
+        "bert-heads-8-hidden-32": bert(num_attention_heads=8),
+        "bert-layers-1": bert(num_hidden_layers=1),
         **{
             f"roberta-pad-{pad}": case(
                 "roberta", pad_token_id=pad, max_position_embeddings=129 + pad

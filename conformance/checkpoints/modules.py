@@ -8,6 +8,7 @@ import torch
 from conformance.checkpoints.build import (
     Case,
     Step,
+    bert,
     case,
     chain,
     edit,
@@ -64,7 +65,7 @@ def poolings() -> dict[str, Case]:
         "mean+max",
         "cls+max+mean",
     )
-    found = {mode: case("bert", of(mode)) for mode in modes}
+    found = {mode: bert(of(mode)) for mode in modes}
     found |= {mode: case("qwen3", of(mode)) for mode in ("lasttoken", "lasttoken+mean")}
     mean = {"pooling_mode_mean_tokens": True}
     torchs = {
@@ -80,7 +81,7 @@ def poolings() -> dict[str, Case]:
         chain("Pooling", **{f"pooling_mode_{name}": True}) for name in ("cls_token", "lasttoken")
     )
     odd = {
-        name: case("bert", chain("Pooling", module), edit(f"2_{module}/config.json", dropout=0.1))
+        name: bert(chain("Pooling", module), edit(f"2_{module}/config.json", dropout=0.1))
         for name, module in {
             "dropout": "Dropout",
             "lstm": "LSTM",
@@ -90,81 +91,72 @@ def poolings() -> dict[str, Case]:
     return {
         **found,
         **odd,
-        "legacy-4-keys": case(
-            "bert", edit(POOLING, pooling_mode_cls_token=False, pooling_mode_max_tokens=False)
+        "legacy-4-keys": bert(
+            edit(POOLING, pooling_mode_cls_token=False, pooling_mode_max_tokens=False)
         ),
-        "none-true": case("bert", chain("Pooling", pooling_mode_mean_tokens=False)),
-        "include-prompt-true": case("bert", edit(POOLING, include_prompt=True)),
-        "include-prompt-false": case("bert", edit(POOLING, include_prompt=False)),
-        "include-prompt-false-prompts-but-none-used": case(
-            "bert",
+        "none-true": bert(chain("Pooling", pooling_mode_mean_tokens=False)),
+        "include-prompt-true": bert(edit(POOLING, include_prompt=True)),
+        "include-prompt-false": bert(edit(POOLING, include_prompt=False)),
+        "include-prompt-false-prompts-but-none-used": bert(
             edit(POOLING, include_prompt=False),
             edit(ST, prompts={"query": "baka: "}, default_prompt_name=None),
         ),
-        "new-key-str": case(
-            "bert", json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": "mean"})
+        "new-key-str": bert(json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": "mean"})),
+        "new-key-list": bert(
+            json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": ["cls", "mean"]})
         ),
-        "new-key-list": case(
-            "bert", json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": ["cls", "mean"]})
-        ),
-        "wrong-dimension": case("bert", edit(POOLING, word_embedding_dimension=16)),
-        "unknown-key": case("bert", edit(POOLING, pooling_mode_foo=True)),
-        "old-json-order": case(
-            "bert",
+        "wrong-dimension": bert(edit(POOLING, word_embedding_dimension=16)),
+        "unknown-key": bert(edit(POOLING, pooling_mode_foo=True)),
+        "old-json-order": bert(
             json_of(
                 POOLING, {**mean, "pooling_mode_cls_token": True, "word_embedding_dimension": 32}
             ),
         ),
-        "none-declared-bert": case("bert", none, oracle=(cls,)),
+        "none-declared-bert": bert(none, oracle=(cls,)),
         "none-declared-roberta": case("roberta", none, oracle=(cls,)),
-        "none-declared-bert-override": case("bert", none, load={"pooling": "mean"}),
+        "none-declared-bert-override": bert(none, load={"pooling": "mean"}),
         "none-declared-qwen2-override": case(
             "qwen2", none, load={"pooling": "last-token"}, oracle=(last,)
         ),
-        "none-declared-bert-st": case(
-            "bert", none, by_design="TEI takes BERT's first token where nothing is declared"
+        "none-declared-bert-st": bert(
+            none, by_design="TEI takes BERT's first token where nothing is declared"
         ),
         "none-declared-mpnet": case("mpnet", none),
-        "dir-without-modules": case("bert", remove("modules.json")),
-        "dir-not-listed": case(
-            "bert",
+        "dir-without-modules": bert(remove("modules.json")),
+        "dir-not-listed": bert(
             dense((32, 16, torchs["Tanh"])),
             listed(TRANSFORMER, ("sentence_transformers.models.Pooling", "1_Pooling")),
         ),
-        **{f"dense-{name}": case("bert", dense((32, 16, word))) for name, word in torchs.items()},
+        **{f"dense-{name}": bert(dense((32, 16, word))) for name, word in torchs.items()},
         # sentence-transformers takes Tanh for the class of dense-GELUActivation unless it trusts
         # the repository
-        "dense-GELUActivation-trusted": case(
-            "bert", dense((32, 16, torchs["GELUActivation"])), load={"trust_remote_code": True}
+        "dense-GELUActivation-trusted": bert(
+            dense((32, 16, torchs["GELUActivation"])), load={"trust_remote_code": True}
         ),
-        "dense-upscale-concat": case(
-            "bert", dense((64, 128, torchs["Tanh"]), **mean, pooling_mode_cls_token=True)
+        "dense-upscale-concat": bert(
+            dense((64, 128, torchs["Tanh"]), **mean, pooling_mode_cls_token=True)
         ),
-        "dense-wrong-in": case("bert", dense((30, 16, torchs["Tanh"]))),
-        "dense-bf16": case("bert", dense((32, 16, torchs["Tanh"]), of=torch.bfloat16)),
-        "raw-dense-two": case(
-            "bert", dense((32, 24, torchs["Tanh"]), (24, 16, torchs["Identity"])), raw=True
+        "dense-wrong-in": bert(dense((30, 16, torchs["Tanh"]))),
+        "dense-bf16": bert(dense((32, 16, torchs["Tanh"]), of=torch.bfloat16)),
+        "raw-dense-two": bert(
+            dense((32, 24, torchs["Tanh"]), (24, 16, torchs["Identity"])), raw=True
         ),
-        "raw-sqrt": case("bert", of("mean_sqrt_len_tokens"), raw=True),
-        "raw-max-weighted": case("bert", of("max+weightedmean"), raw=True),
-        "normalize-twice": case("bert", chain("Pooling", "Normalize", "Normalize")),
-        "dropout-around": case("bert", rewritten(chain("Dropout", "Pooling", "Dropout"))),
-        "custom-pooling-module": case(
-            "bert", listed(TRANSFORMER, ("custom_code.MyPooling", "1_Pooling"))
-        ),
-        "transformer-only": case("bert", listed(TRANSFORMER)),
-        "new-names": case(
-            "bert",
+        "raw-sqrt": bert(of("mean_sqrt_len_tokens"), raw=True),
+        "raw-max-weighted": bert(of("max+weightedmean"), raw=True),
+        "normalize-twice": bert(chain("Pooling", "Normalize", "Normalize")),
+        "dropout-around": bert(rewritten(chain("Dropout", "Pooling", "Dropout"))),
+        "custom-pooling-module": bert(listed(TRANSFORMER, ("custom_code.MyPooling", "1_Pooling"))),
+        "transformer-only": bert(listed(TRANSFORMER)),
+        "new-names": bert(
             listed(
                 ("sentence_transformers.base.modules.transformer.Transformer", ""),
                 ("sentence_transformers.sentence_transformer.modules.pooling.Pooling", "1_Pooling"),
             ),
         ),
-        "prompts-and-normalize-keys": case(
-            "bert", edit(ST, prompts={}, similarity_fn_name="cosine", normalize=True)
+        "prompts-and-normalize-keys": bert(
+            edit(ST, prompts={}, similarity_fn_name="cosine", normalize=True)
         ),
-        "modules-kwargs": case(
-            "bert",
+        "modules-kwargs": bert(
             json_of(
                 "modules.json",
                 [
@@ -178,18 +170,17 @@ def poolings() -> dict[str, Case]:
                 ],
             ),
         ),
-        "model-type-crossencoder": case("bert", edit(ST, model_type="CrossEncoder")),
-        "truncate-dim": case("bert", edit(ST, truncate_dim=8)),
-        "st6-processing-no-specials": case(
-            "bert", sbert(processing_kwargs={"text": {"add_special_tokens": False}}), first=1
+        "model-type-crossencoder": bert(edit(ST, model_type="CrossEncoder")),
+        "truncate-dim": bert(edit(ST, truncate_dim=8)),
+        "st6-processing-no-specials": bert(
+            sbert(processing_kwargs={"text": {"add_special_tokens": False}}), first=1
         ),
     }
 
 
 MODULES = {
     **{f"pool-{name}": one for name, one in poolings().items()},
-    "mod-pooling-elsewhere": case(
-        "bert",
+    "mod-pooling-elsewhere": bert(
         listed(TRANSFORMER, ("sentence_transformers.models.Pooling", "pooled")),
         edit("pooled/config.json", word_embedding_dimension=32, pooling_mode_max_tokens=True),
         remove("1_Pooling"),

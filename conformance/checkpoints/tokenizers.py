@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from conformance.checkpoints.build import (
     Case,
     Step,
+    bert,
     case,
     chain,
     config,
@@ -118,7 +119,7 @@ def tokenizers() -> dict[str, Case]:
     bare = raw_words(post_processor=None)
     no_pad = (words(pad_token=...), remove("special_tokens_map.json"))
     return {
-        "vocab-txt-only": case("bert", wordpieces, remove("tokenizer.json")),
+        "vocab-txt-only": bert(wordpieces, remove("tokenizer.json")),
         "vocab-merges-only": case("roberta", merges, remove("tokenizer.json")),
         "sentencepiece-only": case(
             "xlmr",
@@ -127,56 +128,51 @@ def tokenizers() -> dict[str, Case]:
             settings={"vocab_size": 600},
         ),
         "config-lower-json-cased": case("bert-cased", words(do_lower_case=True)),
-        "config-cased-json-lower": case("bert", words(do_lower_case=False)),
-        "config-strip-accents-false": case("bert", words(strip_accents=False)),
-        "config-no-chinese": case("bert", words(tokenize_chinese_chars=False)),
+        "config-cased-json-lower": bert(words(do_lower_case=False)),
+        "config-strip-accents-false": bert(words(strip_accents=False)),
+        "config-no-chinese": bert(words(tokenize_chinese_chars=False)),
         "sbert-lower": case("bert-cased", sbert(do_lower_case=True)),
         "sbert-lower-roberta": case("roberta", sbert(do_lower_case=True)),
-        "json-truncation-padding": case("bert", raw_words(truncation=truncation, padding=padding)),
-        "json-truncation-left": case(
-            "bert", raw_words(truncation={**truncation, "direction": "Left"})
-        ),
-        "truncation-side-left": case("bert", words(truncation_side="left")),
+        "json-truncation-padding": bert(raw_words(truncation=truncation, padding=padding)),
+        "json-truncation-left": bert(raw_words(truncation={**truncation, "direction": "Left"})),
+        "truncation-side-left": bert(words(truncation_side="left")),
         "padding-side-left-lasttoken": case("qwen3", words(padding_side="left"), last),
-        "no-tokenizer-config": case(
-            "bert", remove("tokenizer_config.json", "special_tokens_map.json")
-        ),
+        "no-tokenizer-config": bert(remove("tokenizer_config.json", "special_tokens_map.json")),
         **{
-            f"class-{of}": case("bert", words(tokenizer_class=of))
+            f"class-{of}": bert(words(tokenizer_class=of))
             for of in ("BertTokenizerFast", "PreTrainedTokenizerFast")
         },
-        "legacy-files": case("bert", wordpieces, json_of("added_tokens.json", {})),
-        "embedding-larger": case("bert", settings={"vocab_size": 640}),
+        "legacy-files": bert(wordpieces, json_of("added_tokens.json", {})),
+        "embedding-larger": bert(settings={"vocab_size": 640}),
         **{
-            f"mml-{name}-nosbert": case("bert", words(model_max_length=limit))
+            f"mml-{name}-nosbert": bert(words(model_max_length=limit))
             for name, limit in limits.items()
         },
         **{
-            f"mml-{name}-sbert128": case("bert", words(model_max_length=limit), sbert())
+            f"mml-{name}-sbert128": bert(words(model_max_length=limit), sbert())
             for name, limit in limits.items()
         },
-        "sbert-null-length": case("bert", sbert(max_seq_length=None)),
-        "sbert-512-over-positions": case("bert", sbert(max_seq_length=512), oracle=(sbert(),)),
-        "sbert-8": case("bert", sbert(max_seq_length=8)),
-        "max-len-key": case("bert", words(max_len=64)),
+        "sbert-null-length": bert(sbert(max_seq_length=None)),
+        "sbert-512-over-positions": bert(sbert(max_seq_length=512), oracle=(sbert(),)),
+        "sbert-8": bert(sbert(max_seq_length=8)),
+        "max-len-key": bert(words(max_len=64)),
         "qwen-add-eos-in-config": case("qwen3", words(add_eos_token=True)),
         "qwen-add-eos-class-slow": case(
             "qwen3", words(add_eos_token=True, tokenizer_class="Qwen2Tokenizer")
         ),
         **llamas("PreTrainedTokenizerFast"),
-        "bert-no-postprocessor": case("bert", bare, by_design=TEI, first=1),
+        "bert-no-postprocessor": bert(bare, by_design=TEI, first=1),
         "roberta-no-postprocessor": case("roberta", bare, by_design=TEI),
         "fast-no-postprocessor": case("llama", bare),
         "roberta-add-prefix-space": case("roberta", words(add_prefix_space=True)),
         "pad-is-eos": case("qwen3", words(eos_token="<|endoftext|>")),
         "decoder-no-pad": case("llama", *no_pad, config(pad_token_id=None)),
         "pad-minus-one": case("llama", *no_pad, config(pad_token_id=-1)),
-        "model-input-names-no-types": case("bert", words(model_input_names=UNTYPED)),
-        "split-special": case("bert", words(split_special_tokens=True)),
+        "model-input-names-no-types": bert(words(model_input_names=UNTYPED)),
+        "split-special": bert(words(split_special_tokens=True)),
         "old-json-metaspace": case("xlmr", old_metaspace),
         "old-json-merges-strings": case("roberta", old_merges),
-        "byte-order-mark": case(
-            "bert",
+        "byte-order-mark": bert(
             rewritten(
                 lambda folder: [
                     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
@@ -204,39 +200,37 @@ def prompts() -> dict[str, Case]:
     both = {"query": "baka: ", "document": "lolo: "}
     sides = [{"input_type": "query"}, {"input_type": "document"}]
     return {
-        "prompt-named": case(
-            "bert", edit(ST, prompts=both), inputs=[{}, *({"prompt_name": name} for name in both)]
+        "prompt-named": bert(
+            edit(ST, prompts=both), inputs=[{}, *({"prompt_name": name} for name in both)]
         ),
-        "prompt-default-name": case("bert", edit(ST, prompts=both, default_prompt_name="query")),
-        "prompt-passage-only": case(
-            "bert",
+        "prompt-default-name": bert(edit(ST, prompts=both, default_prompt_name="query")),
+        "prompt-passage-only": bert(
             edit(ST, prompts={"query": "baka: ", "passage": "lolo: "}),
             inputs=sides,
             oracle=(edit(ST, prompts=both),),
         ),
-        "prompt-corpus-only": case(
-            "bert",
+        "prompt-corpus-only": bert(
             edit(ST, prompts={"query": "baka: ", "corpus": "lolo: "}),
             inputs=sides,
             oracle=(edit(ST, prompts=both),),
         ),
-        "prompt-s2p": case(
-            "bert", edit(ST, prompts={"s2p_query": "baka: "}), inputs=[{"prompt_name": "s2p_query"}]
+        "prompt-s2p": bert(
+            edit(ST, prompts={"s2p_query": "baka: "}), inputs=[{"prompt_name": "s2p_query"}]
         ),
-        "prompt-unknown-default": case("bert", edit(ST, prompts=both, default_prompt_name="nope")),
-        "prompt-null-value": case("bert", edit(ST, prompts={"query": None})),
+        "prompt-unknown-default": bert(edit(ST, prompts=both, default_prompt_name="nope")),
+        "prompt-null-value": bert(edit(ST, prompts={"query": None})),
         "st6-qwen3-prompts": case("qwen3", edit(ST, prompts=both), inputs=sides),
-        "st6-dropout": case(
-            "bert", chain("Pooling", "Dropout"), edit("2_Dropout/config.json", dropout=0.1)
+        "st6-dropout": bert(
+            chain("Pooling", "Dropout"), edit("2_Dropout/config.json", dropout=0.1)
         ),
-        "st6-hidden-state-1-clean": case("bert", hidden_state(1)),
+        "st6-hidden-state-1-clean": bert(hidden_state(1)),
         "length-modernbert-sbert-above-config": case(
             "modernbert", words(model_max_length=128), sbert(max_seq_length=256)
         ),
         "length-qwen3-sbert-above-config": case(
             "qwen3", words(model_max_length=512), sbert(max_seq_length=256)
         ),
-        "length-bert-no-lengths-at-all": case("bert", words(model_max_length=...)),
+        "length-bert-no-lengths-at-all": bert(words(model_max_length=...)),
         "x-decoder-no-pad-hf": case(
             "llama",
             words(pad_token=...),

@@ -16,6 +16,7 @@ from conformance.checkpoints.build import (
     Case,
     Step,
     as_bin,
+    bert,
     case,
     chain,
     config,
@@ -178,18 +179,15 @@ def others() -> dict[str, Case]:
         "model_type": "xlm-roberta",
     }
     return {
-        "static-st6": case("bert", *fresh(saved.static), first=1, raw=True),
-        "static-model2vec-dot": case("bert", *model2vec(torch.float32, table), first=1),
-        "static-model2vec-f16": case(
-            "bert",
+        "static-st6": bert(*fresh(saved.static), first=1, raw=True),
+        "static-model2vec-dot": bert(*model2vec(torch.float32, table), first=1),
+        "static-model2vec-f16": bert(
             *model2vec(torch.float16, table),
             first=1,
             by_design="the oracle adds in half precision",
         ),
-        "static-model2vec-int8": case("bert", *model2vec(torch.int8, table), first=1),
-        "static-model2vec-no-modules": case(
-            "bert", *model2vec(torch.float32), oracle=(table,), first=1
-        ),
+        "static-model2vec-int8": bert(*model2vec(torch.int8, table), first=1),
+        "static-model2vec-no-modules": bert(*model2vec(torch.float32), oracle=(table,), first=1),
         **{f"m3-{name}": one for name, one in m3.items()},
         "lm-ranker-qwen3-st6": causal("qwen3"),
         "lm-ranker-qwen3-st6-prompt": causal("qwen3", query="lolo mo"),
@@ -201,10 +199,10 @@ def others() -> dict[str, Case]:
             words(model_max_length=64),
             sbert(),
         ),
-        "remote-code-untrusted": case(
-            "bert", config(model_type="mine", auto_map={"AutoModel": "modeling.Model"})
+        "remote-code-untrusted": bert(
+            config(model_type="mine", auto_map={"AutoModel": "modeling.Model"})
         ),
-        "remote-code-known-type": case("bert", config(auto_map={"AutoModel": "modeling.Model"})),
+        "remote-code-known-type": bert(config(auto_map={"AutoModel": "modeling.Model"})),
         "author-stella-1.5B": case("qwen2", stella, oracle=(with_eos, config(auto_map=...))),
         "author-e5-mistral": case(
             "mistral",

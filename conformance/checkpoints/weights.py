@@ -9,6 +9,7 @@ from conformance.checkpoints.build import (
     Case,
     Step,
     as_bin,
+    bert,
     case,
     config,
     halved,
@@ -84,24 +85,22 @@ def weights() -> dict[str, Case]:
         )
 
     return {
-        "fp16": case("bert", halved(torch.float16)),
-        "bf16": case("bert", halved(torch.bfloat16)),
-        "shards": case("bert", shards(2)),
-        "shards-and-whole": case("bert", shards(2, keep=True)),
-        "shards-no-index": case("bert", shards(2, index=False), oracle=()),
-        "shard-missing": case("bert", shards(2), remove("model-00002*")),
-        "bin": case("bert", as_bin()),
-        "bin-legacy": case("bert", as_bin(legacy=True)),
-        "bin-shards": case("bert", shards(2, bins=True)),
-        "bin-bf16": case("bert", halved(torch.bfloat16), as_bin()),
-        "bin-parameters": case(
-            "bert",
+        "fp16": bert(halved(torch.float16)),
+        "bf16": bert(halved(torch.bfloat16)),
+        "shards": bert(shards(2)),
+        "shards-and-whole": bert(shards(2, keep=True)),
+        "shards-no-index": bert(shards(2, index=False), oracle=()),
+        "shard-missing": bert(shards(2), remove("model-00002*")),
+        "bin": bert(as_bin()),
+        "bin-legacy": bert(as_bin(legacy=True)),
+        "bin-shards": bert(shards(2, bins=True)),
+        "bin-bf16": bert(halved(torch.bfloat16), as_bin()),
+        "bin-parameters": bert(
             as_bin(
                 wrap=lambda found: {name: torch.nn.Parameter(one) for name, one in found.items()}
             ),
         ),
-        "bin-transposed": case(
-            "bert",
+        "bin-transposed": bert(
             as_bin(
                 wrap=lambda found: {
                     name: one.t().contiguous().t() if one.dim() == 2 else one
@@ -109,16 +108,13 @@ def weights() -> dict[str, Case]:
                 }
             ),
         ),
-        "bin-position-ids": case(
-            "bert", extra(embeddings__position_ids=torch.arange(128)[None]), as_bin()
-        ),
-        "bin-state-dict-wrapped": case("bert", as_bin(wrap=lambda found: {"state_dict": found})),
-        "both-differ": case(
-            "bert",
+        "bin-position-ids": bert(extra(embeddings__position_ids=torch.arange(128)[None]), as_bin()),
+        "bin-state-dict-wrapped": bert(as_bin(wrap=lambda found: {"state_dict": found})),
+        "both-differ": bert(
             as_bin(keep=True, wrap=lambda found: {name: one * 2 for name, one in found.items()}),
         ),
         **{
-            f"prefix-{prefix.replace('.', '_')}": case("bert", rewritten(prefixed(prefix)))
+            f"prefix-{prefix.replace('.', '_')}": bert(rewritten(prefixed(prefix)))
             for prefix in prefixes
         },
         "prefix-bert-on-roberta": case("roberta", rewritten(prefixed("bert."))),
@@ -128,65 +124,59 @@ def weights() -> dict[str, Case]:
         ),
         "prefix-distilbert-mlm": case("distilbert", modules, task="ForMaskedLM"),
         "prefix-deberta-mlm": case("deberta-v3", modules, task="ForMaskedLM"),
-        "mlm-extras": case("bert", modules, task="ForPreTraining"),
-        "extra-qa": case("bert", modules, task="ForQuestionAnswering"),
-        "teacher-beside": case(
-            "bert",
+        "mlm-extras": bert(modules, task="ForPreTraining"),
+        "extra-qa": bert(modules, task="ForQuestionAnswering"),
+        "teacher-beside": bert(
             tensors(
                 lambda found: (
                     found | {f"teacher.{name}": one.clone() for name, one in found.items()}
                 )
             ),
         ),
-        "gamma-beta": case("bert", tensors(gamma)),
-        "gamma-beta-prefixed": case("bert", tensors(lambda found: gamma(found, "bert."))),
-        "missing-layer-norm": case("bert", without("encoder.layer.1.output.LayerNorm.weight")),
-        "more-layers-than-config": case("bert", config(num_hidden_layers=1)),
-        "fewer-layers-than-config": case("bert", config(num_hidden_layers=3)),
-        "vocab-mismatch": case("bert", config(vocab_size=200)),
-        "extra-decoder-layers": case(
-            "bert", extra(decoder__layer__0__attention__self__query__weight=torch.zeros(32, 32))
+        "gamma-beta": bert(tensors(gamma)),
+        "gamma-beta-prefixed": bert(tensors(lambda found: gamma(found, "bert."))),
+        "missing-layer-norm": bert(without("encoder.layer.1.output.LayerNorm.weight")),
+        "more-layers-than-config": bert(config(num_hidden_layers=1)),
+        "fewer-layers-than-config": bert(config(num_hidden_layers=3)),
+        "vocab-mismatch": bert(config(vocab_size=200)),
+        "extra-decoder-layers": bert(
+            extra(decoder__layer__0__attention__self__query__weight=torch.zeros(32, 32))
         ),
-        "no-metadata": case("bert", tensors(dict)),
-        "truncated": case(
-            "bert",
+        "no-metadata": bert(tensors(dict)),
+        "truncated": bert(
             lambda folder: write(
                 "model.safetensors", (folder / "model.safetensors").read_bytes()[:9000]
             )(folder),
         ),
-        "empty-file": case("bert", write("model.safetensors", b"")),
-        "bin-truncated": case(
-            "bert",
+        "empty-file": bert(write("model.safetensors", b"")),
+        "bin-truncated": bert(
             as_bin(),
             lambda folder: write(
                 "pytorch_model.bin", (folder / "pytorch_model.bin").read_bytes()[:9000]
             )(folder),
         ),
-        "html-instead": case(
-            "bert", write("model.safetensors", b"<!DOCTYPE html><html>404</html>")
-        ),
-        "nan": case("bert", tensors(lambda found: found | {last: found[last] * float("nan")})),
-        **{name: case("bert", only, write(file, b"x" * 64)) for name, file in foreign.items()},
-        "only-gguf-bare": case("bert", remove("*"), write("model-q4.gguf", b"GGUF" + b"x" * 64)),
-        "no-config": case("bert", remove("config.json")),
-        "empty-folder": case("bert", remove("*")),
-        "none": case("bert", only),
-        "tokenizer-bad-json": case("bert", write("tokenizer.json", b'{"model": {}}')),
-        "config-nan-literal": case("bert", config(layer_norm_eps=float("nan"))),
+        "html-instead": bert(write("model.safetensors", b"<!DOCTYPE html><html>404</html>")),
+        "nan": bert(tensors(lambda found: found | {last: found[last] * float("nan")})),
+        **{name: bert(only, write(file, b"x" * 64)) for name, file in foreign.items()},
+        "only-gguf-bare": bert(remove("*"), write("model-q4.gguf", b"GGUF" + b"x" * 64)),
+        "no-config": bert(remove("config.json")),
+        "empty-folder": bert(remove("*")),
+        "none": bert(only),
+        "tokenizer-bad-json": bert(write("tokenizer.json", b'{"model": {}}')),
+        "config-nan-literal": bert(config(layer_norm_eps=float("nan"))),
         **{
             f"quant-{name}": case("qwen3", config(quantization_config=how))
             for name, how in quant.items()
         },
-        "quant-bert-bnb": case(
-            "bert",
+        "quant-bert-bnb": bert(
             config(quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
         ),
-        "quant-compressed": case("bert", config(compression_config={"load_in_8bit": True})),
+        "quant-compressed": bert(config(compression_config={"load_in_8bit": True})),
         "quant-fp8-noconfig": case(
             "qwen3", extra(layers__0__mlp__down_proj__weight_scale_inv=torch.ones(1))
         ),
-        "lora-only": case("bert", lora, only, remove("config.json")),
-        "lora-beside-base": case("bert", lora),
+        "lora-only": bert(lora, only, remove("config.json")),
+        "lora-beside-base": bert(lora),
     }
 
 
