@@ -27,6 +27,10 @@ def dense_of(folder, **options):
     return dense
 
 
+def agrees(folder):
+    close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
+
+
 def with_settings(folder, **settings):
     tiny.write_json(
         folder / TRANSFORMER,
@@ -62,11 +66,7 @@ def test_a_size_that_is_none_is_refused(bert, splade, copied, key, size):
 @pytest.mark.parametrize("most", [1, 9, 10_000])
 def test_sparse_vectors_keep_as_many_weights_as_the_checkpoint_says(splade, tmp_path, most):
     SparseEncoder(str(splade), device="cpu", max_active_dims=most).save_pretrained(str(tmp_path))
-    theirs = (
-        SparseEncoder(str(tmp_path), device="cpu")
-        .encode(TEXTS, convert_to_sparse_tensor=False)
-        .numpy()
-    )
+    theirs = SparseEncoder(str(tmp_path), device="cpu").encode(TEXTS).to_dense().numpy()
     ours = Encoder.load(tmp_path).encode(TEXTS, ("sparse",)).sparse
     close(ours.to_dense(), theirs)
     assert np.diff(ours.indptr).max() <= most
@@ -75,11 +75,7 @@ def test_sparse_vectors_keep_as_many_weights_as_the_checkpoint_says(splade, tmp_
 def test_looked_up_queries_keep_as_many_too(tmp_path):
     folder = routed(tmp_path)
     tiny.edit_json(folder / MODEL, max_active_dims=3)
-    theirs = (
-        SparseEncoder(str(folder), device="cpu")
-        .encode_query(TEXTS, convert_to_sparse_tensor=False)
-        .numpy()
-    )
+    theirs = SparseEncoder(str(folder), device="cpu").encode_query(TEXTS).to_dense().numpy()
     ours = Encoder.load(folder).encode(TEXTS, ("sparse",), input_type="query").sparse
     close(ours.to_dense(), theirs)
 
@@ -95,7 +91,7 @@ def test_texts_without_special_tokens(tmp_path, model_type, part):
             part: {"add_special_tokens": False, "padding": "longest", "truncation": True}
         },
     )
-    close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
+    agrees(folder)
     assert model_type == "qwen3" or np.abs(dense_of(folder) - plain).max() > 0.01
 
 
@@ -143,7 +139,7 @@ def test_a_prompt_without_end_is_refused(folder):
 def test_the_last_states_are_served_by_either_name(bert, copied, output):
     settings = {**gives(output), "module_output_name": "token_embeddings"}
     folder = with_settings(copied(bert), **settings)
-    close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
+    agrees(folder)
 
 
 def test_a_default_prompt_of_a_model_that_scores_is_left_out_and_named(tmp_path, caplog):

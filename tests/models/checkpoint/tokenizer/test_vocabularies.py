@@ -92,7 +92,7 @@ def write_pieces(folder, name):
     folder.mkdir(exist_ok=True)
     (folder / file).write_bytes(content)
     kind = {"tokenizer_class": f"{name.partition(',')[0]}Tokenizer", **settings}
-    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
+    tiny.write_json(folder / "tokenizer_config.json", kind)
     return folder
 
 
@@ -138,7 +138,7 @@ WORDPIECE = [*SPECIALS, "baka", "bemo", "b", "##e", "Ba", "##ka"]
 )
 def test_a_list_of_words_is_read_as_transformers_reads_it(tmp_path, settings):
     (tmp_path / "vocab.txt").write_text("\n".join(WORDPIECE) + "\n")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tiny.write_json(tmp_path / "tokenizer_config.json", settings)
     assert_same(tmp_path)
 
 
@@ -165,7 +165,7 @@ def test_a_list_of_words_is_read_as_transformers_reads_it(tmp_path, settings):
 )
 def test_merged_bytes_are_read_as_transformers_reads_them(tmp_path, settings):
     tokenizer("roberta").backend_tokenizer.model.save(str(tmp_path))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tiny.write_json(tmp_path / "tokenizer_config.json", settings)
     assert_same(
         tmp_path, *(text for text in TEXTS if " <mask>" not in text or "mask_token" in settings)
     )
