@@ -159,7 +159,6 @@ def heads() -> dict[str, Case]:
     return {
         "multi-label": classifier("bert", config(problem_type="multi_label_classification")),
         "regression-3": classifier("bert", config(problem_type="regression")),
-        "single-label": classifier("bert", config(problem_type="single_label_classification")),
         "no-id2label": classifier("bert", config(id2label=..., label2id=..., num_labels=3)),
         "only-id2label": classifier("bert", config(label2id=..., id2label=classes)),
         "id2label-int-labels": classifier("bert", config(id2label={"0": 0, "1": 1}), num_labels=2),
@@ -167,7 +166,6 @@ def heads() -> dict[str, Case]:
         "id2label-unordered": classifier("bert", config(id2label=dict(reversed(classes.items())))),
         "ce-activation-old": ranker("bert", config(**old_act)),
         "ce-max-length-small": ranker("bert", words(model_max_length=32)),
-        "ce-mml-huge": ranker("bert", words(model_max_length=1e30)),
         "ce-sbert-config": ranker("bert-cased", sbert(max_seq_length=32, do_lower_case=True)),
         "ce-no-type-ids": ranker("bert", words(model_input_names=UNTYPED)),
         "ce-bert-with-roberta-tokenizer": ranker("bert", other_words("roberta"), vocab_size=600),
@@ -197,7 +195,6 @@ def heads() -> dict[str, Case]:
         "modernbert-2": classifier("modernbert", **NAMES),
         "distilbert-act": ranker("distilbert", activation="relu"),
         "qwen3-2-labels": classifier("qwen3", **NAMES),
-        "qwen2-yes-no": classifier("qwen2", **NAMES),
         "qwen3-pad-other": classifier("qwen3", pad_token_id=1),
         "llama-pad-is-eos": classifier("llama", llama_eos),
         "llama-bidirectional": ranker("llama", config(is_causal=False)),

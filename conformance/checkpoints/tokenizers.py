@@ -220,9 +220,6 @@ def prompts() -> dict[str, Case]:
         "prompt-unknown-default": bert(edit(ST, prompts=both, default_prompt_name="nope")),
         "prompt-null-value": bert(edit(ST, prompts={"query": None})),
         "st6-qwen3-prompts": case("qwen3", edit(ST, prompts=both), inputs=sides),
-        "st6-dropout": bert(
-            chain("Pooling", "Dropout"), edit("2_Dropout/config.json", dropout=0.1)
-        ),
         "st6-hidden-state-1-clean": bert(hidden_state(1)),
         "length-modernbert-sbert-above-config": case(
             "modernbert", words(model_max_length=128), sbert(max_seq_length=256)
