@@ -220,7 +220,8 @@ def stella(folder: Path) -> None:
         "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM",
     }
     config(auto_map=auto, is_causal=False)(folder)
-    words(eos_token="<|endoftext|>")(folder)
+    words(eos_token=END)(folder)
+    edit("special_tokens_map.json", eos_token=END)(folder)
     edit("tokenizer.json", post_processor=None)(folder)
 
 
