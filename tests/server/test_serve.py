@@ -3,15 +3,21 @@ nothing."""
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
 import pytest
 
 from conformance.fuzz.judge import same
+from hybridtei.errors import Overloaded
+from hybridtei.limits import Bound
 from hybridtei.server import serve
 from hybridtei.server.http.body import DISCONNECT, ClientDisconnected, Disconnect, while_connected
+from hybridtei.server.models import Models, StoreBounds
+from hybridtei.server.routing import ROUTES
 from tests.inference.engine import small
+from tests.server.api.test_sides import named
 from tests.server.live import HANG, Hold, serving, until
 
 Request = tuple[str, dict[str, Any]]
@@ -161,3 +167,20 @@ async def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("full", ["nothing", "model", "store"])
+def test_a_full_bound_refuses_the_routes_that_take_of_it_before_their_body(full):
+    store = StoreBounds(Bound(1))
+    context = named("small")
+    if full == "model":
+        context.service.admission.take(context.service.admission.free)
+    if full == "store":
+        store.admission.take(1)
+    takes = {"/embed": "model", "/search": "store", "/tokenize": "", "/collections": ""}
+    for path, taken in takes.items():
+        (route,) = [one for one in ROUTES if path in one.paths and not one.is_peer]
+        for alias in (None, "small", "small:query"):
+            expected = pytest.raises(Overloaded) if taken == full else nullcontext()
+            with expected:
+                serve.check_capacity(route, alias, Models({"small": context}), store)
