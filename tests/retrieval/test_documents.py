@@ -31,13 +31,13 @@ POINTS = [
 def filled(request, tmp_path):
     with asked(request.param, tmp_path) as made:
         ids, payloads = zip(*POINTS, strict=True)
-        made.run(made.store.create(made.name, plan()))
-        made.run(made.store.upsert(made.name, to_points(embeddings(len(ids)), ids, payloads)))
+        made.create(plan())
+        made.upsert(to_points(embeddings(len(ids)), ids, payloads))
         yield made
 
 
 def rest(made):
-    points, _ = made.run(made.store.scroll(made.name, limit=100))
+    points, _ = made.scroll(limit=100)
     return {point.id: point.payload for point in points}
 
 
@@ -129,14 +129,14 @@ def test_ids_or_a_filter():
 
 def test_thousands_are_deleted_in_pages(tmp_path):
     with asked("memory", tmp_path) as made:
-        made.run(made.store.create(made.name, plan()))
+        made.create(plan())
         ids = list(range(2_500))
         rows = embeddings(len(ids))
         payloads = [{"even": place % 2 == 0} for place in ids]
-        made.run(made.store.upsert(made.name, to_points(rows, ids, payloads)))
+        made.upsert(to_points(rows, ids, payloads))
         where = {"must": [{"key": "even", "match": {"value": True}}]}
         assert made.run(deleted(made.store, made.name, of(filter=where))) == 1_250
-        assert made.run(made.store.count(made.name)) == 1_250
+        assert made.count() == 1_250
 
 
 @pytest.mark.parametrize("identity", [7, "c.md"])

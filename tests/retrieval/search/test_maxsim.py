@@ -113,12 +113,8 @@ def filled(request, shared):
     """A store, the score of each of its points by MaxSim, and how it keeps multi-vectors."""
     with emptied(shared) as given:
         points = packed(request.param)
-        given.run(given.store.create(given.name, schema(request.param)))
-        given.run(
-            given.store.upsert(
-                given.name, to_points(points, IDS, [{"number": i} for i in range(COUNT)])
-            )
-        )
+        given.create(schema(request.param))
+        given.upsert(to_points(points, IDS, [{"number": i} for i in range(COUNT)]))
         truth = {
             one: float((ROWS @ rows.T).max(1).sum())
             for one, rows in zip(IDS, floats(points), strict=True)
@@ -188,9 +184,7 @@ def test_bytes_are_read_a_few_points_at_a_time(filled, monkeypatch):
 
 def test_a_payload_is_given_without_them(filled):
     given = filled[0]
-    records = given.run(
-        given.store.retrieve(given.name, IDS[:3], with_payload=payload_of(schema("binary")))
-    )
+    records = given.retrieve(IDS[:3], with_payload=payload_of(schema("binary")))
     assert {record.id: record.payload for record in records} == {
         one: {"number": i} for i, one in enumerate(IDS[:3])
     }

@@ -49,15 +49,12 @@ class Qdrant:
         self.lock = threading.Lock()
         self.held.set()
 
-    def do(
-        self,
-        call,
-        key,
-        size,
-        work,
-        *,
-        write=False,
-    ):
+    def url(self, protocol):
+        if protocol == "grpc":
+            return f"grpc://127.0.0.1:{self.grpc_port}"
+        return f"http://127.0.0.1:{self.rest_port}"
+
+    def do(self, call, key, size, work, *, write=False):
         """One call, whichever protocol it came by."""
         self.calls.append(call)
         self.largest = max(self.largest, size)

@@ -31,11 +31,25 @@ TOLERANCE = 1e-5
 
 @dataclass
 class Asked:
-    """A store, and `run` to wait for what it is asked."""
+    """A store, and `run` to wait for what it is asked. `count()`, `query(…)` and so on ask it about
+    the collection of this name."""
 
     store: Store
     run: Callable[[Awaitable[T]], T]
     name: str
+
+    def __getattr__(self, call):
+        method = getattr(self.store, call)
+
+        def ask(*arguments, **options):
+            return self.run(method(self.name, *arguments, **options))
+
+        return ask
+
+    def fill(self, points, schema=None):
+        """Make the collection of these points."""
+        self.create(schema or plan())
+        self.upsert(points)
 
 
 @contextmanager
@@ -65,12 +79,7 @@ def standing_in(kind):
     from hybridtei.retrieval.store.server import ServerStore
 
     with speaking() as state:
-        url = (
-            f"grpc://127.0.0.1:{state.grpc_port}"
-            if kind == "grpc"
-            else f"http://127.0.0.1:{state.rest_port}"
-        )
-        yield ServerStore(StoreConfig(qdrant_url=url))
+        yield ServerStore(StoreConfig(qdrant_url=state.url(kind)))
 
 
 @contextmanager
@@ -80,7 +89,7 @@ def emptied(shared):
     try:
         yield own
     finally:
-        own.run(own.store.drop(own.name))
+        own.drop()
 
 
 def new_name():

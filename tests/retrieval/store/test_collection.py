@@ -206,7 +206,7 @@ def test_a_name_that_all_take(kind, tmp_path):
     with asked(kind, tmp_path) as given:
         for name in names:
             check_name(name)
-            given.run(given.store.create(name, plan()))
+            given.create(plan())
         assert {*given.run(given.store.collections())} == names
 
 

@@ -42,8 +42,7 @@ def copied():
 def stored(request, tmp_path_factory):
     """Read only."""
     with asked(request.param, tmp_path_factory.mktemp("store")) as one:
-        one.run(one.store.create(one.name, plan()))
-        one.run(one.store.upsert(one.name, copied()))
+        one.fill(copied())
         yield one
 
 
@@ -54,9 +53,7 @@ def found(stored, using="dense", limit=10, **wanted):
 @pytest.mark.parametrize("using", LEGS)
 def test_two_runs_give_one_order_with_ids_deciding_ties(stored, using):
     first, second = (found(stored, using, 25, with_payload=["place"]) for _ in range(2))
-    assert [(point.id, point.score, point.payload) for point in first] == [
-        (point.id, point.score, point.payload) for point in second
-    ]
+    assert first == second
     assert len(first) == 25
     assert [point.score for point in first] == sorted(
         (point.score for point in first), reverse=True
@@ -71,13 +68,8 @@ def test_two_runs_give_one_order_with_ids_deciding_ties(stored, using):
 def test_a_tie_that_is_wider_than_the_first_spare_is_settled(tmp_path):
     count = SPARES[0] * 10
     with asked("embedded", tmp_path / "store") as stored:
-        stored.run(stored.store.create(stored.name, plan()))
-        points = to_points(
-            Embeddings.concat([embeddings(1)] * count),
-            list(range(count))[::-1],
-            [{"text": "one"}] * count,
-        )
-        stored.run(stored.store.upsert(stored.name, points))
+        several = Embeddings.concat([embeddings(1)] * count)
+        stored.fill(to_points(several, list(range(count))[::-1], [{"text": "one"}] * count))
         best = found(stored, limit=3, with_payload=["text"])
         assert [(point.id, point.payload) for point in best] == [
             (place, {"text": "one"}) for place in range(3)
@@ -106,8 +98,7 @@ def large(tmp_path_factory):
             embeddings(230), ids_of(230), [{"text": f"t{place % 115}"} for place in range(230)]
         )
         for one in stores:
-            one.run(one.store.create(one.name, plan()))
-            one.run(one.store.upsert(one.name, points))
+            one.fill(points)
         yield stores
 
 

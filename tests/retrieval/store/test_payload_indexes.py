@@ -50,10 +50,10 @@ def test_the_embedded_engine_serves_other_calls_between_two_indexes(monkeypatch,
 
     monkeypatch.setattr(EmbeddedStore, "_call", counted)
     with asked("embedded", tmp_path) as place:
-        place.run(place.store.create(place.name, plan()))
+        place.create(plan())
         calls.clear()
-        place.run(place.store.index(place.name, MADE))
-        assert place.run(place.store.describe(place.name)).indexes == MADE
+        place.index(MADE)
+        assert place.describe().indexes == MADE
     parts = [arguments[1] for name, arguments in calls if name == "index"]
     assert [*map(len, parts)] == [1] * len(MADE)
 

@@ -292,12 +292,8 @@ def stored(request, tmp_path_factory):
             {"name": name} | ({} if value is MISSING else {"v": value})
             for name, value in VALUES.items()
         ]
-        one.run(one.store.create(one.name, plan()))
-        one.run(
-            one.store.upsert(
-                one.name, to_points(embeddings(len(NAMES)), list(range(len(NAMES))), payloads)
-            )
-        )
+        one.create(plan())
+        one.upsert(to_points(embeddings(len(NAMES)), list(range(len(NAMES))), payloads))
         yield one
 
 
@@ -310,13 +306,11 @@ def test_every_condition_means_the_same_in_every_store(stored, condition, names)
     wanted = set(names.split())
     for clause, found in (("must", wanted), ("must_not", set(NAMES) - wanted)):
         only = filter_from({clause: [condition]})
-        assert stored.run(stored.store.count(stored.name, only)) == len(found)
-        records, _ = stored.run(
-            stored.store.scroll(stored.name, limit=len(NAMES), scroll_filter=only)
-        )
+        assert stored.count(only) == len(found)
+        records, _ = stored.scroll(limit=len(NAMES), scroll_filter=only)
         assert {record.payload["name"] for record in records} == found
         query = leg(embeddings(1), limit=len(NAMES), filter=only, with_payload=["name"])
-        points = stored.run(stored.store.query(stored.name, query))
+        points = stored.query(query)
         assert sorted(point.payload["name"] for point in points) == sorted(found)
 
 

@@ -12,13 +12,12 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.store.base import VectorParams
+from hybridtei.retrieval.store.base import CollectionSchema, VectorParams
 from hybridtei.retrieval.store.collection import check_fits
 from hybridtei.retrieval.store.plan import _quantization, plan_of
 from hybridtei.retrieval.store.points import point_id, to_points
 from hybridtei.retrieval.store.query import of_ids
 from tests.near import near
-from tests.retrieval.search import fusion
 from tests.retrieval.store.stores import (
     KINDS,
     TOLERANCE,
@@ -63,7 +62,6 @@ def stored(shared):
 
 
 def fill(empty):
-    empty.run(empty.store.create(empty.name, plan(model_id="tiny")))
     payloads = [
         {
             "number": i,
@@ -73,13 +71,12 @@ def fill(empty):
         }
         for i in range(COUNT)
     ]
-    empty.run(empty.store.upsert(empty.name, to_points(POINTS, IDS, payloads)))
+    empty.fill(to_points(POINTS, IDS, payloads), plan(model_id="tiny"))
     return empty
 
 
-def truth(name):
-    """Every point's exact score by one representation, best first, without what a sparse search
-    leaves out."""
+def expected(name):
+    """id -> score, by numpy, of every point that a search can find."""
     if name == "dense":
         scores = POINTS.dense @ QUERY.dense[0]
     elif name == "sparse":
@@ -87,21 +84,12 @@ def truth(name):
     else:
         query = QUERY.multivector.row(0)
         scores = np.array([(query @ rows.T).max(axis=1).sum() for rows in POINTS.multivector])
-    kept = [
-        i for i in np.argsort(-scores, kind="stable") if name != "sparse" or shares_an_index(int(i))
-    ]
-    return fusion.Ranking(
-        [IDS[i] for i in kept], np.array([scores[i] for i in kept], dtype=np.float64)
-    )
-
-
-def shares_an_index(i):
-    return bool(set(POINTS.sparse.row(i)[0].tolist()) & set(QUERY.sparse.row(0)[0].tolist()))
-
-
-def expected(name):
-    """id -> score, by numpy."""
-    return dict(zip(truth(name).ids, truth(name).scores, strict=True))
+    # A search by words finds what shares one.
+    return {
+        identity: score
+        for identity, score in zip(IDS, scores, strict=True)
+        if name != "sparse" or score > 0
+    }
 
 
 def check(found, scores, limit):
@@ -114,14 +102,12 @@ def check(found, scores, limit):
 
 @pytest.mark.parametrize("name", LEGS)
 def test_every_vector_scores_as_numpy_does(stored, name):
-    check(stored.run(stored.store.query(stored.name, leg(QUERY, name))), expected(name), 10)
+    check(stored.query(leg(QUERY, name)), expected(name), 10)
 
 
 @pytest.mark.parametrize("name", LEGS)
 def test_exact_scores_of_given_points(stored, name):
-    answer = stored.run(
-        stored.store.query(stored.name, leg(QUERY, name, 12, filter=of_ids(IDS[:12]), exact=True))
-    )
+    answer = stored.query(leg(QUERY, name, 12, filter=of_ids(IDS[:12]), exact=True))
     scores = expected(name)
     assert {point.id for point in answer} == set(IDS[:12]) & set(scores)
     near([p.score for p in answer], [scores[p.id] for p in answer], TOLERANCE)
@@ -131,9 +117,7 @@ def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored):
     seen = []
     offset = None
     while True:
-        records, offset = stored.run(
-            stored.store.scroll(stored.name, limit=7, offset=offset, with_payload=False)
-        )
+        records, offset = stored.scroll(limit=7, offset=offset, with_payload=False)
         assert len(records) <= 7
         seen += [record.id for record in records]
         if offset is None:
@@ -142,7 +126,7 @@ def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored):
 
 
 def test_vectors_and_payload_come_back_as_they_went(stored):
-    records = stored.run(stored.store.retrieve(stored.name, [IDS[4], 10**9], with_vectors=True))
+    records = stored.retrieve([IDS[4], 10**9], with_vectors=True)
     assert [record.id for record in records] == [IDS[4]]
     assert records[0].payload == {
         "number": 4,
@@ -153,37 +137,28 @@ def test_vectors_and_payload_come_back_as_they_went(stored):
     vectors = records[0].vector
     near(vectors["dense"], POINTS.dense[4], 1e-6)
     near(vectors["multivector"], POINTS.multivector.row(4), 1e-6)
-    indices, values = POINTS.sparse.row(4)
-    assert dict(
-        zip(vectors["sparse"]["indices"], vectors["sparse"]["values"], strict=True)
-    ) == pytest.approx(dict(zip(indices.tolist(), values.tolist(), strict=True)))
-    some = stored.run(
-        stored.store.retrieve(stored.name, [IDS[4]], with_payload=False, with_vectors=["dense"])
+    indices, values = (vectors["sparse"][part] for part in ("indices", "values"))
+    assert dict(zip(indices, values, strict=True)) == pytest.approx(
+        dict(zip(*POINTS.sparse.row(4), strict=True))
     )
+    some = stored.retrieve([IDS[4]], with_payload=False, with_vectors=["dense"])
     assert set(some[0].vector) == {"dense"}
     assert not some[0].payload
 
 
 def test_an_upsert_replaces_the_point_whole(filled):
-    store, name = filled.store, filled.name
     alone = Embeddings(dense=POINTS.dense[:1])
-    filled.run(store.upsert(name, to_points(alone, IDS[:1], [{"new": True}])))
-    record = filled.run(store.retrieve(name, IDS[:1], with_vectors=True))[0]
+    filled.upsert(to_points(alone, IDS[:1], [{"new": True}]))
+    record = filled.retrieve(IDS[:1], with_vectors=True)[0]
     assert set(record.vector) == {"dense"}
     assert record.payload == {"new": True}
-    assert filled.run(store.count(name)) == COUNT
+    assert filled.count() == COUNT
 
 
 def test_what_is_deleted_is_gone_and_nothing_else(filled):
-    filled.run(filled.store.delete(filled.name, [*IDS[:5], 10**9]))
-    records, _ = filled.run(filled.store.scroll(filled.name, limit=100))
+    filled.delete([*IDS[:5], 10**9])
+    records, _ = filled.scroll(limit=100)
     assert {record.id for record in records} == set(IDS[5:])
-
-
-def test_optimising_changes_no_exact_answer(filled):
-    filled.run(filled.store.optimize(filled.name))
-    request = leg(QUERY, exact=True)
-    check(filled.run(filled.store.query(filled.name, request)), expected("dense"), 10)
 
 
 def test_a_bad_point_harms_nothing(filled):
@@ -194,132 +169,110 @@ def test_a_bad_point_harms_nothing(filled):
         payload={},
     )
     with pytest.raises(InvalidPoint, match=r"point 1003.*`sparse`: 2 indices and 1 values"):
-        filled.run(filled.store.upsert(filled.name, [*good, bad]))
-    assert filled.run(filled.store.count(filled.name)) == COUNT
-    filled.run(filled.store.upsert(filled.name, good))
-    assert filled.run(filled.store.count(filled.name)) == COUNT + 3
+        filled.upsert([*good, bad])
+    assert filled.count() == COUNT
+    filled.upsert(good)
+    assert filled.count() == COUNT + 3
 
 
 def test_points_without_words_are_not_found_by_words(filled):
     nothing = SparseVectors.from_dense(np.zeros((1, 50), dtype=np.float32))
-    filled.run(
-        filled.store.upsert(
-            filled.name, to_points(Embeddings(dense=POINTS.dense[:1], sparse=nothing), [777])
-        )
-    )
-    found = filled.run(filled.store.query(filled.name, leg(QUERY, "sparse", COUNT)))
+    filled.upsert(to_points(Embeddings(dense=POINTS.dense[:1], sparse=nothing), [777]))
+    found = filled.query(leg(QUERY, "sparse", COUNT))
     assert 777 not in {point.id for point in found}
-    assert (
-        filled.run(filled.store.query(filled.name, leg(Embeddings(sparse=nothing), "sparse"))) == []
-    )
+    assert filled.query(leg(Embeddings(sparse=nothing), "sparse")) == []
 
 
 def test_idf_weighs_rare_words_more(empty):
-    store, name = empty.store, empty.name
-    empty.run(store.create(name, plan(idf=True)))
-    empty.run(store.upsert(name, to_points(POINTS, IDS)))
+    empty.fill(to_points(POINTS, IDS), plan(idf=True))
     present = POINTS.sparse.to_dense() > 0
     count, having = present.any(axis=1).sum(), present.sum(axis=0)
     idf = np.log(1 + (count - having + 0.5) / (having + 0.5))
     scores = (POINTS.sparse.to_dense() * idf) @ QUERY.sparse.to_dense()[0]
-    found = empty.run(store.query(name, leg(QUERY, "sparse")))
+    found = empty.query(leg(QUERY, "sparse"))
     check(found, dict(zip(IDS, scores, strict=True)), 10)
+
+
+def filled_with(empty, **settings):
+    """The points, in vectors of these settings."""
+    wanted = plan()
+    vectors = {name: replace(params, **settings) for name, params in wanted.vectors.items()}
+    empty.fill(to_points(POINTS, IDS), CollectionSchema(vectors, wanted.sparse))
+    empty.optimize()
+    return plan_of(empty.describe())
 
 
 @pytest.mark.parametrize("kind", ["scalar", "binary", "binary-2bit", "product", "turbo"])
 def test_quantised_collections_answer_with_full_scores_when_rescored(empty, kind):
-    wanted = plan()
-    vectors = {
-        name: replace(params, quantization_config=_quantization(kind))
-        for name, params in wanted.vectors.items()
-    }
-    quantised = type(wanted)(vectors, wanted.sparse)
-    empty.run(empty.store.create(empty.name, quantised))
-    empty.run(empty.store.upsert(empty.name, to_points(POINTS, IDS)))
-    empty.run(empty.store.optimize(empty.name))
+    described = filled_with(empty, quantization_config=_quantization(kind))
+    assert described.quantization == kind
     request = leg(QUERY, limit=COUNT, oversampling=2.0)
-    check(empty.run(empty.store.query(empty.name, request)), expected("dense"), COUNT)
-    described = empty.run(empty.store.describe(empty.name))
-    assert plan_of(described).quantization == kind
+    check(empty.query(request), expected("dense"), COUNT)
 
 
 @pytest.mark.parametrize("datatype", ["float16", "turbo8", "turbo4"])
 def test_numbers_of_fewer_bits_give_nearly_the_same_scores(empty, datatype):
-    wanted = plan()
-    vectors = {name: replace(params, datatype=datatype) for name, params in wanted.vectors.items()}
-    empty.run(empty.store.create(empty.name, type(wanted)(vectors, wanted.sparse)))
-    empty.run(empty.store.upsert(empty.name, to_points(POINTS, IDS)))
-    described = empty.run(empty.store.describe(empty.name))
-    assert plan_of(described).datatype == datatype
-    hits = empty.run(empty.store.query(empty.name, leg(QUERY, limit=COUNT)))
+    assert filled_with(empty, datatype=datatype).datatype == datatype
+    hits = empty.query(leg(QUERY, limit=COUNT))
     scores = expected("dense")
     assert [hit.score for hit in hits] == pytest.approx([scores[hit.id] for hit in hits], abs=0.2)
 
 
 def test_a_collection_says_how_it_is_laid_out_and_whose_it_is(empty):
-    store, name, wanted = empty.store, empty.name, plan(model_id="tiny", tokenizer_sha256="ab")
-    assert empty.run(store.describe(name)) is None
-    assert name not in empty.run(store.collections())
-    empty.run(store.create(name, wanted))
-    assert name in empty.run(store.collections())
-    described = empty.run(store.describe(name))
+    wanted = plan(model_id="tiny", tokenizer_sha256="ab")
+    assert empty.describe() is None
+    assert empty.name not in empty.run(empty.store.collections())
+    empty.create(wanted)
+    assert empty.name in empty.run(empty.store.collections())
+    described = empty.describe()
     check_fits(described, wanted)
     assert described.metadata == wanted.metadata
     assert described.vectors["multivector"].hnsw_config["payload_m"] == 0
     with pytest.raises(StoreError, match="already"):
-        empty.run(store.create(name, wanted))
-    empty.run(store.drop(name))
-    empty.run(store.drop(name))
-    assert empty.run(store.describe(name)) is None
+        empty.create(wanted)
+    empty.drop()
+    empty.drop()
+    assert empty.describe() is None
 
 
 def test_a_collection_made_anew_takes_other_vectors(empty):
-    store, name = empty.store, empty.name
-    empty.run(store.create(name, plan()))
-    empty.run(store.upsert(name, to_points(POINTS, IDS)))
-    empty.run(store.drop(name))
-    narrow = type(plan())({"dense": VectorParams(size=4, distance="Cosine")}, {})
-    empty.run(store.create(name, narrow))
-    empty.run(
-        store.upsert(name, to_points(Embeddings(dense=np.eye(4, dtype=np.float32)), [0, 1, 2, 3]))
-    )
-    assert empty.run(store.count(name)) == 4
+    empty.fill(to_points(POINTS, IDS))
+    empty.drop()
+    narrow = CollectionSchema({"dense": VectorParams(size=4, distance="Cosine")}, {})
+    rows = Embeddings(dense=np.eye(4, dtype=np.float32))
+    empty.fill(to_points(rows, [0, 1, 2, 3]), narrow)
+    assert empty.count() == 4
 
 
 def test_what_is_not_there_is_named(empty):
-    store, name = empty.store, empty.name
-    calls = [
-        lambda: store.upsert(name, to_points(POINTS, IDS)),
-        lambda: store.query(name, leg(QUERY)),
-        lambda: store.count(name),
-        lambda: store.scroll(name, limit=1),
-    ]
-    for call in calls:
-        with pytest.raises(StoreError, match=name):
-            empty.run(call())
+    for call in (
+        lambda: empty.upsert(to_points(POINTS, IDS)),
+        lambda: empty.query(leg(QUERY)),
+        empty.count,
+        lambda: empty.scroll(limit=1),
+    ):
+        with pytest.raises(StoreError, match=empty.name):
+            call()
     with pytest.raises(InvalidInput, match="collection 'a/b': its name may not hold '/'"):
-        empty.run(store.create("a/b", plan()))
-    bad = type(plan())({"../x": VectorParams(size=4, distance="Dot")}, {})
+        empty.run(empty.store.create("a/b", plan()))
+    bad = CollectionSchema({"../x": VectorParams(size=4, distance="Dot")}, {})
     with pytest.raises(InvalidInput, match=r"vector '\.\./x': its name may not hold '/'"):
-        empty.run(store.create(name, bad))
+        empty.create(bad)
 
 
 def test_queries_that_do_not_fit_are_refused(stored):
     narrow = Embeddings(dense=np.ones((1, 3), dtype=np.float32))
     with pytest.raises(StoreError):
-        stored.run(stored.store.query(stored.name, leg(narrow)))
+        stored.query(leg(narrow))
     uneven = {"indices": np.array([1, 2], np.uint32), "values": np.ones(1, np.float32)}
     with pytest.raises(StoreError):
-        stored.run(stored.store.query(stored.name, replace(leg(QUERY, "sparse"), vector=uneven)))
-    request = leg(QUERY)
-    check(stored.run(stored.store.query(stored.name, request)), expected("dense"), 10)
+        stored.query(replace(leg(QUERY, "sparse"), vector=uneven))
+    check(stored.query(leg(QUERY)), expected("dense"), 10)
 
 
 def test_an_id_of_another_type_is_named(stored):
-    for ask in (stored.store.retrieve, stored.store.delete):
+    for ask in (stored.retrieve, stored.delete):
         with pytest.raises(
             InvalidPoint, match=r"point \['a'\]: `id` is list, should be an integer or a UUID"
         ):
-            stored.run(ask(stored.name, [["a"]]))
-    with pytest.raises(InvalidPoint, match="`id` is list"):
-        to_points(POINTS, [["a"]] * COUNT)
+            ask([["a"]])

@@ -14,12 +14,11 @@ from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
 from hybridtei.retrieval.store import transfer
 from hybridtei.retrieval.store.collection import MIGRATION_OF, CollectionSchemas
 from hybridtei.retrieval.store.points import point_id, to_points
-from tests.retrieval.store.stores import asked, embeddings, emptied, plan
+from tests.retrieval.store.stores import KINDS, asked, embeddings, emptied, plan
 
 # Three pages
 COUNT = 150
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
-KINDS = ("memory", "embedded", "grpc", "rest")
 PAYLOADS = [
     {
         "text": f"ä\n\u2028 {i}",
@@ -64,8 +63,7 @@ def content():
 
 
 def fill(given, schema):
-    given.run(given.store.create(given.name, schema))
-    given.run(given.store.upsert(given.name, to_points(embeddings(COUNT), IDS, PAYLOADS)))
+    given.fill(to_points(embeddings(COUNT), IDS, PAYLOADS), schema)
     return given
 
 
@@ -89,7 +87,7 @@ def taken(given, content, **settings):
 
 
 def records(given):
-    found, _ = given.run(given.store.scroll(given.name, limit=1000, with_vectors=True))
+    found, _ = given.scroll(limit=1000, with_vectors=True)
     return {one.id: (one.payload, bits(one.vector)) for one in found}
 
 
@@ -111,24 +109,13 @@ def test_what_comes_out_goes_in_bit_for_bit(filled, empty):
     content = stream(filled)
     assert taken(empty, content) == transfer.Imported(empty.name, True, COUNT, COUNT)
     assert records(empty) == records(filled)
-    schema = empty.run(empty.store.describe(empty.name))
+    schema = empty.describe()
     assert schema.metadata == {"model_id": "tiny"}
     again = stream(empty).split(b"\n")
     assert [json.loads(line) for line in again[1:-1]] == [
         json.loads(line) for line in content.split(b"\n")[1:-1]
     ]
     assert taken(empty, content) == transfer.Imported(empty.name, False, COUNT, 0)
-
-
-@pytest.mark.parametrize("kind", ["grpc", "rest"])
-def test_into_a_server(filled, kind, tmp_path):
-    content = stream(filled)
-    with asked(kind, tmp_path) as server:
-        assert taken(server, content).written == COUNT
-        ours, theirs = records(server), records(filled)
-        assert {identity: payload for identity, (payload, _) in ours.items()} == {
-            identity: payload for identity, (payload, _) in theirs.items()
-        }
 
 
 def test_an_export_goes_on_behind_the_last_whole_line(filled, tmp_path):
@@ -217,7 +204,6 @@ def changed(**vectors):
     ("line", "message"),
     [
         (changed(dense=["?"] * 16), "line 3: point 1, vector `dense`: should hold numbers"),
-        (changed(dense="?"), "line 3: point 1, vector `dense`: should hold numbers"),
         (
             changed(dense={"indices": [1], "values": [1]}),
             "line 3: point 1, vector `dense`: should hold numbers",
@@ -227,20 +213,13 @@ def changed(**vectors):
             "line 3: point 1, vector `sparse`: should be a sparse vector of `indices` and `values`",
         ),
         (
-            changed(sparse={"indices": [1]}),
-            "line 3: point 1, vector `sparse`: 1 indices and 0 values",
-        ),
-        (
             changed(colour=[1]),
             "line 3: point 1: the collection has no vector `colour`; it has `dense`",
         ),
         ({**GOOD, "id": True}, "line 3: id: expected `int | str`, got `bool`"),
         ({**GOOD, "id": -1}, "line 3: point -1: `id` should be between 0"),
-        ({**GOOD, "id": "seven"}, "line 3: point 'seven': `id` is neither an integer nor a UUID"),
-        ({**GOOD, "payload": []}, "line 3: payload: expected `object`, got `array`"),
         ({**GOOD, "score": 1}, "line 3: unknown field `score`"),
         ({"id": 1}, "line 3: missing field `payload`"),
-        ([], "line 3: expected `object`, got `array`"),
         (b"{", "line 3: should be JSON"),
         (b"", "line 3: should be JSON"),
         (b"[" * 100_000, "line 3: "),
@@ -250,7 +229,7 @@ def changed(**vectors):
         ({"points": "1"}, "line 3: should be {"),
     ],
 )
-def test_a_broken_line_is_named_with_its_field(tmp_path_factory, line, message, broken):
+def test_a_broken_line_is_named_with_its_field(line, message, broken):
     text = line if isinstance(line, bytes) else json.dumps(line, separators=(",", ":")).encode()
     lines = [stream(broken).splitlines()[0], json.dumps({**GOOD, "id": 0}).encode(), text]
     most = 2000 if text == b" " * 4001 else transfer.MAX_LINE_BYTES
@@ -260,9 +239,9 @@ def test_a_broken_line_is_named_with_its_field(tmp_path_factory, line, message, 
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory):
-    with asked("memory", tmp_path_factory.mktemp("unused")) as given:
-        given.run(given.store.create(given.name, plan()))
+def broken():
+    with asked("memory", None) as given:
+        given.create(plan())
         yield given
 
 
@@ -288,39 +267,36 @@ def test_a_broken_header_makes_nothing(broken, line, message):
     assert broken.run(broken.store.describe("new")) is None
 
 
-def test_a_header_does_not_steer_this_store(content, broken):
-    """The keys of a migration make a name answer from another collection, and name one to
-    delete."""
+def labelled(content, metadata):
+    """The export with further metadata in its header."""
     first, rest = content.split(b"\n", 1)
     header = json.loads(first)
+    header["schema"]["metadata"] |= metadata
+    return json.dumps(header).encode() + b"\n" + rest
+
+
+def test_a_header_does_not_steer_this_store(content, empty):
+    """The keys of a migration make a name answer from another collection, and name one to
+    delete."""
     steering = {"switching_until": time.time() + 30, "stand_in": "private", "previous": "private"}
-    header["schema"]["metadata"] |= steering
-    name = "imported"
-    content = json.dumps(header).encode() + b"\n" + rest
-    schemas = CollectionSchemas(broken.store)
-    broken.run(transfer.import_from(schemas, pieces(content), name))
-    schema = broken.run(schemas.of(name))
-    assert schema.stored_as == name
+    assert taken(empty, labelled(content, steering)).created
+    schema = empty.run(CollectionSchemas(empty.store).of(empty.name))
+    assert schema.stored_as == empty.name
     assert not schema.metadata.keys() & steering.keys()
-    broken.run(broken.store.drop(name))
 
 
 def test_curves_of_an_export_are_those_of_a_new_collection_alone(content, empty):
-    first, rest = content.split(b"\n", 1)
-    header = json.loads(first)
-    header["schema"]["metadata"]["calibration"] = {"dense": [[0.5, 0.25]]}
-    content = json.dumps(header).encode() + b"\n" + rest
+    theirs, ours = ({"calibration": {"dense": [[0.5, share]]}} for share in (0.25, 0.75))
+    content = labelled(content, theirs)
     assert taken(empty, content).created
-    schema = empty.run(empty.store.describe(empty.name))
-    assert schema.metadata["calibration"] == {"dense": [[0.5, 0.25]]}
-    empty.run(empty.store.annotate(empty.name, {"calibration": {"dense": [[0.5, 0.75]]}}))
+    assert empty.describe().metadata.items() >= theirs.items()
+    empty.annotate(ours)
     assert taken(empty, content).written == 0
-    schema = empty.run(empty.store.describe(empty.name))
-    assert schema.metadata["calibration"] == {"dense": [[0.5, 0.75]]}
+    assert empty.describe().metadata.items() >= ours.items()
 
 
 def test_a_collection_of_another_model_is_refused(content, empty):
-    empty.run(empty.store.create(empty.name, plan(model_id="other")))
+    empty.create(plan(model_id="other"))
     with pytest.raises(CollectionMismatch, match="there other, wanted tiny"):
         taken(empty, content)
 
@@ -328,22 +304,14 @@ def test_a_collection_of_another_model_is_refused(content, empty):
 @pytest.mark.parametrize("stored", [{}, {"model_fingerprint": "a"}])
 @pytest.mark.parametrize("told", [{}, {"model_fingerprint": "b"}])
 def test_points_of_weights_that_nobody_knows_do_not_join_others(content, empty, stored, told):
-    first, rest = content.split(b"\n", 1)
-    header = json.loads(first)
-    header["schema"]["metadata"] |= told
-    content = json.dumps(header).encode() + b"\n" + rest
-    empty.run(empty.store.create(empty.name, plan(**header["schema"]["metadata"] | stored)))
+    content = labelled(content, told)
+    empty.create(plan(model_id="tiny", **stored))
     if stored == told:
         assert taken(empty, content).written
         return
-    empty.run(empty.store.drop(empty.name))
-    metadata = {
-        key: value for key, value in header["schema"]["metadata"].items() if key not in told
-    }
-    empty.run(empty.store.create(empty.name, plan(**metadata | stored)))
     with pytest.raises(CollectionMismatch, match="fingerprint"):
         taken(empty, content)
-    assert not empty.run(empty.store.count(empty.name))
+    assert not empty.count()
 
 
 @given(
@@ -363,10 +331,3 @@ def test_lines_are_the_same_however_they_come(lines, size, is_ended):
 
     wanted = content.split(b"\n")
     assert asyncio.run(split()) == (wanted if wanted[-1] else wanted[:-1] or [b""])
-
-
-def test_a_line_is_read_by_any_json_parser(filled):
-    line = json.loads(stream(filled).splitlines()[1])
-    assert line["payload"] == PAYLOADS[0]
-    assert line["vectors"]["dense"] == pytest.approx(embeddings(COUNT).dense[0], abs=1e-6)
-    assert len(line["vectors"]["sparse"]["indices"]) == len(line["vectors"]["sparse"]["values"])
