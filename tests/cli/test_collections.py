@@ -152,7 +152,7 @@ def test_from_a_folder_to_a_server_and_back(folder, capsys):
     )
     assert ran(capsys, "export", "docs")[1] == (folder / "docs.jsonl").read_text()
     with speaking() as qdrant:
-        server = ("--qdrant-url", f"grpc://127.0.0.1:{qdrant.grpc_port}")
+        server = ("--qdrant-url", qdrant.url("grpc"))
         assert (
             ran(capsys, "import", "docs.jsonl", "--quiet", *server)[1]
             == "docs: made, 5 points stored, 0 were there\n"

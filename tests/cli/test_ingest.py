@@ -182,7 +182,7 @@ def test_a_server_gets_an_index_of_the_texts(tmp_path, cache, hybrid):
     with speaking() as qdrant:
         words = [
             "--qdrant-url",
-            f"grpc://127.0.0.1:{qdrant.grpc_port}",
+            qdrant.url("grpc"),
             "--model-id",
             str(hybrid),
             "--quiet",

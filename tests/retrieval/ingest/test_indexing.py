@@ -19,12 +19,7 @@ def qdrant():
 
 
 def store_of(qdrant, protocol):
-    url = (
-        f"grpc://127.0.0.1:{qdrant.grpc_port}"
-        if protocol == "grpc"
-        else f"http://127.0.0.1:{qdrant.rest_port}"
-    )
-    return ServerStore(StoreConfig(qdrant_url=url, qdrant_patience=0.2))
+    return ServerStore(StoreConfig(qdrant_url=qdrant.url(protocol), qdrant_patience=0.2))
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
 
 
 def server_store(qdrant, *, patience=30, timeout=30):
-    url = f"grpc://127.0.0.1:{qdrant.grpc_port}"
+    url = qdrant.url("grpc")
     return ServerStore(
         StoreConfig(qdrant_url=url, qdrant_patience=patience, qdrant_timeout=timeout)
     )

@@ -254,7 +254,7 @@ def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, 
 
     for writes in itertools.count():
         with speaking() as state:
-            store = ServerStore(StoreConfig(qdrant_url=f"grpc://127.0.0.1:{state.grpc_port}"))
+            store = ServerStore(StoreConfig(qdrant_url=state.url("grpc")))
             if not asyncio.run(story(state, store, writes)):
                 break
     # A collection, its points, a mark, two of metadata, the deletion, the alias, metadata of two

@@ -113,8 +113,8 @@ def filled(request, shared):
     """A store, the score of each of its points by MaxSim, and how it keeps multi-vectors."""
     with emptied(shared) as given:
         points = packed(request.param)
-        given.create(schema(request.param))
-        given.upsert(to_points(points, IDS, [{"number": i} for i in range(COUNT)]))
+        payloads = [{"number": i} for i in range(COUNT)]
+        given.fill(to_points(points, IDS, payloads), schema(request.param))
         truth = {
             one: float((ROWS @ rows.T).max(1).sum())
             for one, rows in zip(IDS, floats(points), strict=True)

@@ -75,12 +75,6 @@ def served(folder):
         yield state
 
 
-def url_of(state, kind):
-    if kind == "grpc":
-        return f"grpc://127.0.0.1:{state.grpc_port}"
-    return f"http://127.0.0.1:{state.rest_port}"
-
-
 @pytest.fixture(scope="module", params=TEXT_FIELDS)
 def own(request, encoder, tmp_path_factory):
     """What a package made of our vectors: its name, and a server with it."""
@@ -104,7 +98,7 @@ def test_each_kind_of_vector_that_is_there_scores_as_numpy_does(own, encoder, ki
     options = {"unlabelled": True, "text_field": field, "limit": len(TEXTS), "explain": True}
 
     async def scenario():
-        store = open_store(StoreConfig(qdrant_url=url_of(state, kind)))
+        store = open_store(StoreConfig(qdrant_url=state.url(kind)))
         searcher = Searcher(store, encoder.named(MODEL))
         both = await searcher.search("mine", QUERY, SearchOptions(**options))
         ranked = await searcher.search(
@@ -135,7 +129,7 @@ def test_the_server_its_client_and_the_command_search_it(own, encoder, capsys):
         options["dense_name"] = ""
     if package == "langchain":
         options["sparse_name"] = "langchain-sparse"
-    store = open_store(StoreConfig(qdrant_url=url_of(state, "rest")))
+    store = open_store(StoreConfig(qdrant_url=state.url("rest")))
     with serving(encoder.spec, schemas=CollectionSchemas(store), model_id=MODEL) as server:
         with Client(server.url) as client:
             found = client.search("mine", QUERY, highlights=True, **options)
@@ -166,7 +160,7 @@ def test_vectors_of_other_weights_are_refused(own, encoder, tmp_path):
     field = TEXT_FIELDS[package]
 
     async def scenario():
-        store = open_store(StoreConfig(qdrant_url=url_of(state, "rest")))
+        store = open_store(StoreConfig(qdrant_url=state.url("rest")))
         asked = SearchOptions(unlabelled=True, text_field=field)
         try:
             with pytest.raises(CollectionMismatch, match="embedded 5 of its texts again"):
@@ -184,7 +178,7 @@ def test_sparse_vectors_of_another_model_are_left_out_unless_named(encoder, tmp_
     with served(made("langchain", tmp_path, given)) as state:
 
         async def scenario():
-            store = open_store(StoreConfig(qdrant_url=url_of(state, "rest")))
+            store = open_store(StoreConfig(qdrant_url=state.url("rest")))
             searcher = Searcher(store, encoder.named(MODEL))
             found = await searcher.search("mine", QUERY, SearchOptions(**asked))
             named = SearchOptions(**asked, sparse_name="langchain-sparse")
@@ -212,7 +206,7 @@ def test_what_fastembed_made_is_searched_by_its_name(tmp_path):
         with served(made("fastembed", tmp_path, given)) as state:
 
             async def scenario():
-                store = open_store(StoreConfig(qdrant_url=url_of(state, "grpc")))
+                store = open_store(StoreConfig(qdrant_url=state.url("grpc")))
                 asked = SearchOptions(unlabelled=True, text_field="document")
                 found = await Searcher(store, encoder).search("mine", TEXTS[3], asked)
                 await store.close()

@@ -33,49 +33,17 @@ def ring(points):
     return {"points": [{"lat": lat, "lon": lon} for lat, lon in points]}
 
 
-def box(north, west, south, east):
-    return {"top_left": {"lat": north, "lon": west}, "bottom_right": {"lat": south, "lon": east}}
-
-
+# What `test_query.py` does not ask every store.
 CONDITIONS = [
-    *(
-        {"key": key, "match": match}
-        for key, match in [
-            ("n", {"value": 1}),
-            ("n", {"value": "1"}),
-            ("flag", {"value": True}),
-            ("flag", {"value": False}),
-            ("tags", {"value": "a"}),
-            ("tags[]", {"value": "b"}),
-            ("tags[0]", {"value": "b"}),
-            ("a.b", {"value": 1}),
-            ('a."c.d"', {"value": 5}),
-            ("parts[].kind", {"value": "y"}),
-            ("parts[1].kind", {"value": "y"}),
-            ("tags", {"any": ["b", "c"]}),
-            ("n", {"any": [2, 3]}),
-            ("tags", {"except": ["a"]}),
-            ("word", {"except": ["search"]}),
-            ("word", {"text": "search hybrid"}),
-            ("word", {"text_any": "phrase search"}),
-            ("word", {"phrase": "phrase of"}),
-            ("word", {"phrase": "of phrase"}),
-        ]
-    ),
-    *(
-        {"key": "n", "range": bounds}
-        for bounds in ({"gt": 1}, {"gte": 1}, {"lt": 2.5}, {"lte": 2.5}, {"gt": 0, "lt": 3})
-    ),
-    {"key": "day", "range": {"gte": "2026-01-31T00:00:00Z", "lt": "2026-02-01T10:00:01Z"}},
+    {"key": "flag", "match": {"value": False}},
+    {"key": "tags[]", "match": {"value": "b"}},
+    {"key": 'a."c.d"', "match": {"value": 5}},
+    {"key": "word", "match": {"text_any": "phrase search"}},
+    *({"key": "n", "range": bounds} for bounds in ({"gt": 1}, {"lt": 2.5}, {"lte": 2.5})),
     {"key": "day", "range": {"gt": "2026-02-01T10:00:00Z"}},
     {"key": "day", "range": {"lte": "2026-01-31T00:00:00"}},
-    *(
-        {"key": "tags", "values_count": bounds}
-        for bounds in ({"gt": 0}, {"gte": 2}, {"lt": 1}, {"lte": 1})
-    ),
-    *({"is_empty": {"key": key}} for key in ("tags", "word", "n")),
-    *({"is_null": {"key": key}} for key in ("tags", "word", "n")),
-    {"has_id": [0, 3, 7]},
+    *({"key": "tags", "values_count": bounds} for bounds in ({"gt": 0}, {"lte": 1})),
+    {"is_null": {"key": "tags"}},
     {
         "nested": {
             "key": "parts",
@@ -93,11 +61,17 @@ CONDITIONS = [
             "filter": {"must_not": [{"key": "size", "match": {"value": 5}}]},
         }
     },
-    {"key": "place", "geo_radius": {"center": {"lat": 52.5, "lon": 13.4}, "radius": 3_000.0}},
-    {"key": "place", "geo_radius": {"center": {"lat": 52.5, "lon": 13.4}, "radius": 2_000.0}},
-    {"key": "place", "geo_bounding_box": box(60, 0, 50, 20)},
-    {"key": "place", "geo_bounding_box": box(10, 179, -10, -179)},
-    {"key": "place", "geo_polygon": {"exterior": ring(SQUARE)}},
+    *(
+        {"key": "place", "geo_radius": {"center": {"lat": 52.5, "lon": 13.4}, "radius": metres}}
+        for metres in (2_000.0, 3_000.0)
+    ),
+    {
+        "key": "place",
+        "geo_bounding_box": {
+            "top_left": {"lat": 10, "lon": 179},
+            "bottom_right": {"lat": -10, "lon": -179},
+        },
+    },
     {"key": "place", "geo_polygon": {"exterior": ring(SQUARE), "interiors": [ring(HOLE)]}},
 ]
 PAIRS = list(itertools.pairwise(CONDITIONS))
@@ -140,21 +114,6 @@ def test_groups_hold_for_the_same_payloads():
         assert met == wanted, group
 
 
-def test_a_vector_that_a_point_has():
-    condition = filter_from({"must": [{"has_vector": "dense"}]})
-    assert matches(condition, Stored(1, {}, {"dense": [1.0]}))
-    assert not matches(condition, Stored(1, {}, {"sparse": [1.0]}))
-
-
-@pytest.mark.parametrize(
-    ("match", "holds"),
-    [({"prefix": "hy"}, True), ({"prefix": "search"}, False), ({"substring": "id se"}, True)],
-)
-def test_parts_of_a_text(match, holds):
-    condition = filter_from({"must": [{"key": "word", "match": match}]})
-    assert matches(condition, Stored(1, {"word": "hybrid search"}, {})) is holds
-
-
 @pytest.mark.parametrize(
     ("place", "holds"),
     [
@@ -162,10 +121,6 @@ def test_parts_of_a_text(match, holds):
         ({"lat": -90.0, "lon": -180.0}, True),
         ({"lat": 90.5, "lon": 0}, False),
         ({"lat": 0, "lon": 180.5}, False),
-        ({"lat": "0", "lon": 0}, False),
-        ({"lat": 0, "lon": True}, False),
-        ({"lat": 0}, False),
-        ("0, 0", False),
     ],
 )
 def test_what_is_no_place_in_degrees_is_in_no_circle(place, holds):

@@ -275,7 +275,7 @@ def test_no_port_is_asked_that_was_not_given(monkeypatch):
         monkeypatch.setattr(addresses, "REST_PORT", state.rest_port)
 
         async def peers(**settings):
-            url = f"grpc://127.0.0.1:{state.grpc_port}"
+            url = state.url("grpc")
             store = ServerStore(StoreConfig(qdrant_url=url, qdrant_api_key="secret", **settings))
             try:
                 return await store.peers()

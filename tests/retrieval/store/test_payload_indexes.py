@@ -16,7 +16,7 @@ from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import plan_of
 from hybridtei.retrieval.store.points import to_points
-from hybridtei.retrieval.store.query import indexes_of
+from hybridtei.retrieval.store.query import filter_from, indexes_of
 from hybridtei.retrieval.store.transfer import exported, import_from
 from tests.retrieval.search.small_search import MODEL, encoder_of, spec_in
 from tests.retrieval.store.speaking import speaking
@@ -66,21 +66,18 @@ def made(request, tmp_path):
 
 def test_every_kind_is_made_told_and_kept(made):
     wanted = {f"key_{place}": kind for place, kind in enumerate(ALL_KINDS)}
-    run, store, name = made.run, made.store, made.name
-    run(store.create(name, plan()))
-    run(store.index(name, wanted))
-    run(store.index(name, {"lang": "keyword"}))
-    assert run(store.describe(name)).indexes == {**wanted, "lang": "keyword"}
+    made.create(plan())
+    made.index(wanted)
+    made.index({"lang": "keyword"})
+    assert made.describe().indexes == {**wanted, "lang": "keyword"}
     rows = [{"lang": "de" if place % 2 else "en", "key_7": f"One {place}"} for place in range(9)]
-    run(store.upsert(name, to_points(embeddings(9), list(range(9)), rows)))
-    run(store.optimize(name))
+    made.upsert(to_points(embeddings(9), list(range(9)), rows))
+    made.optimize()
     german = {"must": [{"key": "lang", "match": {"value": "de"}}]}
     words = {"must": [{"key": "key_7", "match": {"phrase": "one 3"}}]}
-    from hybridtei.retrieval.store.query import filter_from
-
-    assert run(store.count(name, filter_from(german))) == 4
-    if store.kind == "embedded":
-        assert run(store.count(name, filter_from(words))) == 1
+    assert made.count(filter_from(german)) == 4
+    if made.store.kind == "embedded":
+        assert made.count(filter_from(words)) == 1
 
 
 def test_a_copy_has_the_same_ones(made):
@@ -121,10 +118,7 @@ def test_by_ingest_then_later_and_described(tmp_path, capsys, monkeypatch):
 def test_a_store_that_wants_an_index_names_the_flag_that_makes_it(protocol, tmp_path):
     with speaking() as state:
         state.strict = True
-        url = f"grpc://127.0.0.1:{state.grpc_port}"
-        if protocol == "rest":
-            url = f"http://127.0.0.1:{state.rest_port}"
-        store = StoreConfig(qdrant_url=url)
+        store = StoreConfig(qdrant_url=state.url(protocol))
         encoder = encoder_of(spec_in(tmp_path))
         encoder.model_id = MODEL
         rows = tmp_path / "rows.jsonl"
@@ -133,8 +127,6 @@ def test_a_store_that_wants_an_index_names_the_flag_that_makes_it(protocol, tmp_
         where = {"must": [{"key": "metadata.year", "range": {"gte": 2020}}]}
 
         async def counted():
-            from hybridtei.retrieval.store.query import filter_from
-
             async with opened(store) as served:
                 points, _ = await served.scroll("c", limit=9, scroll_filter=filter_from(where))
                 return len(points)

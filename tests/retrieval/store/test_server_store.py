@@ -40,17 +40,9 @@ def qdrant():
         yield state
 
 
-def url_of(state, protocol):
-    return (
-        f"grpc://127.0.0.1:{state.grpc_port}"
-        if protocol == "grpc"
-        else f"http://127.0.0.1:{state.rest_port}"
-    )
-
-
 def store_of(state, protocol, **settings):
     settings = {"qdrant_timeout": 10.0, "qdrant_patience": 5.0, **settings}
-    return ServerStore(StoreConfig(qdrant_url=url_of(state, protocol), **settings))
+    return ServerStore(StoreConfig(qdrant_url=state.url(protocol), **settings))
 
 
 @asynccontextmanager
@@ -186,11 +178,8 @@ async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol):
 
 
 async def test_another_service_at_the_address_is_told(qdrant):
-    store = ServerStore(
-        StoreConfig(
-            qdrant_url=f"http://127.0.0.1:{qdrant.rest_port}/elsewhere", qdrant_patience=0.0
-        )
-    )
+    elsewhere = StoreConfig(qdrant_url=f"{qdrant.url('rest')}/elsewhere", qdrant_patience=0.0)
+    store = ServerStore(elsewhere)
     with pytest.raises(StoreError, match=r"no such collection|not Qdrant's"):
         await store.collections()
     await store.close()
@@ -256,7 +245,7 @@ def test_strict_mode_refuses_no_filter_of_ours(qdrant, protocol, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"id": n, "text": text}) for n, text in enumerate(TEXTS)))
     qdrant.strict = True
-    store = StoreConfig(qdrant_url=url_of(qdrant, protocol))
+    store = StoreConfig(qdrant_url=qdrant.url(protocol))
     assert ingest(rows, "c", encoder, store, quiet=True).stats.points == len(TEXTS)
     qdrant.indexes.clear()
     rows.write_text(rows.read_text() + '\n{"id": "new", "text": "eight"}')
