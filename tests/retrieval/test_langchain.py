@@ -6,15 +6,10 @@ from qdrant_client import QdrantClient, models
 from hybridtei.client import Client
 from hybridtei.errors import EmptyInput, NoAnswer
 from hybridtei.retrieval.langchain import HybridSparseEmbeddings
-from tests.retrieval.search.small_search import TEXTS, encoder_of, run, spec_in
+from tests.retrieval.search.small_search import TEXTS, run
 from tests.server.live import serving
 
 langchain_qdrant = pytest.importorskip("langchain_qdrant")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
 
 
 def test_the_store_searches_by_it(encoder):

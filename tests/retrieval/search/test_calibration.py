@@ -13,16 +13,11 @@ from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.plan import CALIBRATION
 from tests.retrieval.search.rankers import ByLength
-from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.retrieval.search.small_search import MODEL, TEXTS, filled, run
 
 QUERY = "the search engine"
 DEFAULT = "zscore, dense=1, sparse=0.7, multivector=1, of 100"
 CURVE = [[-1.0, 0.1], [1.0, 0.5], [3.0, 0.9]]
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
 
 
 def searched(encoder, curves, *, query=QUERY, rank=None, blank=False, **options):

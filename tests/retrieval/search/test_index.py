@@ -10,15 +10,10 @@ from hybridtei import Encoder, Index, StoreError, UnknownCollection
 from hybridtei.errors import EmptyInput, InvalidInput, InvalidPoint
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import FINGERPRINT
-from tests.retrieval.search.small_search import TEXTS, encoder_of, run, spec_in
+from tests.retrieval.search.small_search import TEXTS, run
 
 QUERIES = ("the search engine", "one two", "words and meaning", "five")
 RECORDS = [{"text": text, "year": 2000 + place} for place, text in enumerate(TEXTS)]
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module")

@@ -38,11 +38,6 @@ TEXT_FIELDS = {
 HYBRID = ("langchain", "llama_index_hybrid")
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
-
-
 def given_by(encoder):
     embedded = encoder.encode(TEXTS, ("dense", "sparse"), input_type="document")
     rows = map(embedded.sparse.row, range(len(TEXTS)))

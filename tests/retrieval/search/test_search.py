@@ -49,11 +49,6 @@ def spec(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def encoder(spec):
-    return encoder_of(spec)
-
-
-@pytest.fixture(scope="module")
 def store(encoder):
     return run(filled(encoder, sparse_idf=False))
 
