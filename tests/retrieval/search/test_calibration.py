@@ -78,7 +78,7 @@ def test_hits_have_the_probability_of_their_score(encoder):
     assert [hit.score for hit in plain.hits] == [hit.score for hit in found.hits]
 
 
-@pytest.mark.parametrize("curves", [{}, 3, {DEFAULT: []}, {DEFAULT: "high"}, {DEFAULT: [[1.0]]}])
+@pytest.mark.parametrize("curves", [3, {DEFAULT: []}, {DEFAULT: "high"}, {DEFAULT: [[1.0]]}])
 def test_what_is_no_curve_is_none(encoder, curves):
     assert searched(encoder, curves).hits[0].probability is None
 
@@ -109,19 +109,17 @@ def test_a_bound_needs_a_curve_of_this_way(encoder):
         searched(encoder, None, min_probability=0.5)
 
 
-def test_a_query_without_words_has_scores_of_another_meaning(encoder):
+async def test_a_query_without_words_has_scores_of_another_meaning(encoder):
     none = SparseVectors(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(2, np.int64), 16)
 
-    async def scenario(**options):
-        store = await filled(encoder)
-        await store.annotate("papers", {CALIBRATION: {DEFAULT: CURVE}})
-        searcher = Searcher(store, encoder.named(MODEL))
-        embedded = replace(await searcher.embed("papers", [QUERY]), sparse=none)
-        return await searcher.find("papers", QUERY, embedded, 0, SearchOptions(**options))
-
-    found = run(scenario())
+    store = await filled(encoder)
+    await store.annotate("papers", {CALIBRATION: {DEFAULT: CURVE}})
+    searcher = Searcher(store, encoder.named(MODEL))
+    embedded = replace(await searcher.embed("papers", [QUERY]), sparse=none)
+    found = await searcher.find("papers", QUERY, embedded, 0, SearchOptions())
     assert (found.way, found.hits[0].probability) == (None, None)
-    bounded = run(scenario(min_probability=0.01))
+    bound = SearchOptions(min_probability=0.01)
+    bounded = await searcher.find("papers", QUERY, embedded, 0, bound)
     assert (bounded.hits, bounded.answerable) == ([], False)
 
 
@@ -130,10 +128,10 @@ def test_reranked_hits_have_the_curve_of_their_reranker(encoder):
     curves = {way: [[0.0, 0.0], [1.0, 1.0]], DEFAULT: CURVE}
     found = searched(encoder, curves, rank=RANK, blank=True, limit=11)
     assert found.way == way
-    assert found.hits[-1].id == 99
-    assert found.hits[-1].probability is None
-    for hit in found.hits[:-1]:
-        assert hit.probability == pytest.approx(len(hit.payload["text"]) / 100, abs=1e-4)
+    *ranked, last = found.hits
+    assert (last.id, last.probability) == (99, None)
+    lengths = sorted(map(len, TEXTS), reverse=True)
+    assert [hit.probability for hit in ranked] == pytest.approx(np.array(lengths) / 100, abs=1e-4)
     # A reranker without a name may be any
     unnamed = searched(encoder, curves, rank=ByLength(unit=100))
     assert unnamed.way.endswith("rerank=one without a name, or that stops at `budget_ms`")

