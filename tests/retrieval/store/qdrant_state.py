@@ -120,13 +120,7 @@ class Qdrant:
                     )
         return condition
 
-    def update(
-        self,
-        local,
-        name,
-        metadata,
-        diff,
-    ):
+    def update(self, local, name, metadata, diff):
         local.update_collection(name, metadata=metadata or {})
         self.optimizers.setdefault(name, {}).update(
             {} if diff is None else diff.model_dump(exclude_none=True)

@@ -10,7 +10,6 @@ import threading
 from concurrent import futures
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import grpc
 import uvicorn
@@ -71,16 +70,7 @@ class Servicer:
     def __init__(self, state):
         self.state = state
 
-    def ask(
-        self,
-        call,
-        request,
-        context,
-        work,
-        *,
-        write=False,
-        checked=None,
-    ):
+    def ask(self, call, request, context, work, *, write=False, checked=None):
         """`checked`: the call's filter."""
         key = dict(context.invocation_metadata()).get("api-key")
         try:
@@ -95,7 +85,7 @@ class Servicer:
 
 class Collections(Servicer, CollectionsServicer):
     def List(self, request, context):
-        found = self.ask("list", request, context, lambda local: local.get_collections())
+        found = self.ask("list", request, context, QdrantClient.get_collections)
         names = [messages.CollectionDescription(name=each.name) for each in found.collections]
         return messages.ListCollectionsResponse(collections=names)
 
@@ -120,36 +110,28 @@ class Collections(Servicer, CollectionsServicer):
     def Create(self, request, context):
         vectors = GrpcToRest.convert_vectors_config(request.vectors_config)
         sparse = GrpcToRest.convert_sparse_vector_config(request.sparse_vectors_config)
-        metadata = GrpcToRest.convert_payload(request.metadata)
-
         made = {
             "shard_number": request.shard_number,
             "replication_factor": request.replication_factor,
         }
-        arguments = {
-            "vectors_config": vectors,
-            "sparse_vectors_config": sparse,
-            "metadata": metadata,
-        }
-
-        def work(local):
-            return self.state.create(local, request.collection_name, made, **arguments)
-
+        work = partial(
+            self.state.create,
+            name=request.collection_name,
+            made=made,
+            vectors_config=vectors,
+            sparse_vectors_config=sparse,
+            metadata=GrpcToRest.convert_payload(request.metadata),
+        )
         self.ask("create", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
 
     def Update(self, request, context):
-        metadata = GrpcToRest.convert_payload(request.metadata)
-        has_diff = request.HasField("optimizers_config")
-        diff = (
-            GrpcToRest.convert_optimizers_config_diff(request.optimizers_config)
-            if has_diff
-            else None
+        metadata, diff = GrpcToRest.convert_payload(request.metadata), None
+        if request.HasField("optimizers_config"):
+            diff = GrpcToRest.convert_optimizers_config_diff(request.optimizers_config)
+        work = partial(
+            self.state.update, name=request.collection_name, metadata=metadata, diff=diff
         )
-
-        def work(local):
-            return self.state.update(local, request.collection_name, metadata, diff)
-
         self.ask("update", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
 
@@ -266,11 +248,7 @@ class Points(Servicer, PointsServicer):
             context,
             lambda local: local.retrieve(request.collection_name, ids, **selectors(request)),
         )
-        result = [
-            RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}}))
-            for record in found
-        ]
-        return messages.GetResponse(result=result)
+        return messages.GetResponse(result=records_of(found))
 
     def Scroll(self, request, context):
         arguments = {
@@ -288,15 +266,9 @@ class Points(Servicer, PointsServicer):
             lambda local: local.scroll(request.collection_name, **arguments),
             checked=arguments["scroll_filter"],
         )
-        result = [
-            RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}}))
-            for record in records
-        ]
-        if following is None:
-            return messages.ScrollResponse(result=result)
-        return messages.ScrollResponse(
-            result=result, next_page_offset=RestToGrpc.convert_extended_point_id(following)
-        )
+        if following is not None:
+            following = RestToGrpc.convert_extended_point_id(following)
+        return messages.ScrollResponse(result=records_of(records), next_page_offset=following)
 
     def Count(self, request, context):
         given = self.filter_of(request)
@@ -308,6 +280,13 @@ class Points(Servicer, PointsServicer):
             checked=given,
         )
         return messages.CountResponse(result=messages.CountResult(count=found.count))
+
+
+def records_of(found):
+    return [
+        RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}}))
+        for record in found
+    ]
 
 
 def operated(result):
@@ -363,29 +342,18 @@ class Rest:
             if not message.get("more_body"):
                 break
         headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
-        answer: tuple[int, Any, str | None]
+        status, retry_after = 200, None
+        content = {"result": None, "status": "ok", "time": 0.0}
         try:
-            result = await asyncio.to_thread(
+            content["result"] = await asyncio.to_thread(
                 self.handle, scope["method"], scope["path"], headers, scope["query_string"], body
             )
-            answer = 200, {"result": result, "status": "ok", "time": 0.0}, None
         except Failure as failure:
-            answer = (
-                failure.status,
-                {"result": None, "status": {"error": failure.message}, "time": 0.0},
-                failure.retry_after,
-            )
+            status, retry_after = failure.status, failure.retry_after
+            content["status"] = {"error": failure.message}
         except ValidationError as error:
-            answer = (
-                400,
-                {
-                    "result": None,
-                    "status": {"error": f"Format error in JSON body: {error}"},
-                    "time": 0.0,
-                },
-                None,
-            )
-        status, content, retry_after = answer
+            status = 400
+            content["status"] = {"error": f"Format error in JSON body: {error}"}
         out = [(b"content-type", b"application/json")]
         if retry_after is not None:
             out.append((b"retry-after", retry_after.encode()))
@@ -401,11 +369,7 @@ class Rest:
             return self.state.do(
                 "cluster", headers.get("api-key"), 0, lambda local: self.state.cluster()
             )
-        call = (
-            "aliases",
-            QdrantClient.get_aliases,
-            False,
-        )
+        call = "aliases", QdrantClient.get_aliases, False
         if parts != ["aliases"]:
             call = self.call_of(method, parts[2:], name, body, b"wait=true" in query)
         if call is None:
@@ -424,7 +388,7 @@ class Rest:
                 True,
             )
         if not name:
-            return "list", lambda local: local.get_collections(), False
+            return "list", QdrantClient.get_collections, False
         if route == ("GET", "exists"):
             return "exists", lambda local: {"exists": local.collection_exists(name)}, False
         if route == ("GET", ""):

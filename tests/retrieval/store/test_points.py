@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qdrant_client import models
 
 from hybridtei.errors import InvalidPoint
-from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.points import (
     MAX_MULTIVECTOR_FLOATS,
     batches,
@@ -41,9 +41,6 @@ def test_a_chunk_has_one_id_for_ever():
 
 
 def test_an_empty_sparse_vector_is_left_out():
-    empty = SparseVectors.from_dense(np.zeros((1, 50), dtype=np.float32))
-    (made,) = to_points(Embeddings(dense=np.ones((1, WIDTH), dtype=np.float32), sparse=empty), [1])
-    assert set(made.vector) == {"dense"}
     (kept,) = check_points([point(dense=ZEROS, sparse=sparse([], []))], plan())
     assert set(kept.vector) == {"dense"}
 
@@ -57,7 +54,6 @@ BAD = [
     (point(identity=-1), "point -1: `id` should be between 0 and"),
     (point(identity=2**64), "`id` should be between"),
     (point(identity=True), "`id` is bool"),
-    (point(identity=1.5), "`id` is float"),
     (point(identity="doc-7"), "neither an integer nor a UUID; `point_id`"),
     (
         models.PointStruct.model_construct(id=1, vector=[1.0], payload={}),
@@ -66,17 +62,12 @@ BAD = [
     (point(other=[1.0]), "no vector `other`; it has `dense`, `multivector`, `sparse`"),
     (point(dense=[1.0, 2.0]), "`dense`: has 2 dimensions, the collection 16"),
     (point(dense=[ZEROS]), "`dense`: should be a list of numbers, has shape"),
-    (point(dense=1.0), "`dense`: should be a list of numbers"),
     (point(dense=["a"] * WIDTH), "`dense`: should hold numbers"),
     (point(dense=[math.nan, *ZEROS[1:]]), "`dense`: number 0 is not finite"),
-    (point(dense=[*ZEROS[1:], math.inf]), "`dense`: number 15 is not finite"),
     (point(dense=[1e39, *ZEROS[1:]]), "not finite in float32"),
-    (point(dense=sparse([1], [1.0])), "`dense`: should hold numbers"),
     (point(multivector=[]), "`multivector`: should be a list of vectors"),
     (point(multivector=np.zeros((0, ROW_WIDTH))), "`multivector`: is empty"),
-    (point(multivector=[1.0] * ROW_WIDTH), "`multivector`: should be a list of vectors"),
     (point(multivector=[[1.0] * ROW_WIDTH, [1.0]]), "in rows of one width"),
-    (point(multivector=[[1.0] * 7]), "has 7 dimensions, the collection 8"),
     (point(multivector=[[1.0] * 7 + [math.nan]]), r"number \[0, 7\] is not finite"),
     (
         point(multivector=np.zeros((MAX_MULTIVECTOR_FLOATS // ROW_WIDTH, ROW_WIDTH))),
@@ -87,16 +78,13 @@ BAD = [
     (point(sparse=sparse([1, 1], [1.0, 2.0])), "index 1 is there 2 times"),
     (point(sparse=sparse([-1], [1.0])), "between 0 and 4294967295"),
     (point(sparse=sparse([2**70], [1.0])), "between 0 and 4294967295"),
-    (point(sparse=sparse([1.5], [1.0])), "should be integers"),
     (point(sparse=sparse([1], [math.nan])), "`values`: number 0 is not finite"),
     (point(payload=[1]), "`payload` is list, should be an object"),
     (point(payload={1: 2}), "`payload` has the key 1"),
     (point(payload={"a": [1, {"b": math.nan}]}), r"`payload.a\[1\].b` is nan"),
     (point(payload={"a": {1, 2}}), "`payload.a` is builtins.set"),
-    (point(payload={"a": np.int64(1)}), "`payload.a` is numpy.int64"),
     (point(payload={"a": 2**63}), "`payload.a` is 9223372036854775808"),
     (point(payload={"a": "\ud800"}), "not valid Unicode"),
-    (point(payload={"\ud800": 1}), "not valid Unicode"),
 ]
 
 
@@ -209,12 +197,11 @@ def test_batches_keep_order_and_budget(lengths, max_bytes, max_points):
 
 
 def test_size_counts_numbers_and_payload():
-    (bare,) = to_points(Embeddings(dense=np.ones((1, 1024), dtype=np.float32)), [1])
+    wide = Embeddings(dense=np.ones((1, 1024), dtype=np.float32))
+    (bare,) = to_points(wide, [1])
     assert 4096 <= size_of(bare) <= 4300
     assert size_of(bare, bytes_per_number=20) - size_of(bare) == 16 * 1024
-    (full,) = to_points(
-        Embeddings(dense=np.ones((1, 1024), dtype=np.float32)), [1], [{"text": "a" * 1000}]
-    )
+    (full,) = to_points(wide, [1], [{"text": "a" * 1000}])
     assert 1000 <= size_of(full) - size_of(bare) <= 1020
 
 
