@@ -58,44 +58,52 @@ async def agents_of(folder, *, server=None, **backend):
         yield f"{running.url}/collections/papers/mcp", store
 
 
-async def test_find_and_store_over_http_with_a_key(tmp_path):
+@asynccontextmanager
+async def agent_of(folder, query=""):
+    """An agent with a key, the store that it asks, and the URL."""
     async with (
-        agents_of(tmp_path, server=KEYED) as (url, _),
-        client_of(f"{url}?writable=true", KEY) as client,
+        agents_of(folder, server=KEYED) as (url, store),
+        client_of(f"{url}{query}", KEY) as client,
     ):
-        listed = await client.list_tools()
-        assert [tool.name for tool in listed.tools] == [
-            "collections",
-            "find",
-            "read",
-            "store",
-            "forget",
-        ]
-        found = await client.call_tool("find", {"query": TEXTS[2], "limit": 3})
-        hits = found.structured_content["hits"]
+        yield client, store, url
+
+
+async def told(client, tool, **arguments):
+    """The answer of a tool."""
+    answer = await client.call_tool(tool, arguments)
+    assert not answer.is_error
+    return answer.structured_content
+
+
+async def refusal(client, tool, **arguments):
+    """What a tool says that refuses."""
+    answer = await client.call_tool(tool, arguments)
+    assert answer.is_error
+    return answer.content[0].text
+
+
+def only(key, value):
+    return {"must": [{"key": key, "match": {"value": value}}]}
+
+
+async def test_find_and_store_over_http_with_a_key(tmp_path):
+    async with agent_of(tmp_path, "?writable=true") as (client, _, _):
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        assert names == ["collections", "find", "read", "store", "forget"]
+        hits = (await told(client, "find", query=TEXTS[2], limit=3))["hits"]
         assert len(hits) == 3
-        assert all(hit["payload"]["text"] in TEXTS for hit in hits)
-        assert all("highlights" in hit for hit in hits)
-        even = {"must": [{"key": "metadata.even", "match": {"value": True}}]}
-        hits = (
-            await client.call_tool("find", {"query": TEXTS[1], "filter": even})
-        ).structured_content["hits"]
+        assert all(hit["payload"]["text"] in TEXTS and "highlights" in hit for hit in hits)
+        even = only("metadata.even", True)
+        hits = (await told(client, "find", query=TEXTS[1], filter=even))["hits"]
         assert {hit["payload"]["metadata"]["even"] for hit in hits} == {True}
-        kept = await client.call_tool(
-            "store", {"text": "one engine", "metadata": {"year": 1}, "id": "mine"}
-        )
-        assert not kept.is_error
-        mine = {"must": [{"key": "document_id", "match": {"value": "mine"}}]}
-        found = await client.call_tool("find", {"query": "one engine", "filter": mine})
-        assert [hit["payload"]["metadata"] for hit in found.structured_content["hits"]] == [
-            {"year": 1}
-        ]
+        await told(client, "store", text="one engine", metadata={"year": 1}, id="mine")
+        request = {"query": "one engine", "filter": only("document_id", "mine")}
+        hits = (await told(client, "find", **request))["hits"]
+        assert [hit["payload"]["metadata"] for hit in hits] == [{"year": 1}]
         # What is forgotten is found no more; a second time is no error
         for count in (1, 0):
-            gone = await client.call_tool("forget", {"document_id": "mine"})
-            assert gone.structured_content == {"deleted": count}
-        found = await client.call_tool("find", {"query": "one engine", "filter": mine})
-        assert found.structured_content["hits"] == []
+            assert await told(client, "forget", document_id="mine") == {"deleted": count}
+        assert (await told(client, "find", **request))["hits"] == []
         for wrong in (
             {"query": ""},
             {"query": "x", "limit": 51},
@@ -103,46 +111,34 @@ async def test_find_and_store_over_http_with_a_key(tmp_path):
             {"query": "x", "filter": {"must": [{"has_id": [1]}] * 101}},
             {"query": "x" * 10_001},
         ):
-            assert (await client.call_tool("find", wrong)).is_error
+            await refusal(client, "find", **wrong)
         # An argument that the tool does not have, and its former name
         for name, hint in (("limi", "did you mean `limit`?"), ("k", "`limit` is the number")):
-            refused = await client.call_tool("find", {"query": "one", name: 3})
-            assert (refused.is_error, hint in refused.content[0].text) == (True, True)
-        assert (
-            await client.call_tool("store", {"text": "x", "metadata": {"x": "y" * 100_000}})
-        ).is_error
+            assert hint in await refusal(client, "find", query="one", **{name: 3})
+        await refusal(client, "store", text="x", metadata={"x": "y" * 100_000})
 
 
 async def test_answers_are_small_and_lead_to_the_rest(tmp_path):
     """Ten hits of long chunks are at most 5 kB, a cursor continues, and `read` gives the chunks
     around one."""
-    async with (
-        agents_of(tmp_path, server=KEYED) as (url, store),
-        client_of(url, KEY) as client,
-    ):
-        records, _ = await store.scroll("papers", limit=12, with_vectors=True)
-        points = [
-            Stored(
-                record.id,
-                {
-                    "text": f"{'much before the word ' * 50} one {'and behind it ' * 50}",
-                    "document_id": "docs/a.md",
-                    "source": "docs/a.md",
-                    "chunk": number,
-                    "chunks": 12,
-                    "start": 0,
-                    "digest": "AAECAwQFBgcICQoLDA0ODw",
-                    "settings": "938d81cad1ee912b",
-                    "file": [1, 2, 3],
-                },
-                record.vector,
-            )
-            for number, record in enumerate(records)
-        ]
+    async with agent_of(tmp_path) as (client, store, url):
+        points = await store.retrieve("papers", range(12), with_vectors=True)
+        text = f"{'much before the word ' * 50} one {'and behind it ' * 50}"
+        for number, point in enumerate(points):
+            point.payload = {
+                "text": text,
+                "document_id": "docs/a.md",
+                "source": "docs/a.md",
+                "chunk": number,
+                "chunks": 12,
+                "start": 0,
+                "digest": "AAECAwQFBgcICQoLDA0ODw",
+                "settings": "938d81cad1ee912b",
+                "file": [1, 2, 3],
+            }
         await store.upsert("papers", points)
-        chosen = {"must": [{"key": "document_id", "match": {"value": "docs/a.md"}}]}
-        request = {"query": "one", "filter": chosen}
-        answer = (await client.call_tool("find", request)).structured_content
+        chosen = only("document_id", "docs/a.md")
+        answer = await told(client, "find", query="one", filter=chosen)
         # One document: its chunks are hits
         assert len(answer["hits"]) == answer["cursor"] == 10
         async with AsyncClient(url.partition("/collections")[0], api_key=KEY) as direct:
@@ -152,79 +148,65 @@ async def test_answers_are_small_and_lead_to_the_rest(tmp_path):
         assert len(orjson.dumps(hits)) / len(hits) < 500
         for hit in hits:
             assert hit["payload"].keys() == {"text", "document_id", "chunk"}
-        page = (await client.call_tool("find", {"query": "one", "limit": 1})).structured_content
-        request = {"query": "one", "limit": 1, "cursor": page["cursor"]}
-        after = (await client.call_tool("find", request)).structured_content
+        page = await told(client, "find", query="one", limit=1)
+        after = await told(client, "find", query="one", limit=1, cursor=page["cursor"])
         assert after["hits"] != page["hits"]
-        request = {"document_id": "docs/a.md", "chunk": 4}
-        chunks = (await client.call_tool("read", request)).structured_content["chunks"]
-        assert [chunk["chunk"] for chunk in chunks] == [3, 4, 5]
-        assert all(chunk["text"] == points[0].payload["text"] for chunk in chunks)
-        assert (await client.call_tool("read", {"document_id": "none"})).is_error
+        chunks = (await told(client, "read", document_id="docs/a.md", chunk=4))["chunks"]
+        assert [(chunk["chunk"], chunk["text"]) for chunk in chunks] == [
+            (number, text) for number in (3, 4, 5)
+        ]
+        await refusal(client, "read", document_id="none")
 
 
-def chunk_of(record, source, document, number, chunks):
+def chunk_of(source, document, number, chunks):
     payload = {"text": f"one {number}", "document_id": document, "source": source}
-    return Stored(record.id, payload | {"chunk": number, "chunks": chunks}, record.vector)
+    return payload | {"chunk": number, "chunks": chunks}
+
+
+async def add(store, payloads):
+    """Points of these payloads, with the vectors of the first text."""
+    (first,) = await store.retrieve("papers", [0], with_vectors=True)
+    points = [Stored(1_000 + place, one, first.vector) for place, one in enumerate(payloads)]
+    await store.upsert("papers", points)
 
 
 async def test_a_document_is_read_in_order_page_by_page(tmp_path):
-    async with (
-        agents_of(tmp_path, server=KEYED) as (url, store),
-        client_of(url, KEY) as client,
-    ):
-        (record, *_), _ = await store.scroll("papers", limit=1, with_vectors=True)
-        points = [chunk_of(record, "book.md", "book.md", number, 120) for number in range(120)]
-        points += [chunk_of(record, f"{name}.csv", "line-2", 0, 1) for name in ("north", "south")]
-        points += [Stored(0, {"text": f"own {n}", "document_id": "own"}, {}) for n in range(60)]
-        for place, point in enumerate(points):
-            point.id, point.vector = 1_000 + place, record.vector
-        await store.upsert("papers", points)
+    async with agent_of(tmp_path) as (client, store, _):
+        payloads = [chunk_of("book.md", "book.md", number, 120) for number in range(120)]
+        payloads += [chunk_of(f"{name}.csv", "line-2", 0, 1) for name in ("north", "south")]
+        # Texts without numbers
+        payloads += [{"text": f"own {number}", "document_id": "own"} for number in range(60)]
+        await add(store, payloads)
 
-        async def read(**request):
-            return (await client.call_tool("read", request)).structured_content
+        async def pages(document_id):
+            chunks, cursor = [], 0
+            while cursor is not None:
+                page = await told(client, "read", document_id=document_id, cursor=cursor)
+                chunks += page["chunks"]
+                cursor = page.get("cursor")
+            return chunks
 
-        numbers, cursor = [], 0
-        while cursor is not None:
-            page = await read(document_id="book.md", cursor=cursor)
-            numbers += [chunk["chunk"] for chunk in page["chunks"]]
-            cursor = page.get("cursor")
-        assert numbers == list(range(120))
-        page = await read(document_id="line-2")
+        assert [chunk["chunk"] for chunk in await pages("book.md")] == list(range(120))
+        assert {chunk["text"] for chunk in await pages("own")} == {f"own {n}" for n in range(60)}
+        page = await told(client, "read", document_id="line-2")
         assert [chunk["source"] for chunk in page["chunks"]] == ["north.csv"]
         assert page["sources"] == ["north.csv", "south.csv"]
-        page = await read(document_id="line-2", source="south.csv")
+        page = await told(client, "read", document_id="line-2", source="south.csv")
         assert [chunk["source"] for chunk in page["chunks"]] == ["south.csv"]
         assert "sources" not in page
-        # Texts without numbers
-        texts, cursor = set(), 0
-        while cursor is not None:
-            page = await read(document_id="own", cursor=cursor)
-            texts |= {chunk["text"] for chunk in page["chunks"]}
-            cursor = page.get("cursor")
-        assert texts == {f"own {number}" for number in range(60)}
 
 
 async def test_find_gives_every_chunk_if_it_is_told_to(tmp_path):
-    async with (
-        agents_of(tmp_path, server=KEYED) as (url, store),
-        client_of(url, KEY) as client,
-    ):
-        (record, *_), _ = await store.scroll("papers", limit=1, with_vectors=True)
-        points = [chunk_of(record, "book.md", "book.md", number, 9) for number in range(9)]
-        for place, point in enumerate(points):
-            point.id = 1_000 + place
-        await store.upsert("papers", points)
+    async with agent_of(tmp_path) as (client, store, _):
+        await add(store, [chunk_of("book.md", "book.md", number, 9) for number in range(9)])
 
-        async def find(**request):
-            request = {"query": record.payload["text"], **request}
-            return (await client.call_tool("find", request)).structured_content["hits"]
+        async def documents(**request):
+            hits = (await told(client, "find", query=TEXTS[0], **request))["hits"]
+            return [(hit["payload"]["document_id"], hit.get("more")) for hit in hits]
 
-        documents = [hit["payload"]["document_id"] for hit in await find(limit=3)]
-        assert len(set(documents)) == 3
-        assert [hit.get("more") for hit in await find(limit=11)].count(8) == 1
-        chunks = [hit["payload"]["document_id"] for hit in await find(limit=9, every_chunk=True)]
-        assert chunks.count("book.md") > 1
+        assert len(dict(await documents(limit=3))) == 3
+        assert (await documents(limit=11)).count(("book.md", 8)) == 1
+        assert len(dict(await documents(limit=9, every_chunk=True))) < 9
 
 
 async def test_what_is_refused_before_it_is_read(tmp_path):
@@ -285,15 +267,13 @@ async def test_without_writable_nothing_is_stored_and_a_key_needs_the_role(tmp_p
             names = [tool.name for tool in (await client.list_tools()).tools]
             assert names == ["collections", "find", "read"]
             with suppress(MCPError):
-                assert (await client.call_tool("store", {"text": "one"})).is_error
+                await refusal(client, "store", text="one")
         async with client_of(f"{url}?writable=true", "read-key") as client:
-            refused = await client.call_tool("store", {"text": "one"})
-            assert refused.is_error
-            assert "write" in refused.content[0].text
-            assert not (await client.call_tool("find", {"query": "one"})).is_error
+            assert "write" in await refusal(client, "store", text="one")
+            await told(client, "find", query="one")
         assert await store.count("papers") == len(TEXTS)
         async with client_of(f"{url}?writable=true", "write-key") as client:
-            assert not (await client.call_tool("store", {"text": "one"})).is_error
+            await told(client, "store", text="one")
         assert await store.count("papers") == len(TEXTS) + 1
 
 
@@ -301,19 +281,14 @@ async def test_one_address_for_all_collections(tmp_path):
     async with agents_of(tmp_path) as (url, _):
         server = url.partition("/collections")[0]
         async with client_of(f"{server}/mcp") as client:
-            listed = await client.call_tool("collections", {})
-            assert listed.structured_content == {"collections": ["papers"]}
-            unnamed = await client.call_tool("find", {"query": "one"})
-            assert unnamed.is_error
-            assert "collections" in unnamed.content[0].text
-            request = {"query": TEXTS[2], "collection": "papers"}
-            found = await client.call_tool("find", request)
+            assert await told(client, "collections") == {"collections": ["papers"]}
+            assert "collections" in await refusal(client, "find", query="one")
+            found = await told(client, "find", query=TEXTS[2], collection="papers")
             async with AsyncClient(server) as direct:
                 expected = await direct.search("papers", TEXTS[2], limit=10)
-            scores = [hit["score"] for hit in found.structured_content["hits"]]
+            scores = [hit["score"] for hit in found["hits"]]
             assert scores == [round(hit.score, 3) for hit in expected.hits]
-            missing = await client.call_tool("find", {**request, "collection": "none"})
-            assert missing.is_error
+            await refusal(client, "find", query=TEXTS[2], collection="none")
 
 
 async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_is_refused(tmp_path):
@@ -340,7 +315,7 @@ async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_i
             go_on.set()
             answers = await asyncio.gather(*waiting)
             assert all(answer.structured_content["hits"] for answer in answers)
-            assert not (await client.call_tool("find", {"query": "three"})).is_error
+            await told(client, "find", query="three")
 
 
 # Reads the memory of its process after the last message
@@ -375,16 +350,13 @@ async def test_ten_sessions_relay_to_one_server(tmp_path):
                 for log in logs
             ]
             direct = [await stack.enter_async_context(client_of(url, KEY)) for _ in range(5)]
-            request = {"query": TEXTS[3], "limit": 5}
-            calls = [client.call_tool("find", request) for client in (*relays, *direct) * 3]
-            answers = await asyncio.gather(*calls)
-            expected = answers[-1].structured_content
-            assert len(expected["hits"]) == 5
-            assert all(answer.structured_content == expected for answer in answers)
-            stored = await relays[0].call_tool("store", {"text": "one engine", "id": "mine"})
-            assert not stored.is_error
-            read = await relays[1].call_tool("read", {"document_id": "mine"})
-            assert read.structured_content["chunks"][0]["text"] == "one engine"
+            calls = [told(one, "find", query=TEXTS[3], limit=5) for one in (*relays, *direct) * 3]
+            first, *others = await asyncio.gather(*calls)
+            assert len(first["hits"]) == 5
+            assert all(answer == first for answer in others)
+            await told(relays[0], "store", text="one engine", id="mine")
+            read = await told(relays[1], "read", document_id="mine")
+            assert read["chunks"][0]["text"] == "one engine"
         for log in logs:
             log.seek(0)
             status, kilobytes, *heavy = log.read().split()
@@ -424,26 +396,17 @@ async def test_a_relay_tells_why_the_server_refuses(tmp_path, capsys):
 async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(
     shipped, tmp_path
 ):
-    words = [
-        "mcp",
-        "notes",
-        "--writable",
-        "--model-id",
-        str(shipped),
-        "--qdrant-path",
-        str(tmp_path / "qdrant"),
-    ]
+    words = ["mcp", "notes", "--writable", "--model-id", str(shipped)]
+    words += ["--qdrant-path", str(tmp_path / "qdrant")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     command = StdioServerParameters(
         command=sys.executable, args=["-m", "hybridtei", *words], env=environment
     )
     async with Client(command) as client:
-        missing = await client.call_tool("find", {"query": "boka"})
-        assert missing.is_error
-        assert "no collection" in missing.content[0].text
-        assert not (await client.call_tool("store", {"text": "boka lomi"})).is_error
-        found = await client.call_tool("find", {"query": "boka"})
-        assert [hit["payload"]["text"] for hit in found.structured_content["hits"]] == ["boka lomi"]
+        assert "no collection" in await refusal(client, "find", query="boka")
+        await told(client, "store", text="boka lomi")
+        hits = (await told(client, "find", query="boka"))["hits"]
+        assert [hit["payload"]["text"] for hit in hits] == ["boka lomi"]
 
 
 def test_what_was_removed_and_what_is_no_url(capsys):
