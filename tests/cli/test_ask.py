@@ -90,10 +90,6 @@ async def test_search_by_a_server(tmp_path, capsys):
         headers = {"authorization": "Bearer a-key", "content-type": "application/json"}
         expected = running.post("/search", body, headers=headers).json()
         assert [hit["id"] for hit in result["hits"]] == [hit["id"] for hit in expected["hits"]]
-        even = '{"must": [{"key": "metadata.even", "match": {"value": true}}]}'
-        assert main(["search", "papers", TEXTS[1], *flags, "--filter", even]) == 0
-        hits = json.loads(capsys.readouterr().out)["hits"]
-        assert {hit["payload"]["metadata"]["even"] for hit in hits} == {True}
         assert main(["search", "papers", TEXTS[1], "--url", running.url]) == 1
 
 

@@ -43,9 +43,23 @@ def place(folder, hybrid, tmp_path_factory):
     return place
 
 
-def searched(capsys, hybrid, *flags):
-    assert main(["search", "wings", DOCUMENTS[2], "--model-id", str(hybrid), "--json", *flags]) == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def search(place, hybrid, capsys, monkeypatch):
+    """A function: what the command says of the third document."""
+    monkeypatch.chdir(place)
+
+    def told(*flags, status=0):
+        words = ["search", "wings", DOCUMENTS[2], "--model-id", str(hybrid)]
+        assert main([*words, *flags]) == status
+        return "".join(capsys.readouterr())
+
+    return told
+
+
+@pytest.fixture
+def searched(search):
+    """A function: the result of a search."""
+    return lambda *flags: json.loads(search("--json", *flags))
 
 
 def test_curves_of_both_ways_are_kept_and_the_figures_have_the_last(place):
@@ -64,56 +78,42 @@ def test_curves_of_both_ways_are_kept_and_the_figures_have_the_last(place):
 
 
 @pytest.mark.parametrize("flags", [[], ["--mode", "dense"]])
-def test_hits_have_probabilities_that_fall_with_their_scores(
-    place, hybrid, capsys, monkeypatch, flags
-):
-    monkeypatch.chdir(place)
-    found = searched(capsys, hybrid, *flags)
+def test_hits_have_probabilities_that_fall_with_their_scores(searched, flags):
+    found = searched(*flags)
     values = [hit["probability"] for hit in found["hits"]]
     assert values == sorted(values, reverse=True)
     assert 0 <= values[-1] < values[0] <= 1
     assert "answerable" not in found
     least = values[0]
-    best = searched(capsys, hybrid, *flags, "--min-probability", str(least))
+    best = searched(*flags, "--min-probability", str(least))
     assert [hit["probability"] for hit in best["hits"]] == [v for v in values if v >= least]
     assert best["answerable"] is True
     # The next page has no hits, but the first one had
-    rest = searched(capsys, hybrid, *flags, "--min-probability", str(least), "--offset", "15")
+    rest = searched(*flags, "--min-probability", str(least), "--offset", "15")
     assert (rest["hits"], rest["answerable"]) == ([], True)
 
 
-def test_without_a_hit_that_is_probable_the_query_is_not_answerable(
-    place, hybrid, capsys, monkeypatch
-):
-    monkeypatch.chdir(place)
+def test_without_a_hit_that_is_probable_the_query_is_not_answerable(search, searched):
     nothing = json.dumps({"must": [{"key": "document_id", "match": {"value": "d19"}}]})
-    found = searched(capsys, hybrid, "--min-probability", "1", "--filter", nothing)
+    flags = ["--min-probability", "1", "--filter", nothing]
+    found = searched(*flags)
     assert (found["hits"], found["answerable"]) == ([], False)
-    words = ["search", "wings", DOCUMENTS[2], "--model-id", str(hybrid)]
-    assert main([*words, "--min-probability", "1", "--filter", nothing]) == 0
-    assert "nothing was found that reaches the bound" in capsys.readouterr().out
-    assert main(words) == 0
-    assert "%  " in capsys.readouterr().out
+    assert "nothing was found that reaches the bound" in search(*flags)
+    assert "%  " in search()
 
 
-@pytest.mark.parametrize(
-    "flags", [["--mode", "sparse"], ["--rescore"], ["--prefetch-limit", "50"], ["--rrf-k", "61"]]
-)
-def test_another_way_of_searching_has_no_probability(place, hybrid, capsys, monkeypatch, flags):
-    monkeypatch.chdir(place)
-    found = searched(capsys, hybrid, *flags)
+@pytest.mark.parametrize("flags", [["--mode", "sparse"], ["--rescore"], ["--rrf-k", "61"]])
+def test_another_way_of_searching_has_no_probability(search, searched, flags):
+    found = searched(*flags)
     assert found["hits"]
     assert not any("probability" in hit for hit in found["hits"])
-    words = ["search", "wings", DOCUMENTS[2], "--model-id", str(hybrid), *flags]
-    assert main([*words, "--min-probability", ".5"]) == 1
-    told = capsys.readouterr().err
+    told = search(*flags, "--min-probability", ".5", status=1)
     assert f"`min_probability` needs a curve of this way of searching ({found['way']})" in told
     assert "'wings' has: dense, dense=1, of 100; zscore, dense=1" in told
 
 
-def test_the_library_and_a_server_read_the_same_curve(place, hybrid, capsys, monkeypatch):
-    monkeypatch.chdir(place)
-    expected = [hit["probability"] for hit in searched(capsys, hybrid)["hits"]]
+def test_the_library_and_a_server_read_the_same_curve(searched, hybrid):
+    expected = [hit["probability"] for hit in searched()["hits"]]
     encoder = Encoder.load(str(hybrid))
     with Index.open("qdrant", "wings", encoder) as index:
         assert [hit.probability for hit in index.search(DOCUMENTS[2])] == expected

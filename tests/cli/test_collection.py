@@ -57,15 +57,8 @@ def evaluated(folder, hybrid, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         figures, chart = place / "figures.json", place / "chart.svg"
-        flags = [
-            "--model-id",
-            str(hybrid),
-            "--quiet",
-            "--output",
-            str(figures),
-            "--chart",
-            str(chart),
-        ]
+        flags = ["--model-id", str(hybrid), "--quiet"]
+        flags += ["--output", str(figures), "--chart", str(chart)]
         assert main(["eval", str(folder), *flags]) == 0
         assert chart.read_bytes().startswith(b"<?xml")
         return place, json.loads(figures.read_bytes())
@@ -83,12 +76,21 @@ def test_eval_from_nothing_ingests_and_measures(evaluated):
     )
 
 
-def test_search_as_json(evaluated, hybrid, capsys, monkeypatch):
-    place, _ = evaluated
-    monkeypatch.chdir(place)
-    flags = ["--model-id", str(hybrid), "--json", "--limit", "3", "--explain", "--mode", "dense"]
-    assert main(["search", "wings", DOCUMENTS[7], *flags]) == 0
-    found = json.loads(capsys.readouterr().out)
+@pytest.fixture
+def search(evaluated, hybrid, capsys, monkeypatch):
+    """A function: what the command says."""
+    monkeypatch.chdir(evaluated[0])
+
+    def told(*words, status=0):
+        assert main(["search", *words, "--model-id", str(hybrid)]) == status
+        return "".join(capsys.readouterr())
+
+    return told
+
+
+def test_search_as_json(search):
+    flags = ["--json", "--limit", "3", "--explain", "--mode", "dense"]
+    found = json.loads(search("wings", DOCUMENTS[7], *flags))
     assert found["mode"] == "dense"
     assert len(found["hits"]) == 3
     assert [hit["scores"]["dense"]["rank"] for hit in found["hits"]] == [1, 2, 3]
@@ -96,27 +98,9 @@ def test_search_as_json(evaluated, hybrid, capsys, monkeypatch):
     assert [stage["name"] for stage in found["stages"]] == ["embed", "dense", "search"]
 
 
-def test_search_in_words(evaluated, hybrid, capsys, monkeypatch):
-    place, _ = evaluated
-    monkeypatch.chdir(place)
+def test_search_in_words(search):
     only = json.dumps({"must": [{"key": "document_id", "match": {"any": ["d3", "d4"]}}]})
-    assert (
-        main(
-            [
-                "search",
-                "wings",
-                DOCUMENTS[3],
-                "--model-id",
-                str(hybrid),
-                "--filter",
-                only,
-                "--explain",
-                "--rescore",
-            ]
-        )
-        == 0
-    )
-    out = capsys.readouterr().out
+    out = search("wings", DOCUMENTS[3], "--filter", only, "--explain", "--rescore")
     assert "[wings/corpus.jsonl d3]" in out
     assert "[wings/corpus.jsonl d4]" in out
     assert "[d5]" not in out
@@ -133,24 +117,14 @@ def test_search_in_words(evaluated, hybrid, capsys, monkeypatch):
         (["wings", "wing", "--weights", "dense=much"], "--weights"),
     ],
 )
-def test_what_is_wrong_is_told(evaluated, hybrid, capsys, monkeypatch, words, message):
-    place, _ = evaluated
-    monkeypatch.chdir(place)
-    assert main(["search", *words, "--model-id", str(hybrid)]) == 1
-    assert message in capsys.readouterr().err
+def test_what_is_wrong_is_told(search, words, message):
+    assert message in search(*words, status=1)
 
 
-def test_a_filter_of_a_key_that_no_point_has_is_told_with_the_nearest_key(
-    evaluated, hybrid, capsys, monkeypatch
-):
-    place, _ = evaluated
-    monkeypatch.chdir(place)
-
+def test_a_filter_of_a_key_that_no_point_has_is_told_with_the_nearest_key(search):
     def said(key):
         condition = json.dumps({"must": [{"key": key, "match": {"value": "none"}}]})
-        words = ["wings", "wing", "--model-id", str(hybrid), "--filter", condition]
-        assert main(["search", *words]) == 0
-        return capsys.readouterr().out
+        return search("wings", "wing", "--filter", condition)
 
     assert said("sorce") == "nothing was found: no point has `sorce`; did you mean `source`?\n"
     assert said("xyz") == "nothing was found: no point has `xyz`\n"

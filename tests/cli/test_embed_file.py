@@ -100,13 +100,8 @@ def test_only_the_wanted_outputs(tmp_path, suffix):
         assert set(json.loads(target.read_text().splitlines()[0])) == {"text", "sparse"}
     elif suffix == "npz":
         with np.load(target) as arrays:
-            assert set(arrays) == {
-                "texts",
-                "texts_offsets",
-                "sparse_indices",
-                "sparse_values",
-                "sparse_indptr",
-            }
+            names = "texts texts_offsets sparse_indices sparse_values sparse_indptr"
+            assert set(arrays) == set(names.split())
     else:
         assert pyarrow.parquet.read_schema(target).names == ["text", "sparse"]
 
@@ -114,12 +109,9 @@ def test_only_the_wanted_outputs(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("name", "data", "line", "why"),
     [
-        ("in.jsonl", b'"one"\n{"text": "two"\n', 2, "not JSON"),
         ("in.jsonl", b'"one"\n\n\nnonsense\n', 4, "not JSON"),
         ("in.jsonl", b'"one"\n{"body": "two"}\n', 2, "`text` should be a string"),
-        ("in.jsonl", b'{"text": null}\n', 1, "`text` should be a string"),
         ("in.jsonl", b'"one"\n5\n', 2, "`text` should be a string"),
-        ("in.jsonl", b'["one"]\n', 1, "`text` should be a string"),
         ("in.jsonl", b'"one"\n"\xff"\n', 2, "not UTF-8"),
         ("in.jsonl", b'"one"\n"\\ud800"\n', 2, "surrogate"),
         ("in.jsonl", b'"one"\n' + b"[" * 100_000 + b"\n", 2, "not JSON"),

@@ -45,15 +45,10 @@ def test_nothing_given_is_the_defaults(kind):
 @examples(max_examples=10)
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
 def test_the_flag_wins_over_the_variable(flag, variable):
-    name = "max_batch_tokens"
-    assert settings(EngineConfig, MAX_BATCH_TOKENS=str(variable)).max_batch_tokens == variable
-    assert (
-        getattr(
-            settings(EngineConfig, f"--max-batch-tokens={flag}", MAX_BATCH_TOKENS=str(variable)),
-            name,
-        )
-        == flag
-    )
+    given = {"MAX_BATCH_TOKENS": str(variable)}
+    assert settings(EngineConfig, **given).max_batch_tokens == variable
+    both = settings(EngineConfig, f"--max-batch-tokens={flag}", **given)
+    assert both.max_batch_tokens == flag
 
 
 def test_a_default_is_told_from_the_same_value_set_by_hand(monkeypatch):
@@ -97,30 +92,25 @@ TEI_FLAGS = (
 def test_teis_names_and_defaults():
     known = parsed()
     assert {*TEI_FLAGS.split()} <= set(known)
-    engine, server = EngineConfig(), ServerConfig()
-    assert (engine.max_concurrent_requests, engine.max_batch_tokens, engine.max_batch_requests) == (
-        512,
-        16384,
-        None,
-    )
-    assert (server.max_client_batch_size, server.payload_limit, server.port, server.hostname) == (
-        32,
-        2_000_000,
-        3000,
-        "127.0.0.1",
-    )
-    assert engine.auto_truncate
-    assert (server.uds_path, server.otlp_service_name, server.otlp_endpoint) == (
-        "/tmp/text-embeddings-inference-server",
-        "text-embeddings-inference.server",
-        None,
-    )
-    assert (server.json_output, server.disable_spans, server.api_key, server.cors_allow_origin) == (
-        False,
-        False,
-        None,
-        (),
-    )
+    defaults = msgspec.structs.asdict(EngineConfig()) | msgspec.structs.asdict(ServerConfig())
+    of_tei = {
+        "max_concurrent_requests": 512,
+        "max_batch_tokens": 16384,
+        "max_batch_requests": None,
+        "auto_truncate": True,
+        "max_client_batch_size": 32,
+        "payload_limit": 2_000_000,
+        "port": 3000,
+        "hostname": "127.0.0.1",
+        "uds_path": "/tmp/text-embeddings-inference-server",
+        "otlp_service_name": "text-embeddings-inference.server",
+        "otlp_endpoint": None,
+        "json_output": False,
+        "disable_spans": False,
+        "api_key": None,
+        "cors_allow_origin": (),
+    }
+    assert defaults | of_tei == defaults
     assert settings(ServerConfig, "-p", "81").port == 81
 
 
@@ -131,10 +121,8 @@ def test_teis_names_and_defaults():
         (["--auto-truncate"], {}, True),
         (["--auto-truncate=false"], {}, False),
         (["--auto-truncate", "false"], {}, False),
-        (["--auto-truncate=true"], {"AUTO_TRUNCATE": "false"}, True),
         (["--auto-truncate"], {"AUTO_TRUNCATE": "false"}, True),
         ([], {"AUTO_TRUNCATE": "false"}, False),
-        ([], {"AUTO_TRUNCATE": "true"}, True),
     ],
 )
 def test_booleans_stand_bare_or_with_a_value(arguments, environment, value):
@@ -142,15 +130,10 @@ def test_booleans_stand_bare_or_with_a_value(arguments, environment, value):
 
 
 def test_origins_repeat_as_flags_and_are_one_in_the_environment():
-    assert settings(
-        ServerConfig, "--cors-allow-origin", "http://a", "--cors-allow-origin=b"
-    ).cors_allow_origin == (
-        "http://a",
-        "b",
-    )
-    assert settings(ServerConfig, CORS_ALLOW_ORIGIN="http://a,b").cors_allow_origin == (
-        "http://a,b",
-    )
+    flags = ("--cors-allow-origin", "http://a", "--cors-allow-origin=b")
+    assert settings(ServerConfig, *flags).cors_allow_origin == ("http://a", "b")
+    variable = settings(ServerConfig, CORS_ALLOW_ORIGIN="http://a,b")
+    assert variable.cors_allow_origin == ("http://a,b",)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +148,6 @@ def test_origins_repeat_as_flags_and_are_one_in_the_environment():
             {},
             "--max-batch-tokens: .*a whole number from 1",
         ),
-        (EngineConfig, ["--max-batch-tokens", "1.5"], {}, "--max-batch-tokens: "),
         (
             EngineConfig,
             ["--max-batch-tokens", "many"],
@@ -173,7 +155,6 @@ def test_origins_repeat_as_flags_and_are_one_in_the_environment():
             "--max-batch-tokens: invalid value 'many'",
         ),
         (EngineConfig, ["--memory-fraction", "0"], {}, "--memory-fraction: .*above 0 to 1"),
-        (EngineConfig, ["--tokenization-workers", "65"], {}, "--tokenization-workers: .*1 to 64"),
         (ServerConfig, ["--port", "65536"], {}, "--port: .*0 to 65,535"),
         (ServerConfig, ["--drain-seconds=-1"], {}, "--drain-seconds: "),
         (
@@ -182,8 +163,6 @@ def test_origins_repeat_as_flags_and_are_one_in_the_environment():
             {},
             "--dtype: .*`float16` or `float32` or `bfloat16` or `int8`",
         ),
-        (ModelConfig, ["--pooling", "max"], {}, "--pooling: "),
-        (ModelConfig, [], {"DTYPE": ""}, "DTYPE: "),
     ],
 )
 def test_what_cannot_be_is_refused_by_the_name_it_was_given_under(
@@ -281,13 +260,11 @@ def test_every_field_is_told_and_stands_under_a_heading(capsys):
         (["--api-key", "s3cret"], {}, False, "0.0.0.0"),
         (["--api-key-file", "keys.txt"], {}, False, "0.0.0.0"),
         ([], {"API_KEY": "s3cret"}, False, "0.0.0.0"),
-        (["--hostname", "0.0.0.0"], {}, False, "0.0.0.0"),
         (["--hostname", "::1", "--api-key", "s3cret"], {}, False, "::1"),
         (["--hostname", "127.0.0.1"], {"HOSTNAME": "0.0.0.0"}, True, "127.0.0.1"),
         ([], {"HOSTNAME": "10.0.0.7"}, False, "10.0.0.7"),
         ([], {"HOSTNAME": socket.gethostname()}, False, "127.0.0.1"),
         ([], {"HOSTNAME": socket.gethostname()}, True, "0.0.0.0"),
-        ([], {"HOSTNAME": socket.gethostname(), "API_KEY": "s3cret"}, False, "0.0.0.0"),
         (["--hostname", "localhost"], {}, False, "127.0.0.1"),
     ],
 )
@@ -319,8 +296,3 @@ def test_a_link_to_a_service_of_kubernetes_is_no_port(name, link):
     flag = f"--{field.replace('_', '-')}"
     assert getattr(settings(ServerConfig, flag, "4000", **{name: link}), field) == 4000
     assert outdated(parsed(flag, "4000"), {name: link}) == []
-
-
-def test_any_other_text_is_a_wrong_port():
-    with pytest.raises(UsageError, match="PORT: invalid value 'tcp'"):
-        settings(ServerConfig, PORT="tcp")

@@ -15,7 +15,6 @@ from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import PACKED
 from tests.ran import ran
 from tests.retrieval.ingest.small_ingest import points
-from tests.retrieval.store.speaking import speaking
 from tests.server.live import serving
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +44,8 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
     assert f"embedded Qdrant in {tmp_path / DEFAULT_PATH}" in first.stderr
     assert json.loads((tmp_path / "wings.quarantine.jsonl").read_text())["location"] == "line 6"
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["ingest", str(source), "--collection", "wings", "--quiet"]) == 0
+    again = ["ingest", str(source), "--collection", "wings", "--quiet"]
+    assert cli.main(again) == 0
     second = capsys.readouterr().out
     assert "0 documents in 0 chunks" in second
     assert "5 unchanged" in second
@@ -62,66 +62,25 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
     assert all(
         set(record.vector) == {"dense", "sparse"} and PACKED in record.payload for record in records
     )
-    assert (
-        cli.main(
-            [
-                "ingest",
-                str(source),
-                "--collection",
-                "wings",
-                "--quiet",
-                "--multivector-tokens",
-                "32",
-            ]
-        )
-        == 1
-    )
-    assert "multivector_tokens: there 64, asked for 32" in capsys.readouterr().err
-    assert (
-        cli.main(
-            [
-                "ingest",
-                str(source),
-                "--collection",
-                "wings",
-                "--quiet",
-                "--multivector-tokens",
-                "64",
-            ]
-        )
-        == 0
-    )
-    assert "5 unchanged" in capsys.readouterr().out
-    assert (
-        cli.main(
-            ["ingest", str(source), "--collection", "wings", "--quiet", "--outputs", "vectors"]
-        )
-        == 1
-    )
-    assert "the model has dense, multivector, sparse" in capsys.readouterr().err
+    for flags, status, words in (
+        (["--multivector-tokens", "32"], 1, "multivector_tokens: there 64, asked for 32"),
+        (["--multivector-tokens", "64"], 0, "5 unchanged"),
+        (["--outputs", "vectors"], 1, "the model has dense, multivector, sparse"),
+    ):
+        assert cli.main([*again, *flags]) == status
+        assert words in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["nothing", "--collection", "c"], "no such file"),
-        (["in.jsonl", "--collection", "a/b"], "may not hold"),
-        (["in.jsonl", "--collection", "c", "--chunk-tokens", "5000"], "--chunk-tokens is 5000"),
-        (["in.jsonl", "--collection", "c", "--max-record-bytes", "0"], "--max-record-bytes is 0"),
+        ("nothing --collection c", "no such file"),
+        ("in.jsonl --collection a/b", "may not hold"),
+        ("in.jsonl --collection c --chunk-tokens 5000", "--chunk-tokens is 5000"),
+        ("in.jsonl --collection c --max-record-bytes 0", "--max-record-bytes is 0"),
+        ("in.jsonl --collection c --qdrant-url http://h --qdrant-path p", "both given"),
         (
-            ["in.jsonl", "--collection", "c", "--qdrant-url", "http://h", "--qdrant-path", "p"],
-            "both given",
-        ),
-        (
-            [
-                "in.jsonl",
-                "--collection",
-                "c",
-                "--url",
-                "http://127.0.0.1:1",
-                "--qdrant-patience",
-                "0",
-            ],
+            "in.jsonl --collection c --url http://127.0.0.1:1 --qdrant-patience 0",
             "no answer within 0 s",
         ),
     ],
@@ -129,7 +88,7 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
 def test_what_cannot_be_is_told_before_anything_is_done(tmp_path, monkeypatch, capsys, words, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
-    assert cli.main(["ingest", *words]) == 1
+    assert cli.main(["ingest", *words.split()]) == 1
     assert why in capsys.readouterr().err
     assert not (tmp_path / DEFAULT_PATH / "c").exists()
 
@@ -138,24 +97,13 @@ def test_a_server_of_another_model_is_refused(tmp_path, monkeypatch, capsys, ber
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
     with serving() as server:
-        assert cli.main(["ingest", "in.jsonl", "--collection", "c", "--url", server.url]) == 1
-        assert "needed here too, for its tokenizer" in capsys.readouterr().err
-        assert (
-            cli.main(
-                [
-                    "ingest",
-                    "in.jsonl",
-                    "--collection",
-                    "c",
-                    "--url",
-                    server.url,
-                    "--model-id",
-                    str(bert),
-                ]
-            )
-            == 1
-        )
-        assert "but the server gives dense, multivector, sparse" in capsys.readouterr().err
+        words = ["ingest", "in.jsonl", "--collection", "c", "--url", server.url]
+        for flags, why in (
+            ([], "needed here too, for its tokenizer"),
+            (["--model-id", str(bert)], "but the server gives dense, multivector, sparse"),
+        ):
+            assert cli.main([*words, *flags]) == 1
+            assert why in capsys.readouterr().err
 
 
 def test_a_full_disk_is_named(tmp_path):
@@ -175,20 +123,3 @@ def test_a_full_disk_is_named(tmp_path):
     assert done.returncode == 1
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert "disk is full" in error or "No space left" in error
-
-
-def test_a_server_gets_an_index_of_the_texts(tmp_path, cache, hybrid):
-    (tmp_path / "note.txt").write_text("bake balo")
-    with speaking() as qdrant:
-        words = [
-            "--qdrant-url",
-            qdrant.url("grpc"),
-            "--model-id",
-            str(hybrid),
-            "--quiet",
-        ]
-        assert (
-            cli.main(["ingest", str(tmp_path / "note.txt"), "--collection", "notes", *words]) == 0
-        )
-        assert qdrant.calls.count("upsert") == 1
-        assert [call for call in qdrant.calls if "index" in call]
