@@ -27,7 +27,6 @@ from tests.stand_in import answering
 
 PROMPTS = {"question": "Find what answers this question: ", "text": "A text of the collection: "}
 PROMPTED = {"prompts": PROMPTS, "default_prompt_name": "question"}
-DENSE = ((tiny.HIDDEN, tiny.HIDDEN, "torch.nn.modules.activation.Tanh"),)
 
 
 def write(folder, **modules):
@@ -119,16 +118,6 @@ def test_another_truncation_and_another_width_end_an_index(plain, capsys):
     assert (status, report["keeps_index"]) == (0, True)
 
 
-@pytest.mark.parametrize("backend", ["openvino", pytest.param("torch", marks=pytest.mark.slow)])
-def test_backends_in_float32_agree(backend, tmp_path, capsys):
-    folder = write(tmp_path / "a", dense=DENSE, **PROMPTED)
-    with ExitStack() as stack:
-        a = of_commands(folder, stack, "--backend", "ort", "--dtype", "float32")
-        b = of_commands(folder, stack, "--backend", backend, "--dtype", "float32")
-        status, report = report_of(capsys, a, b)
-    assert (status, report["overlap"]) == (0, 1.0)
-
-
 def row(numbers, **fields):
     return {"embedding": numbers, **fields}
 
@@ -158,12 +147,10 @@ def test_vectors_are_read_of_answers_of_tei_and_openai(answer):
         [],
         [[]],
         [[1.0], [1.0, 2.0]],
-        [1.0],
         [["a"]],
         [[float("nan")]],
         {"error": "no"},
         {"data": [1]},
-        {"data": []},
         {"data": [row("%%%")]},
         {"data": [row([1.0], index=None), row([1.0], index=1)]},
     ],
@@ -219,19 +206,19 @@ def test_recorded_requests_are_replayed_on_both_servers(tmp_path, capsys):
     entries += [{"path": "/embed", "body": {"inputs": ""}}]
     recorded = tmp_path / "access.jsonl"
     recorded.write_text("\n".join(map(json.dumps, entries)), encoding="utf-8")
+
+    def told(a, b, status):
+        assert cli.main(["compare", a, b, "--from", str(recorded)]) == status
+        return "".join(capsys.readouterr())
+
     with ExitStack() as stack:
         a, b = of_commands(right, stack), of_commands(wrong, stack)
-        assert cli.main(["compare", a, a, "--from", str(recorded)]) == 0
-        seen = capsys.readouterr()
-        assert seen.out.split("\n")[0].split() == ["texts", "81"]
-        assert "least       1.0000000" in seen.out
-        assert "keep the index" in seen.out
-        assert "refused: 1" in seen.err
-        assert cli.main(["compare", a, b, "--from", str(recorded)]) == 3
-        assert "embed again" in capsys.readouterr().out
+        same = told(a, a, 0)
+        assert same.split("\n")[0].split() == ["texts", "81"]
+        for words in ("least       1.0000000", "keep the index", "refused: 1"):
+            assert words in same
+        assert "embed again" in told(a, b, 3)
         recorded.write_text(json.dumps(entries[0]), encoding="utf-8")
-        assert cli.main(["compare", a, b, "--from", str(recorded)]) == 1
-        assert "2 different texts are too few" in capsys.readouterr().err
+        assert "2 different texts are too few" in told(a, b, 1)
         recorded.write_text('{"path": "/embed"}')
-        assert cli.main(["compare", a, b, "--from", str(recorded)]) == 1
-        assert "line 1" in capsys.readouterr().err
+        assert "line 1" in told(a, b, 1)

@@ -25,7 +25,7 @@ from hybridtei.retrieval.evaluate.run import as_dict, as_json, as_table, check_c
 from hybridtei.retrieval.search.options import SearchHit, SearchResult
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.memory import MemoryStore
-from tests.retrieval.search.small_search import FLOATS, MODEL, TEXTS, run, spec_in
+from tests.retrieval.search.small_search import FLOATS, MODEL, TEXTS, spec_in
 from tests.server.live import serving
 
 QUERIES = {"a": "three two", "b": "search by meaning", "c": "seven"}
@@ -110,8 +110,8 @@ def test_a_document_stands_where_its_best_chunk_does():
         ({}, [*WAYS]),
     ],
 )
-def test_the_ways_are_those_that_the_vectors_allow(model, names, tmp_path):
-    evaluation, _, _ = evaluated(tmp_path, **model)
+async def test_the_ways_are_those_that_the_vectors_allow(model, names, tmp_path):
+    evaluation, _, _ = await evaluated(tmp_path, **model)
     assert [result.name for result in evaluation.results] == names
 
 
@@ -146,34 +146,27 @@ def result(name, ndcg):
     return Result(name, dict.fromkeys(MEASURES, float(ndcg.mean())), np.ones(60), ndcg)
 
 
-def evaluated(folder, **model):
+async def evaluated(folder, **model):
     """(the evaluation of a server, what it told, the hits of each query by dense vectors)."""
 
-    async def scenario():
-        spec, told = spec_in(folder, **model), []
-        with serving(
-            spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL, model=FLOATS
-        ) as server:
-            async with AsyncClient(server.url) as client:
-                await client.upsert(
-                    "papers",
-                    [{"text": text, "id": f"d{place}"} for place, text in enumerate(TEXTS)],
-                )
-                judged = Judgements(QUERIES, RELEVANT)
-                evaluation = await evaluate(
-                    client, "papers", judged, advance=lambda name, done: told.append((name, done))
-                )
-                found = {
-                    q: (await client.search("papers", text, mode="dense")).hits
-                    for q, text in QUERIES.items()
-                }
-        return evaluation, told, found
-
-    return run(scenario())
+    told, schemas = [], CollectionSchemas(MemoryStore())
+    with serving(spec_in(folder, **model), schemas=schemas, model_id=MODEL, model=FLOATS) as server:
+        async with AsyncClient(server.url) as client:
+            rows = [{"text": text, "id": f"d{place}"} for place, text in enumerate(TEXTS)]
+            await client.upsert("papers", rows)
+            judged = Judgements(QUERIES, RELEVANT)
+            evaluation = await evaluate(
+                client, "papers", judged, advance=lambda name, done: told.append((name, done))
+            )
+            found = {
+                q: (await client.search("papers", text, mode="dense")).hits
+                for q, text in QUERIES.items()
+            }
+    return evaluation, told, found
 
 
-def test_an_evaluation_is_what_searching_gives(tmp_path):
-    evaluation, told, found = evaluated(tmp_path)
+async def test_an_evaluation_is_what_searching_gives(tmp_path):
+    evaluation, told, found = await evaluated(tmp_path)
     dense = evaluation.results[0]
     rankings = {q: [hit.payload["document_id"] for hit in hits] for q, hits in found.items()}
     assert dense.measures == pytest.approx(by_hand(rankings, RELEVANT))

@@ -76,21 +76,6 @@ async def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, s
     assert (ingest.stats.documents, ingest.stats.chunks) == (100, 100)
 
 
-async def test_a_second_run_does_nothing_and_a_changed_document_is_done_again(tmp_path, source):
-    store, ingest = MemoryStore(), Ingest(tmp_path)
-    await ingest.run(source, store)
-    await ingest.run(source, store)
-    assert (ingest.stats.documents, ingest.stats.unchanged) == (0, 100)
-    changed = {f"d{i}": f"text number {i} of words" for i in range(100)} | {
-        "d7": "other words",
-        "new": "seven",
-    }
-    await ingest.run(write(source, changed), store)
-    assert (ingest.stats.documents, ingest.stats.unchanged) == (2, 99)
-    texts = {record.payload[DOCUMENT_ID]: record.payload[TEXT] for record in await points(store)}
-    assert texts == changed
-
-
 async def test_long_documents_are_cut_and_a_shorter_version_leaves_no_chunks_behind(tmp_path):
     text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(60))
     store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
@@ -129,19 +114,6 @@ async def test_a_payload_may_claim_any_number_of_chunks(tmp_path, told):
         outcome = await ingest.run(write(tmp_path / "in.jsonl", {"a": "one"}), store)
     assert ids_of(await points(store)) == Counter([("a", 0)])
     assert outcome.points == 1
-
-
-async def test_a_collection_that_was_dropped_or_lost_points_is_filled_again(tmp_path, source):
-    store, ingest = MemoryStore(), Ingest(tmp_path)
-    await ingest.run(source, store)
-    await store.drop(NAME)
-    await ingest.run(source, store)
-    assert ingest.stats.documents == 100
-    some = (await points(store))[:5]
-    await store.delete(NAME, [record.id for record in some])
-    outcome = await ingest.run(source, store)
-    assert ingest.stats.documents == 5
-    assert outcome.points == 100
 
 
 async def test_an_engine_that_fails_at_everything_stops_the_ingest(tmp_path, source):

@@ -103,8 +103,6 @@ async def test_other_versions_beside_a_complete_one_are_deleted(tmp_path, folder
         (True, [0], True),
         (300_000_000, [0], False),
         ("2", [0, 1], False),
-        ([2], [0, 1], False),
-        (None, [0], False),
         (1, [-1], False),
     ],
 )

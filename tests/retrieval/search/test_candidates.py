@@ -8,13 +8,11 @@ from msgspec import structs
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, PayloadsTooLarge
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.search.candidates import Candidates, group_of
-from hybridtei.retrieval.search.fusion import legs_of
+from hybridtei.retrieval.search.candidates import group_of
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.base import PayloadBudget, Stored
 from hybridtei.retrieval.store.memory import MemoryStore
-from hybridtei.retrieval.store.plan import schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.retrieval.search.rankers import ByLength
 from tests.retrieval.search.small_search import (
@@ -22,7 +20,6 @@ from tests.retrieval.search.small_search import (
     TEXTS,
     exact,
     filled,
-    run,
 )
 from tests.retrieval.store.stores import asked
 
@@ -122,24 +119,6 @@ def test_legs_that_agree_on_all_points_of_a_tier_hide_no_others(encoder, searche
 
     hits = searched(work, sparse_idf=False)
     assert sorted(hit.id - 100 for hit in hits) == dense_order
-
-
-def test_a_leg_that_finds_nothing_changes_no_place(searched):
-    async def both(searcher):
-        embedded = await searcher.embed("papers", [QUERY])
-        none = np.zeros(2, np.int64)
-        wordless = Embeddings(
-            embedded.dense,
-            SparseVectors(none[:0], np.zeros(0, np.float32), none, embedded.sparse.width),
-        )
-        found = [
-            await searcher.find("papers", QUERY, wordless, 0, chunks(mode=mode, limit=len(TEXTS)))
-            for mode in ("zscore", "dense")
-        ]
-        return [[hit.id for hit in each.hits] for each in found]
-
-    hybrid, dense = searched(both)
-    assert hybrid == dense
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
@@ -276,32 +255,6 @@ def test_without_a_known_term_or_dense_vectors_nothing_is_found(encoder, searche
 def test_a_key_that_qdrant_reads_otherwise_is_refused(key):
     with pytest.raises(InvalidInput, match="`group_by` is"):
         chunks(group_by=key)
-
-
-def test_of_two_candidates_a_leg_that_hardly_tells_them_apart_does_not_decide(encoder):
-    """Point 2 is far above by dense vectors, and point 1 by a hundredth of the sparse score."""
-    width, (one, other) = encoder.spec.dense_width, (0.1, 0.9)
-    dense = np.zeros((2, width), np.float32)
-    dense[:, :2] = [[one, (1 - one**2) ** 0.5], [other, (1 - other**2) ** 0.5]]
-    sparse = SparseVectors(
-        np.array([5, 5]),
-        np.array([1.01, 1.0], np.float32),
-        np.array([0, 1, 2]),
-        encoder.spec.sparse_width,
-    )
-    asked = Embeddings(dense=np.eye(1, width, dtype=np.float32), sparse=sparse)
-
-    async def scenario():
-        store = MemoryStore()
-        await store.create(
-            "two", schema_for(encoder.spec, MODEL, heads=frozenset({Head.DENSE, Head.SPARSE}))
-        )
-        await store.upsert("two", to_points(Embeddings(dense=dense, sparse=sparse), [1, 2]))
-        options = chunks(mode="zscore", weights={"dense": 1.0, "sparse": 1.0})
-        legs = legs_of(asked, 0, options, is_packed=False)
-        return [found.id for found in await Candidates(store, "two", legs, options).best(2)]
-
-    assert run(scenario()) == [2, 1]
 
 
 @pytest.mark.parametrize("left", [1, 2, 3, 5, 9])

@@ -1,8 +1,8 @@
 """Schemas and plans of collections: made for a model, compared field by field, chosen once and
 never changed by the way."""
 
-import dataclasses
 import hashlib
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -78,22 +78,14 @@ def test_every_output_has_its_vector(spec):
 
 
 def test_idf_is_for_heads_that_profit(spec):
-    def modifier(sparse, **settings):
-        return (
-            schema_for(
-                dataclasses.replace(spec, kind=dataclasses.replace(spec.kind, sparse=sparse)),
-                "m",
-                **settings,
-            )
-            .sparse["sparse"]
-            .modifier
-        )
+    def modifier(*, idf, **settings):
+        kind = replace(spec.kind, sparse=SparseHead("linear", idf=idf))
+        return schema_for(replace(spec, kind=kind), "m", **settings).sparse["sparse"].modifier
 
-    assert modifier(SparseHead("linear", idf=True)) == "idf"
-    assert modifier(SparseHead("mlp", idf=False)) is None
-    assert modifier(SparseHead("splade", idf=False)) is None
-    assert modifier(SparseHead("mlp", idf=False), sparse_idf=True) == "idf"
-    assert modifier(SparseHead("linear", idf=True), sparse_idf=False) is None
+    assert modifier(idf=True) == "idf"
+    assert modifier(idf=False) is None
+    assert modifier(idf=False, sparse_idf=True) == "idf"
+    assert modifier(idf=True, sparse_idf=False) is None
 
 
 def test_only_wanted_heads_and_widths_are_kept(spec):
@@ -115,15 +107,14 @@ def test_a_lone_multivector_is_indexed(spec):
 
 
 def test_an_unknown_quantisation_is_named(spec):
-    unknown = "int3"
     with pytest.raises(InvalidInput, match="`quantization` is 'int3'"):
-        schema_for(spec, "m", quantization=unknown)
+        schema_for(spec, "m", quantization="int3")
 
 
 def test_without_a_tokenizer_there_is_no_label(spec):
     (spec.folder / "tokenizer.json").unlink()
     with pytest.raises(MissingArtifact, match=r"tokenizer\.json"):
-        schema_for(dataclasses.replace(spec), "m")
+        schema_for(replace(spec), "m")
 
 
 def test_every_difference_is_shown(spec):
@@ -147,7 +138,7 @@ def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec):
     check_fits(bare, wanted)
     check_fits(wanted, bare)
     check_fits(wanted, wanted)
-    old = dataclasses.replace(bare, metadata={**bare.metadata, FINGERPRINT: "old"})
+    old = replace(bare, metadata={**bare.metadata, FINGERPRINT: "old"})
     with pytest.raises(CollectionMismatch) as refused:
         check_fits(old, wanted, "docs")
     difference, command = str(refused.value).splitlines()[1:]
@@ -180,7 +171,7 @@ def test_tuning_is_no_difference(spec):
 
 def test_an_unlabelled_collection_is_taken_only_on_demand(spec):
     wanted = schema_for(spec, "m")
-    bare = dataclasses.replace(wanted, metadata={"made_by": "others"})
+    bare = replace(wanted, metadata={"made_by": "others"})
     with pytest.raises(CollectionMismatch, match="metadata model_id: there nothing, wanted m"):
         check_fits(bare, wanted)
     check_fits(bare, wanted, unlabelled=True)
@@ -206,7 +197,7 @@ def test_a_name_that_all_take(kind, tmp_path):
     with asked(kind, tmp_path) as given:
         for name in names:
             check_name(name)
-            given.create(plan())
+            given.run(given.store.create(name, plan()))
         assert {*given.run(given.store.collections())} == names
 
 

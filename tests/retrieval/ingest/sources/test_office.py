@@ -224,13 +224,6 @@ def test_rows_that_a_filter_hides_and_hidden_columns_are_text(tmp_path):
     assert "0815" in shown
 
 
-def test_hidden_words_of_a_letter_are_told(tmp_path):
-    (document,) = all_of(tmp_path / "a.docx", (OFFICE / "letter.docx").read_bytes())
-    assert [note for note in document.notes if "hidden" in note] == [
-        "1 hidden runs of words were left out"
-    ]
-
-
 def test_only_a_number_of_rtf_is_an_exponent(tmp_path):
     rtf = rb"{\rtf1 10{\super\fs20 6} on the 4{\super\fs20 th} and {\up6 x}.}"
     assert text_of(tmp_path / "a.rtf", rtf) == "10^6 on the 4th and x."

@@ -8,7 +8,6 @@ from hybridtei.retrieval.ingest.csv_rows import read_csv
 from hybridtei.retrieval.ingest.document import Document, Rejection
 from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.tables import read_jsonl, read_parquet
-from tests.retrieval.ingest.sources.reading import all_of
 
 SMALL = ReadOptions(max_record_bytes=1000, max_document_characters=500, max_metadata_bytes=100)
 
@@ -36,25 +35,16 @@ def test_jsonl(tmp_path):
     assert documents[0].indexed_text == "T\none"
 
 
-def test_a_number_that_cannot_be_stored_is_left_out_and_told(tmp_path):
-    line = '{"text": "a", "score": NaN, "depth": 2}'
-    (document,) = all_of(tmp_path / "a.jsonl", line)
-    assert (document.text, document.metadata) == ("a", {"depth": 2})
-    assert list(document.notes) == ["fields that cannot be stored were left out: score"]
-
-
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         (b'{"text": ""}', "is empty"),
-        (b'{"text": " \\n"}', "is empty"),
         (b'{"text": "' + b"x" * 2000 + b'"}', "2012 bytes, allowed are 1000"),
         (b'{"text": "' + b"x" * 600 + b'"}', "600 characters, allowed are 500"),
         (b'{"text": "\\ud800"}', "not JSON"),
         (b'{"text": "a"', "not JSON"),
         (b"[" * 900, "not JSON"),
         (b"5", "neither an object nor a string"),
-        (b'["a"]', "neither an object nor a string"),
         (b'{"text": 5}', "is int, should be a string"),
         (b'{"text": null}', "is null"),
         (b'{"body": "a"}', "has no `text`; it has `body`"),
@@ -104,21 +94,6 @@ def test_csv(tmp_path):
     assert "is empty" in rejected["line 9"]
 
 
-def test_an_unclosed_quote_does_not_swallow_the_file(tmp_path):
-    path = tmp_path / "in.csv"
-    path.write_text('text\n"open\n' + "row\n" * 1000)
-    documents, rejected = read(read_csv, path)
-    assert len(rejected) >= 1
-    assert len(documents) > 500
-
-
-def test_tabs(tmp_path):
-    path = tmp_path / "in.tsv"
-    path.write_text("id\ttext\n1\ta, b\n")
-    documents, _ = read(read_csv, path)
-    assert [one.text for one in documents] == ["a, b"]
-
-
 def test_parquet(tmp_path):
     path = tmp_path / "in.parquet"
     table = pyarrow.table(
@@ -163,15 +138,9 @@ def test_what_is_no_parquet(tmp_path):
 
 def test_a_row_of_many_lines_is_bounded(tmp_path):
     path = tmp_path / "in.csv"
-    path.write_text(
-        'id,text\n1,"'
-        + '",\n"'.join(["x" * 50] * 5)
-        + '"\n'
-        + '2,"'
-        + 'y\n","' * 10_000
-        + '"\n'
-        + "3,last\n" * 1000
-    )
+    first = '",\n"'.join(["x" * 50] * 5)
+    second = 'y\n","' * 10_000
+    path.write_text(f'id,text\n1,"{first}"\n2,"{second}"\n' + "3,last\n" * 1000)
     documents, rejected = read(read_csv, path)
     assert documents[-1].text == "last"
     assert any("more than 1000 bytes" in reason for reason in rejected.values())

@@ -11,22 +11,6 @@ def read(path, data, **options):
     return read_whole(path, "label", ReadOptions(**options))
 
 
-def test_text_is_one_document(tmp_path):
-    found = read(tmp_path / "a.txt", b"\xef\xbb\xbfone\n\ntwo \xc3\xa9\n")
-    assert (found.document_id, found.source, found.indexed_text) == (
-        "label",
-        "label",
-        "one\n\ntwo é",
-    )
-
-
-def test_markdown_opens_with_its_title(tmp_path):
-    found = read(tmp_path / "a.md", b"# The title #\n\nbody **bold**\n")
-    assert (found.title, found.text.strip()) == ("The title", "body **bold**")
-    without = read(tmp_path / "b.md", b"body\n# later\n")
-    assert (without.title, without.text) == (None, "body\n# later")
-
-
 def test_html_as_a_reader_sees_it(tmp_path):
     page = b"""<html><head><title> A  page </title><style>x{}</style></head><body><h1>Head</h1>
         <p>foo <b>b</b>ar
@@ -34,13 +18,6 @@ def test_html_as_a_reader_sees_it(tmp_path):
     found = read(tmp_path / "a.html", page)
     assert found.title == "A page"
     assert found.text == "Head\nfoo bar baz\nnext\na | b"
-
-
-def test_html_in_the_encoding_it_declares(tmp_path):
-    found = read(tmp_path / "a.html", b'<meta charset="iso-8859-1"><p>caf\xe9</p>')
-    assert found.text == "café"
-    wrong = read(tmp_path / "b.html", b'<meta charset="ascii"><p>caf\xe9</p>')
-    assert wrong.text == "café"
 
 
 @pytest.mark.parametrize(

@@ -33,14 +33,18 @@ def points(count):
     return [[i, {}, {"dense": rows[i]}, 0.0] for i in range(count)]
 
 
+def fill(folder, count):
+    folder.create("c", schema_to_dict(plan()))
+    folder.upsert("c", points(count))
+
+
 def is_untidy(folder):
     return any(one.dirty or one.written >= OPTIMIZE_AFTER for one in folder._open.values())
 
 
 def test_housekeeping_comes_to_an_end_and_begins_again_after_writes(folder):
     assert not is_untidy(folder)
-    folder.create("c", schema_to_dict(plan()))
-    folder.upsert("c", points(OPTIMIZE_AFTER))
+    fill(folder, OPTIMIZE_AFTER)
     # Flushed at the first, and left to be optimised when it is quieter
     for _ in range(3):
         folder.tidy(optimizing=False)
@@ -65,8 +69,7 @@ def full_disk():
 
 
 def test_a_full_disk_during_housekeeping_harms_nothing(folder):
-    folder.create("c", schema_to_dict(plan()))
-    folder.upsert("c", points(OPTIMIZE_AFTER))
+    fill(folder, OPTIMIZE_AFTER)
     with full_disk():
         folder.tidy(optimizing=True)
         folder.tidy(optimizing=True)
@@ -77,8 +80,7 @@ def test_a_full_disk_during_housekeeping_harms_nothing(folder):
 def test_housekeeping_that_failed_is_tried_again_later_and_logged_once(tmp_path, caplog):
     now_s = 0.0
     folder = Folder(tmp_path, clock=lambda: now_s)
-    folder.create("c", schema_to_dict(plan()))
-    folder.upsert("c", points(OPTIMIZE_AFTER))
+    fill(folder, OPTIMIZE_AFTER)
     collection = folder._open["c"]
     with full_disk():
         for _ in range(3):
@@ -120,8 +122,7 @@ def test_traffic_does_not_put_off_a_flush_for_ever(tmp_path):
     """A crash then replays at most `FLUSH_S` or `FLUSH_BYTES` of writes."""
     now_s = 0.0
     folder = Folder(tmp_path, clock=lambda: now_s)
-    folder.create("c", schema_to_dict(plan()))
-    folder.upsert("c", points(1))
+    fill(folder, 1)
     collection = folder._open["c"]
     assert not folder.tidy(optimizing=False, is_idle=False)
     now_s += FLUSH_S
@@ -148,15 +149,13 @@ def test_points_that_are_written_again_and_again_are_merged_under_traffic(folder
 
 def test_new_points_are_not_merged_under_traffic(folder):
     """An optimization of a growing collection would hold up its ingest again and again."""
-    folder.create("c", schema_to_dict(plan()))
-    folder.upsert("c", points(3 * OPTIMIZE_AFTER))
+    fill(folder, 3 * OPTIMIZE_AFTER)
     assert not folder._open["c"].is_worn
 
 
 def test_a_folder_that_was_replaced_is_neither_read_nor_written(tmp_path):
     folder = Folder(tmp_path)
-    folder.create("c", schema_to_dict(plan()))
-    folder.upsert("c", points(10))
+    fill(folder, 10)
     shutil.rmtree(tmp_path / "c")
     for call in (
         lambda: folder.upsert("c", points(10)),

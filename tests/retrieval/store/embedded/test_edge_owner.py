@@ -26,14 +26,23 @@ CHANGED = (
 )
 
 
+def changed(path, change):
+    """A store whose process has other constants."""
+
+    class Changed(EmbeddedStore):
+        command = ("-c", CHANGED.replace("{}", change))
+
+    return Changed(str(path), timeout_s=HANG)
+
+
 def points(begin, end):
     return to_points(embeddings(end - begin, seed=begin), list(range(begin, end)))
 
 
 def pid_of(store):
-    pid = store.pid
-    assert pid is not None
-    return pid
+    # os.kill(0) would stop this process's own group
+    assert store.pid is not None
+    return store.pid
 
 
 async def opened(folder):
@@ -146,10 +155,7 @@ async def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path):
 
 
 async def test_an_owner_outlives_its_starter_and_ends_after_the_last_client(tmp_path):
-    class Hurried(EmbeddedStore):
-        command = ("-c", CHANGED.format("process.LINGER_S = 0.1"))
-
-    store = Hurried(str(tmp_path))
+    store = changed(tmp_path, "process.LINGER_S = 0.1")
     await store.create("c", plan())
     process, second = psutil.Process(pid_of(store)), EmbeddedStore(str(tmp_path))
     assert await second.count("c") == 0
@@ -227,9 +233,7 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path):
     store = EmbeddedStore(str(tmp_path), timeout_s=HANG, clock=lambda: now_s)
     await store.create("c", plan())
     await store.collections()
-    pid = store.pid
-    # os.kill(0) would stop this process's own group
-    assert pid is not None
+    pid = pid_of(store)
     os.kill(pid, signal.SIGSTOP)
     slow = asyncio.create_task(store.collections())
     while not store._turn.locked():
@@ -257,14 +261,7 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path):
 
 async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path):
     """With bounds that are a few thousand times smaller."""
-
-    class Small(EmbeddedStore):
-        command = (
-            "-c",
-            CHANGED.format("frames.MAX_FRAME, folder.MAX_ANSWER_BYTES = 100_000, 50_000"),
-        )
-
-    store = Small(str(tmp_path), timeout_s=HANG)
+    store = changed(tmp_path, "frames.MAX_FRAME, folder.MAX_ANSWER_BYTES = 100_000, 50_000")
     await store.create("c", plan())
     for begin in range(0, 600, 20):
         await store.upsert("c", points(begin, begin + 20))
@@ -286,17 +283,13 @@ async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path
 async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path):
     """What no checked point can do is done here behind the checks' back."""
     poison = "folder.point_of = lambda p: edge.Point(id=p[0], vector={'sparse': edge.SparseVector([1, 2], [1.0])}, payload={})"
-
-    class Poisoned(EmbeddedStore):
-        command = ("-c", CHANGED.replace("{}", poison))
-
     store = await opened(tmp_path)
     await store.create("d", plan())
     for name in ("c", "d"):
         await store.upsert(name, points(0, 10))
     await ended(store)
 
-    poisoned = Poisoned(str(tmp_path))
+    poisoned = changed(tmp_path, poison)
     for _ in range(2):
         with pytest.raises(
             StoreError, match=f"'c' in {tmp_path} is read-only.*delete and refill it"

@@ -12,8 +12,8 @@ from hybridtei.errors import StoreError, UnsafeFile
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.embedded_process import listening_at
 from tests.retrieval.store.embedded.test_edge_owner import (
-    CHANGED,
     HANG,
+    changed,
     ended,
     opened,
     pid_of,
@@ -166,14 +166,10 @@ async def test_a_replay_may_take_longer_than_a_call(tmp_path):
         "    def load(path, load=edge.EdgeShard.load): __import__('time').sleep(3.0); return load(path)\n"
         "edge.EdgeShard = Slow"
     )
-
-    class Changed(EmbeddedStore):
-        command = ("-c", CHANGED.replace("{}", slow))
-
     store = await opened(tmp_path)
     await store.upsert("c", points(0, 10))
     await ended(store)
-    again = Changed(str(tmp_path), timeout_s=HANG)
+    again = changed(tmp_path, slow)
     assert await again.count("c") == 10
     await again.close()
 
@@ -188,11 +184,7 @@ async def test_writes_are_flushed_under_steady_traffic(tmp_path):
         "import os; note = os.open({!r}, os.O_WRONLY | os.O_CREAT)\n"
         "folder.Folder._flush = flush"
     ).format(str(tmp_path / "note"))
-
-    class Changed(EmbeddedStore):
-        command = ("-c", CHANGED.replace("{}", noted))
-
-    store = Changed(str(tmp_path / "store"), timeout_s=HANG)
+    store = changed(tmp_path / "store", noted)
     await store.create("c", plan())
     for turn in range(3_000):
         await store.upsert("c", points(turn % 10, turn % 10 + 1))

@@ -27,6 +27,7 @@ from hybridtei.system.frames import HEADER, frame, unframe
 from tests.retrieval.store.embedded.test_edge_owner import (
     CHANGED,
     HANG,
+    changed,
     ended,
     opened,
     pid_of,
@@ -45,19 +46,9 @@ asyncio.run(main())
 """
 
 
-def changed(path, change):
-    """A store whose process has other constants."""
-
-    class Changed(EmbeddedStore):
-        command = ("-c", CHANGED.replace("{}", change))
-
-    return Changed(str(path), timeout_s=HANG)
-
-
 def connected(folder):
     """A client of our own, behind the greeting."""
     place = listening_at(folder)
-    assert place is not None
     client = socket.socket(socket.AF_UNIX)
     client.connect(str(place))
     assert received(client)[0] == release()
@@ -71,8 +62,7 @@ def asked(client, call, *arguments):
 
 def received(client):
     (length,) = HEADER.unpack(client.recv(HEADER.size, socket.MSG_WAITALL))
-    message = unframe(client.recv(length, socket.MSG_WAITALL))
-    return message
+    return unframe(client.recv(length, socket.MSG_WAITALL))
 
 
 async def test_a_socket_that_was_deleted_is_made_again(tmp_path):
@@ -91,7 +81,6 @@ async def test_a_socket_that_was_deleted_is_made_again(tmp_path):
 async def test_the_socket_is_this_users_alone_and_gone_with_its_process(tmp_path):
     store = await opened(tmp_path)
     place = listening_at(tmp_path)
-    assert place is not None
     assert (stat.S_IMODE(place.stat().st_mode), stat.S_IMODE(place.parent.stat().st_mode)) == (
         0o600,
         0o700,
@@ -149,7 +138,6 @@ async def test_another_user_is_not_served(tmp_path):
     assert is_own(ours)
     ours.close(), theirs.close()
     place = listening_at(tmp_path)
-    assert place is not None
     place.chmod(0o666)
     script = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({place.name!r}); print(s.recv(9))"
     seen = await asyncio.to_thread(
@@ -231,11 +219,8 @@ async def test_a_full_disk_is_named(tmp_path):
 
 async def test_reading_where_no_collection_is_makes_nothing(tmp_path):
     store = EmbeddedStore(str(tmp_path / "store"))
-    assert (await store.collections(), await store.aliases(), await store.describe("c")) == (
-        [],
-        {},
-        None,
-    )
+    assert (await store.collections(), await store.aliases()) == ([], {})
+    assert await store.describe("c") is None
     with pytest.raises(StoreError, match=f"no collection 'c' in {tmp_path}/store"):
         await store.count("c")
     await store.close()
