@@ -33,13 +33,13 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-def asked(capsys, *words):
-    assert main(["ask", *map(str, words), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)["passages"]
+@pytest.fixture
+def asked(said):
+    return lambda *words: json.loads(said("ask", *words, "--json").out)["passages"]
 
 
-def test_passages_name_path_heading_and_lines(folder, capsys):
-    passages = asked(capsys, folder, "how often are signing keys rotated?")
+def test_passages_name_path_heading_and_lines(folder, said, asked):
+    passages = asked(folder, "how often are signing keys rotated?")
     first = passages[0]
     assert first["path"] == str(folder / "deep" / "keys.md")
     begin, end = first["lines"]
@@ -48,44 +48,41 @@ def test_passages_name_path_heading_and_lines(folder, capsys):
     assert re.findall(r"\w+", between) == re.findall(r"\w+", first["text"])
     assert "heading" in first
     assert first["score"] > passages[-1]["score"]
-    assert main(["ask", str(folder), "how are lentils cooked?", "--limit", "1"]) == 0
-    answer = capsys.readouterr().out
+    answer = said("ask", folder, "how are lentils cooked?", "--limit", "1").out
     assert answer.startswith(f"{folder / 'soup.txt'}:1-2")
     assert "Boil the lentils." in answer
 
 
-def test_a_row_of_a_table_has_the_tables_path_and_its_own_id(folder, capsys):
+def test_a_row_of_a_table_has_the_tables_path_and_its_own_id(folder, said, asked):
     (folder / "faults.csv").write_text("id,text\nE43,The motor is hot.\n", encoding="utf-8")
-    first = asked(capsys, folder, "why is the motor hot?")[0]
+    first = asked(folder, "why is the motor hot?")[0]
     assert (first["path"], first["document"]) == (str(folder / "faults.csv"), "E43")
-    assert main(["ask", str(folder), "why is the motor hot?", "--limit", "1"]) == 0
-    assert f"{folder / 'faults.csv'}:2-2 [E43]" in capsys.readouterr().out
+    assert (
+        f"{folder / 'faults.csv'}:2-2 [E43]"
+        in said("ask", folder, "why is the motor hot?", "--limit", "1").out
+    )
 
 
-def test_what_changed_is_stored_first(folder, capsys):
-    asked(capsys, folder, "lentils")
+def test_what_changed_is_stored_first(folder, asked):
+    asked(folder, "lentils")
     (folder / "soup.txt").unlink()
     (folder / "bread.txt").write_text("Bread rises for two hours.\n", encoding="utf-8")
-    passages = asked(capsys, folder, "how long does bread rise?")
+    passages = asked(folder, "how long does bread rise?")
     assert Path(passages[0]["path"]).name == "bread.txt"
     assert all(not passage["path"].endswith("soup.txt") for passage in passages)
 
 
-def test_what_is_no_folder_is_told(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["ask", str(tmp_path / "none"), "why?"])
-    assert ended.value.code == 2
-    assert "should be a folder" in capsys.readouterr().err
+def test_what_is_no_folder_is_told(tmp_path, refused):
+    assert "should be a folder" in refused("ask", tmp_path / "none", "why?")
 
 
-async def test_search_by_a_server(tmp_path, capsys):
+async def test_search_by_a_server(tmp_path, said):
     spec = spec_in(tmp_path)
     store = await filled(encoder_of(spec))
     server = {"api_key": "a-key"}
     with serving(spec, server=server, schemas=CollectionSchemas(store), model_id=MODEL) as running:
         flags = ["--url", running.url, "--url-api-key", "a-key", "--json", "--limit", "3"]
-        assert main(["search", "papers", TEXTS[2], *flags]) == 0
-        result = json.loads(capsys.readouterr().out)
+        result = json.loads(said("search", "papers", TEXTS[2], *flags).out)
         body = {"collection": "papers", "query": TEXTS[2], "limit": 3}
         headers = {"authorization": "Bearer a-key", "content-type": "application/json"}
         expected = running.post("/search", body, headers=headers).json()
@@ -93,14 +90,12 @@ async def test_search_by_a_server(tmp_path, capsys):
         assert main(["search", "papers", TEXTS[1], "--url", running.url]) == 1
 
 
-def test_two_folders_of_one_name_are_told_what_ask_can_do(folder, capsys):
-    asked(capsys, folder, "salt")
+def test_two_folders_of_one_name_are_told_what_ask_can_do(folder, refused, asked):
+    asked(folder, "salt")
     other = folder.parent / "more" / "notes"
     other.mkdir(parents=True)
     (other / "cook.txt").write_text("The cook is ill.")
-    with pytest.raises(SystemExit):
-        main(["ask", str(other), "cook"])
-    told = capsys.readouterr().err
+    told = refused("ask", other, "cook")
     assert "name a collection for these with --collection NAME" in told
     assert "--source-name" not in told
-    assert asked(capsys, other, "cook", "--collection", "more")[0]["text"] == "The cook is ill."
+    assert asked(other, "cook", "--collection", "more")[0]["text"] == "The cook is ill."

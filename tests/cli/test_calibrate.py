@@ -12,23 +12,13 @@ from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.plan import CALIBRATION
 from hybridtei.server.start import in_process
-from tests.cli.test_collection import DOCUMENTS
-
-UNANSWERED = 4
+from tests.cli.test_collection import DOCUMENTS, write_beir
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A BEIR folder: each query is a document, which alone is relevant, and one query has none."""
-    folder = tmp_path_factory.mktemp("data") / "wings"
-    folder.mkdir()
-    lines = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(DOCUMENTS)]
-    (folder / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    queries = [json.dumps({"id": f"q{i}", "text": DOCUMENTS[i]}) for i in range(5)]
-    (folder / "queries.jsonl").write_text("\n".join(queries), encoding="utf-8")
-    judged = "".join(f"q{i}\td{i}\t{int(i != UNANSWERED)}\n" for i in range(5))
-    (folder / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8")
-    return folder
+    """The last query has no relevant document."""
+    return write_beir(tmp_path_factory.mktemp("data") / "wings", [1, 1, 1, 1, 0])
 
 
 @pytest.fixture(scope="module")
@@ -102,16 +92,6 @@ def test_without_a_hit_that_is_probable_the_query_is_not_answerable(search, sear
     assert "%  " in search()
 
 
-@pytest.mark.parametrize("flags", [["--mode", "sparse"], ["--rescore"], ["--rrf-k", "61"]])
-def test_another_way_of_searching_has_no_probability(search, searched, flags):
-    found = searched(*flags)
-    assert found["hits"]
-    assert not any("probability" in hit for hit in found["hits"])
-    told = search(*flags, "--min-probability", ".5", status=1)
-    assert f"`min_probability` needs a curve of this way of searching ({found['way']})" in told
-    assert "'wings' has: dense, dense=1, of 100; zscore, dense=1" in told
-
-
 def test_the_library_and_a_server_read_the_same_curve(searched, hybrid):
     expected = [hit["probability"] for hit in searched()["hits"]]
     encoder = Encoder.load(str(hybrid))
@@ -141,7 +121,5 @@ def test_the_library_and_a_server_read_the_same_curve(searched, hybrid):
         ),
     ],
 )
-def test_what_cannot_be_calibrated_is_told_before_the_work(folder, capsys, flags, message):
-    with pytest.raises(SystemExit, match="2"):
-        main(["eval", str(folder), *flags])
-    assert message in capsys.readouterr().err
+def test_what_cannot_be_calibrated_is_told_before_the_work(folder, flags, message, refused):
+    assert message in refused("eval", folder, *flags)

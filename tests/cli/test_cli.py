@@ -30,9 +30,8 @@ def no_settings_from_outside(monkeypatch):
 
 def test_version(capsys):
     for flag in ("--version", "-V"):
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit, match="0"):
             main([flag])
-        assert ended.value.code == 0
         assert capsys.readouterr().out == f"hybridtei {__version__}\n"
 
 
@@ -102,14 +101,11 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
     ],
 )
 def test_usage_errors_end_with_2_and_name_the_flag(
-    arguments, environment, named, monkeypatch, capsys
+    arguments, environment, named, monkeypatch, refused
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
+    error = refused(*arguments)
     assert named in error
     assert "secret" not in error
 
@@ -120,9 +116,9 @@ def failing(*arguments):
     return ran(command, env=environment)
 
 
-def message(capsys):
+def message(told):
     """Of an error, without the line that says where its cause and cure are."""
-    first, second = capsys.readouterr().err.splitlines()
+    first, second = told.err.splitlines()
     assert second.startswith("Cause and cure: hybridtei explain ")
     return str(first)
 
@@ -141,16 +137,14 @@ def test_embed_writes_its_vectors_where_standard_error_is_closed(bert, tmp_path)
     assert [(row["text"], len(row["dense"])) for row in rows] == [("bake balo", 32), ("bomo", 32)]
 
 
-def test_embed_looks_at_its_target_before_it_loads_a_model(tmp_path, capsys):
+def test_embed_looks_at_its_target_before_it_loads_a_model(tmp_path, said):
     target = tmp_path / "none" / "out.npz"
-    for wrong, said in (
+    for wrong, words in (
         (target, f"there is no folder {target.parent}"),
         (tmp_path / "out.csv", "should end in .jsonl"),
     ):
-        assert (
-            main(["embed", str(tmp_path / "in.txt"), "-o", str(wrong), "--model-id", "./none"]) == 1
-        )
-        assert message(capsys).startswith(f"Error: {wrong}: {said}")
+        told = said("embed", tmp_path / "in.txt", "-o", wrong, "--model-id", "./none", status=1)
+        assert message(told).startswith(f"Error: {wrong}: {words}")
 
 
 ROUTER = ["-c", "import sys; from hybridtei.cli import router; sys.exit(router())"]
@@ -204,12 +198,6 @@ def test_serve_from_flag_to_answer_and_back(shipped, is_json):
     assert any(message.startswith("outputs  dense, multivector, sparse") for message in messages)
     assert messages[0].startswith('Args { model_id: "')
     assert "HF_API_TOKEN is deprecated: use --hf-token or HF_TOKEN" in messages
-    done = [entry for entry in entries if entry["message"] == "Success"]
-    assert [entry["span"]["name"] for entry in done] == ["embed_hybrid", "embed"]
-    assert all(
-        set(entry["span"]) == {*TIMES, "name"} and entry["spans"] == [entry["span"]]
-        for entry in done
-    )
     (failed,) = [entry for entry in entries if BAD in entry["message"]]
     assert (failed["level"], failed["span"]) == ("ERROR", {"name": "embed"})
 
@@ -239,7 +227,6 @@ def test_a_log_of_objects_has_the_facts_of_each_line_at_start(shipped):
     assert set(names.split()) <= set(facts)
 
 
-TIMES = ("total_time", "tokenization_time", "queue_time", "inference_time")
 LINE = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (ERROR| WARN| INFO|DEBUG) (\S.*: )?[\w.]+: \w+\.py:\d+: .*\n"
 )
@@ -249,11 +236,6 @@ def text_logs_are_well(lines):
     assert all(LINE.fullmatch(line) for line in lines)
     assert " INFO hybridtei: serve.py:" in lines[0]
     assert ": Args { model_id: " in lines[0]
-    times = " ".join(rf'{name}="[\d.]+(s|ms|µs|ns)"' for name in TIMES)
-    done = re.compile(
-        rf"INFO (embed|embed_hybrid)\{{{times}\}}: hybridtei.system.tracing: tracing.py:\d+: Success\n"
-    )
-    assert sum(done.search(line) is not None for line in lines) == 2
     assert any(
         "ERROR embed: hybridtei.server.routing: routing.py:" in line and r"one\n2026" in line
         for line in lines
@@ -278,30 +260,28 @@ def test_a_taken_port_is_an_error_and_one_of_metrics_before_anything_is_loaded(s
     )
 
 
-def test_a_bare_flag_leaves_the_next_word_alone(tmp_path, capsys):
-    files = [str(tmp_path / "none.txt"), "-o", str(tmp_path / "x.npz")]
-    assert main(["embed", "--offline", *files, "--model-id", "./none"]) == 1
-    assert message(capsys) == "Error: ./none: no such folder"
+def test_a_bare_flag_leaves_the_next_word_alone(tmp_path, said):
+    files = [tmp_path / "none.txt", "-o", tmp_path / "x.npz"]
+    told = said("embed", "--offline", *files, "--model-id", "./none", status=1)
+    assert message(told) == "Error: ./none: no such folder"
 
 
 def test_the_router_takes_teis_flags_without_a_command(capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="0"):
         router(["--version"])
-    assert ended.value.code == 0
     assert capsys.readouterr().out == f"text-embeddings-router {__version__}\n"
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="2"):
         router(["--model-id", "x", "--prot", "80"])
-    assert ended.value.code == 2
     assert "unrecognized arguments: --prot; did you mean --port?\n" in capsys.readouterr().err
     assert router(["--model-id", "./none", "--offline"]) == 1
-    assert message(capsys) == "Error: ./none: no such folder"
+    assert message(capsys.readouterr()) == "Error: ./none: no such folder"
 
 
-def test_the_embedded_models_name_on_the_hub_is_known(tmp_path, monkeypatch, capsys):
+def test_the_embedded_models_name_on_the_hub_is_known(tmp_path, monkeypatch, said):
     monkeypatch.setenv("HUGGINGFACE_HUB_CACHE", str(tmp_path))
     model = "sentence-transformers/all-MiniLM-L6-v2"
-    assert main(["serve", "--model-id", model, "--offline"]) == 1
-    assert "; minilm-hybrid is embedded, with the same dense vectors" in message(capsys)
+    told = said("serve", "--model-id", model, "--offline", status=1)
+    assert "; minilm-hybrid is embedded, with the same dense vectors" in message(told)
 
 
 def test_flags_are_spelt_with_either_dash():
@@ -317,20 +297,19 @@ def test_flags_are_spelt_with_either_dash():
 
 def test_a_misspelt_flag_does_not_show_what_it_was_to_hold(capsys):
     for arguments in (["--api-kye", KEY], [f"--api-kye={KEY}"]):
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit, match="2"):
             main(["serve", *arguments])
-        assert ended.value.code == 2
         shown = capsys.readouterr()
         assert "unrecognized arguments: --api-kye" in shown.err
         assert KEY not in shown.out + shown.err
     assert without_values(["word"]) == ["word"]
 
 
-def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, capsys):
+def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, said):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
     monkeypatch.setattr("hybridtei.system.logs.configure", lambda **_: None)
-    assert main(["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]) == 1
-    assert message(capsys).startswith(
+    flags = ["--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]
+    assert message(said("serve", *flags, status=1)).startswith(
         "Error: --otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'"
     )
 
@@ -383,9 +362,8 @@ def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, url):
         ("--grpc-port needs an extra: pip install 'hybridtei[grpc]'", "LoadError"),
     ],
 )
-def test_explain_finds_an_error_by_its_message(message, name, capsys):
-    assert main(["explain", *message.split()]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == name
+def test_explain_finds_an_error_by_its_message(message, name, said):
+    assert said("explain", *message.split()).out.splitlines()[0] == name
 
 
 @pytest.mark.parametrize(
@@ -396,10 +374,9 @@ def test_explain_finds_an_error_by_its_message(message, name, capsys):
         if isinstance(kind, type) and issubclass(kind, Exception)
     ],
 )
-def test_explain_prints_the_cause_and_cure_of_each_error(name, capsys):
+def test_explain_prints_the_cause_and_cure_of_each_error(name, said):
     """A file's address in a container is of no use outside of it."""
-    assert main(["explain", name.lower()]) == 0
-    first, blank, *told = capsys.readouterr().out.splitlines()
+    first, blank, *told = said("explain", name.lower()).out.splitlines()
     assert (first, blank) == (name, "")
     assert len(" ".join(told)) > 20
     assert not re.search(r"</?(p|code|em)>|&\w+;", "".join(told))

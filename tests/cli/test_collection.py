@@ -31,23 +31,23 @@ WORDS = [
 DOCUMENTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 9)) for i in range(1, 21)]
 
 
+def write_beir(folder, grades):
+    """A BEIR folder: each query is a document, which alone may be relevant; the grade of each."""
+    (folder / "qrels").mkdir(parents=True)
+    rows = [
+        {"_id": f"d{i}", "title": f"paper {i}", "text": text} for i, text in enumerate(DOCUMENTS)
+    ]
+    queries = [{"_id": f"q{i}", "text": DOCUMENTS[i]} for i in range(len(grades))]
+    for name, records in (("corpus", rows), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    judged = "".join(f"q{i}\td{i}\t{grade}\n" for i, grade in enumerate(grades))
+    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A BEIR folder: each query is the beginning of a document, which alone is relevant."""
-    folder = tmp_path_factory.mktemp("data") / "wings"
-    (folder / "qrels").mkdir(parents=True)
-    lines = [
-        json.dumps({"_id": f"d{i}", "title": f"paper {i}", "text": text})
-        for i, text in enumerate(DOCUMENTS)
-    ]
-    (folder / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    queries = [json.dumps({"_id": f"q{i}", "text": DOCUMENTS[i]}) for i in range(4)]
-    (folder / "queries.jsonl").write_text("\n".join(queries), encoding="utf-8")
-    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(4))
-    (folder / "qrels" / "test.tsv").write_text(
-        f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8"
-    )
-    return folder
+    return write_beir(tmp_path_factory.mktemp("data") / "wings", [1] * 4)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_told(search, words, message):
     assert message in search(*words, status=1)
 
 
-def test_a_filter_of_a_key_that_no_point_has_is_told_with_the_nearest_key(search):
+def test_a_filter_of_a_key_that_no_point_has_is_told_with_the_nearest_key(search, said):
     def said(key):
         condition = json.dumps({"must": [{"key": key, "match": {"value": "none"}}]})
         return search("wings", "wing", "--filter", condition)
@@ -140,13 +140,11 @@ def test_weights_by_name_in_order_or_as_a_preset():
         weights_of("1,much")
 
 
-def test_eval_needs_judgements_before_it_does_anything(tmp_path, capsys, monkeypatch):
+def test_eval_needs_judgements_before_it_does_anything(tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.jsonl").write_text("")
-    assert main(["eval", "."]) == 1
-    assert "no judgements" in capsys.readouterr().err
-    assert main(["eval", ".", "--chart", "chart.doc"]) == 1
-    assert "a chart should end in" in capsys.readouterr().err
+    assert "no judgements" in said("eval", ".", status=1).err
+    assert "a chart should end in" in said("eval", ".", "--chart", "chart.doc", status=1).err
     assert not (tmp_path / "qdrant").exists()
 
 

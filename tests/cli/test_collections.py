@@ -22,16 +22,14 @@ def folder(tmp_path, monkeypatch):
     """`docs`, an alias of `docs.1`, and `notes`, in the default store of the working folder."""
     monkeypatch.chdir(tmp_path)
 
+    payloads = [{"text": f"{i}"} for i in range(COUNT)]
+    points = to_points(embeddings(COUNT), list(range(COUNT)), payloads)
+
     async def fill():
         store = EmbeddedStore("qdrant")
         for name in ("docs.1", "notes"):
             await store.create(name, plan(model_id="tiny"))
-            await store.upsert(
-                name,
-                to_points(
-                    embeddings(COUNT), [*range(COUNT)], [{"text": f"{i}"} for i in range(COUNT)]
-                ),
-            )
+            await store.upsert(name, points)
         await store.alias("docs", "docs.1")
         await store.close()
 
@@ -51,12 +49,13 @@ def pid(folder):
     return asyncio.run(ask())
 
 
-def ran(capsys, *words):
-    status = cli.main(["collections", *words])
-    return status, *capsys.readouterr()
+@pytest.fixture
+def ran(capsys):
+    """A function: the command's status, and what it writes."""
+    return lambda *words: (cli.main(["collections", *words]), *capsys.readouterr())
 
 
-def test_the_list_is_the_default(folder, capsys):
+def test_the_list_is_the_default(folder, ran):
     wanted = (
         "docs.1             5 points  tiny\nnotes              5 points  tiny\ndocs    is docs.1\n"
     )
@@ -67,11 +66,11 @@ def test_the_list_is_the_default(folder, capsys):
         ["--qdrant-path", "qdrant", "list"],
         ["list", "--qdrant-path=qdrant"],
     ):
-        assert ran(capsys, *words) == (0, wanted, "")
+        assert ran(*words) == (0, wanted, "")
 
 
-def test_describe_is_json(folder, capsys):
-    told = json.loads(ran(capsys, "describe", "docs")[1])
+def test_describe_is_json(folder, ran):
+    told = json.loads(ran("describe", "docs")[1])
     assert (told["collection"], told["aliases"], told["points"], told["metadata"]) == (
         "docs.1",
         ["docs"],
@@ -81,22 +80,22 @@ def test_describe_is_json(folder, capsys):
     assert told["vectors"]["dense"]["size"] == 16
 
 
-def test_delete_asks(folder, capsys, monkeypatch):
+def test_delete_asks(folder, capsys, monkeypatch, ran):
     with pytest.raises(SystemExit):
-        ran(capsys, "delete", "docs")
+        ran("delete", "docs")
     assert "delete docs.1, also known as docs, with 5 points? --yes" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for answer, left in (("", 3), ("no", 3), ("Y", 1)):
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
-        assert ran(capsys, "delete", "docs")[0] == 0
-        status, listed, error = ran(capsys)
+        assert ran("delete", "docs")[0] == 0
+        status, listed, error = ran()
         assert (status, len(listed.splitlines()), error) == (0, left, "")
-    assert ran(capsys, "delete", "notes", "--yes") == (0, "", "deleted notes with 5 points\n")
-    assert ran(capsys) == (0, "", f"no collections: embedded Qdrant in {folder / 'qdrant'}\n")
+    assert ran("delete", "notes", "--yes") == (0, "", "deleted notes with 5 points\n")
+    assert ran() == (0, "", f"no collections: embedded Qdrant in {folder / 'qdrant'}\n")
 
 
 @pytest.mark.parametrize("part", ["layout.json", "shard"])
-def test_a_damaged_collection_is_listed_and_deleted_beside_whole_ones(folder, capsys, part):
+def test_a_damaged_collection_is_listed_and_deleted_beside_whole_ones(folder, part, ran):
     """Its points are gone already; the others are not in its way."""
     home = folder / "qdrant" / "notes"
     process = psutil.Process(pid(folder))
@@ -107,75 +106,72 @@ def test_a_damaged_collection_is_listed_and_deleted_beside_whole_ones(folder, ca
             file.write_text("{")
     else:
         (home / LAYOUT).write_text("{")
-    status, listed, _ = ran(capsys)
+    status, listed, _ = ran()
     assert (status, "docs.1             5 points  tiny\n" in listed) == (0, True)
     assert ("damaged points" in listed) == (part == "shard")
-    status, _, told = ran(capsys, "delete", "notes", "--yes")
+    status, _, told = ran("delete", "notes", "--yes")
     assert (status, "deleted notes with damaged points\n" in told) == (0, True), told
     assert not home.exists()
-    assert ran(capsys, "describe", "docs")[0] == 0
+    assert ran("describe", "docs")[0] == 0
 
 
-def test_points_are_deleted_by_ids_and_by_a_filter(folder, capsys):
+def test_points_are_deleted_by_ids_and_by_a_filter(folder, capsys, ran):
     with pytest.raises(SystemExit):
-        ran(capsys, "delete-points", "docs", "1")
+        ran("delete-points", "docs", "1")
     assert "delete 1 documents of docs? --yes" in capsys.readouterr().err
-    assert ran(capsys, "delete-points", "docs", "1", "nobody", "--yes") == (
+    assert ran("delete-points", "docs", "1", "nobody", "--yes") == (
         0,
         "",
         "deleted 1 points of docs\n",
     )
     where = '{"must": [{"key": "text", "match": {"value": "3"}}]}'
-    assert ran(capsys, "delete-points", "docs", "--filter", where, "--yes")[2].startswith(
+    assert ran("delete-points", "docs", "--filter", where, "--yes")[2].startswith(
         "deleted 1 points"
     )
     for words in (["docs"], ["docs", "--filter", "{}"]):
-        status, _, error = ran(capsys, "delete-points", *words, "--yes")
+        status, _, error = ran("delete-points", *words, "--yes")
         assert (status, "`filter`" in error) == (1, True)
-    assert json.loads(ran(capsys, "describe", "docs")[1])["points"] == 3
+    assert json.loads(ran("describe", "docs")[1])["points"] == 3
 
 
-def test_an_alias_of_a_collection_that_is_gone_can_be_deleted(folder, capsys):
+def test_an_alias_of_a_collection_that_is_gone_can_be_deleted(folder, ran):
     """As after a command that was killed between its two writes."""
     alias = folder / "qdrant" / "lost"
     alias.mkdir()
     (alias / "layout.json").write_text('{"alias_of": "gone"}')
-    assert ran(capsys, "delete", "lost", "--yes") == (0, "", "deleted the alias lost\n")
-    assert "lost" not in ran(capsys)[1]
+    assert ran("delete", "lost", "--yes") == (0, "", "deleted the alias lost\n")
+    assert "lost" not in ran()[1]
 
 
-def test_from_a_folder_to_a_server_and_back(folder, capsys):
-    assert ran(capsys, "export", "-o", "docs.jsonl", "docs", "--quiet") == (
+def test_from_a_folder_to_a_server_and_back(folder, ran):
+    assert ran("export", "-o", "docs.jsonl", "docs", "--quiet") == (
         0,
         "",
         "docs.jsonl: 5 points of docs\n",
     )
-    assert ran(capsys, "export", "docs")[1] == (folder / "docs.jsonl").read_text()
+    assert ran("export", "docs")[1] == (folder / "docs.jsonl").read_text()
     with speaking() as qdrant:
         server = ("--qdrant-url", qdrant.url("grpc"))
         assert (
-            ran(capsys, "import", "docs.jsonl", "--quiet", *server)[1]
+            ran("import", "docs.jsonl", "--quiet", *server)[1]
             == "docs: made, 5 points stored, 0 were there\n"
         )
         assert (
-            ran(capsys, "import", "docs.jsonl", "--quiet", *server)[1]
+            ran("import", "docs.jsonl", "--quiet", *server)[1]
             == "docs: 0 points stored, 5 were there\n"
         )
-        assert ran(capsys, *server, "list")[1] == "docs             5 points  tiny\n"
-        assert ran(capsys, "export", "docs", "-o", "back.jsonl", "--quiet", *server)[0] == 0
-    assert (
-        ran(capsys, "import", "back.jsonl", "again")[1]
-        == "again: made, 5 points stored, 0 were there\n"
-    )
+        assert ran(*server, "list")[1] == "docs             5 points  tiny\n"
+        assert ran("export", "docs", "-o", "back.jsonl", "--quiet", *server)[0] == 0
+    assert ran("import", "back.jsonl", "again")[1] == "again: made, 5 points stored, 0 were there\n"
     (folder / "docs.jsonl").write_text((folder / "docs.jsonl").read_text()[:-3])
-    status, _, error = ran(capsys, "import", "docs.jsonl", "third")
+    status, _, error = ran("import", "docs.jsonl", "third")
     assert (status, 'Error: line 7: should be {"points":5} as the last one' in error) == (1, True)
 
 
-def test_what_is_missing_is_named(folder, capsys):
-    assert "No such file" in ran(capsys, "import", "nowhere.jsonl")[2]
+def test_what_is_missing_is_named(folder, capsys, ran):
+    assert "No such file" in ran("import", "nowhere.jsonl")[2]
     with pytest.raises(SystemExit):
-        ran(capsys, "list", "docs")
+        ran("list", "docs")
     with pytest.raises(SystemExit):
-        ran(capsys, "exprt", "docs")
+        ran("exprt", "docs")
     assert "invalid choice: 'exprt'" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def command(folder, *words):
     return ran(line, cwd=folder, env=environment)
 
 
-def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
+def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys, said):
     source = tmp_path / "corpus"
     source.mkdir()
     rows = [
@@ -45,8 +45,7 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "wings.quarantine.jsonl").read_text())["location"] == "line 6"
     monkeypatch.chdir(tmp_path)
     again = ["ingest", str(source), "--collection", "wings", "--quiet"]
-    assert cli.main(again) == 0
-    second = capsys.readouterr().out
+    second = said(*again).out
     assert "0 documents in 0 chunks" in second
     assert "5 unchanged" in second
     assert ": 5 points\n" in second
@@ -85,15 +84,14 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
         ),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_done(tmp_path, monkeypatch, capsys, words, why):
+def test_what_cannot_be_is_told_before_anything_is_done(tmp_path, monkeypatch, words, why, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
-    assert cli.main(["ingest", *words.split()]) == 1
-    assert why in capsys.readouterr().err
+    assert why in said("ingest", *words.split(), status=1).err
     assert not (tmp_path / DEFAULT_PATH / "c").exists()
 
 
-def test_a_server_of_another_model_is_refused(tmp_path, monkeypatch, capsys, bert):
+def test_a_server_of_another_model_is_refused(tmp_path, monkeypatch, bert, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
     with serving() as server:
@@ -102,8 +100,7 @@ def test_a_server_of_another_model_is_refused(tmp_path, monkeypatch, capsys, ber
             ([], "needed here too, for its tokenizer"),
             (["--model-id", str(bert)], "but the server gives dense, multivector, sparse"),
         ):
-            assert cli.main([*words, *flags]) == 1
-            assert why in capsys.readouterr().err
+            assert why in said(*words, *flags, status=1).err
 
 
 def test_a_full_disk_is_named(tmp_path):

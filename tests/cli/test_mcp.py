@@ -75,6 +75,10 @@ async def told(client, tool, **arguments):
     return answer.structured_content
 
 
+async def hits_of(client, **request):
+    return (await told(client, "find", **request))["hits"]
+
+
 async def refusal(client, tool, **arguments):
     """What a tool says that refuses."""
     answer = await client.call_tool(tool, arguments)
@@ -90,20 +94,20 @@ async def test_find_and_store_over_http_with_a_key(tmp_path):
     async with agent_of(tmp_path, "?writable=true") as (client, _, _):
         names = [tool.name for tool in (await client.list_tools()).tools]
         assert names == ["collections", "find", "read", "store", "forget"]
-        hits = (await told(client, "find", query=TEXTS[2], limit=3))["hits"]
+        hits = await hits_of(client, query=TEXTS[2], limit=3)
         assert len(hits) == 3
         assert all(hit["payload"]["text"] in TEXTS and "highlights" in hit for hit in hits)
         even = only("metadata.even", True)
-        hits = (await told(client, "find", query=TEXTS[1], filter=even))["hits"]
+        hits = await hits_of(client, query=TEXTS[1], filter=even)
         assert {hit["payload"]["metadata"]["even"] for hit in hits} == {True}
         await told(client, "store", text="one engine", metadata={"year": 1}, id="mine")
         request = {"query": "one engine", "filter": only("document_id", "mine")}
-        hits = (await told(client, "find", **request))["hits"]
+        hits = await hits_of(client, **request)
         assert [hit["payload"]["metadata"] for hit in hits] == [{"year": 1}]
         # What is forgotten is found no more; a second time is no error
         for count in (1, 0):
             assert await told(client, "forget", document_id="mine") == {"deleted": count}
-        assert (await told(client, "find", **request))["hits"] == []
+        assert await hits_of(client, **request) == []
         for wrong in (
             {"query": ""},
             {"query": "x", "limit": 51},
@@ -201,7 +205,7 @@ async def test_find_gives_every_chunk_if_it_is_told_to(tmp_path):
         await add(store, [chunk_of("book.md", "book.md", number, 9) for number in range(9)])
 
         async def documents(**request):
-            hits = (await told(client, "find", query=TEXTS[0], **request))["hits"]
+            hits = await hits_of(client, query=TEXTS[0], **request)
             return [(hit["payload"]["document_id"], hit.get("more")) for hit in hits]
 
         assert len(dict(await documents(limit=3))) == 3
@@ -291,7 +295,9 @@ async def test_one_address_for_all_collections(tmp_path):
             await refusal(client, "find", query=TEXTS[2], collection="none")
 
 
-async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_is_refused(tmp_path):
+async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_is_refused(
+    tmp_path, refused
+):
     begun, go_on = threading.Event(), threading.Event()
 
     def gate(batch):
@@ -405,21 +411,17 @@ async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_t
     async with Client(command) as client:
         assert "no collection" in await refusal(client, "find", query="boka")
         await told(client, "store", text="boka lomi")
-        hits = (await told(client, "find", query="boka"))["hits"]
+        hits = await hits_of(client, query="boka")
         assert [hit["payload"]["text"] for hit in hits] == ["boka lomi"]
 
 
-def test_what_was_removed_and_what_is_no_url(capsys):
+def test_what_was_removed_and_what_is_no_url(refused):
     for flags, words in ((["--http"], "hybridtei serve"), (["--url", "host:3000"], "http://")):
-        with pytest.raises(SystemExit) as ended:
-            main(["mcp", "papers", *flags])
-        assert ended.value.code == 2
-        assert words in capsys.readouterr().err
+        assert words in refused("mcp", "papers", *flags)
 
 
-def test_an_unknown_collection_ends_the_command(tmp_path, bert, capsys):
+def test_an_unknown_collection_ends_the_command(tmp_path, bert, said):
     words = ["mcp", "nosuch", "--qdrant-path", str(tmp_path), "--model-id", str(bert)]
-    assert main(words) == 1
-    first, second = capsys.readouterr().err.splitlines()[-2:]
+    first, second = said(*words, status=1).err.splitlines()[-2:]
     assert "there is no collection `nosuch`" in first
     assert second.endswith("explain UnknownCollection")

@@ -77,31 +77,16 @@ def plain(tmp_path_factory):
         yield folder, of_commands(folder, stack)
 
 
-# Flags of B, and the facts of `/info` that differ.
-FLAGS = {
-    "prompt": (("--default-prompt-name", "question"), {"hybridtei.fingerprint.id"}),
-    "gelu": (("--gelu", "tanh"), {"hybridtei.fingerprint.activation"}),
-    "pooling": (("--pooling", "cls"), {"model_type.embedding.pooling"}),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["prompt", *(pytest.param(name, marks=pytest.mark.slow) for name in FLAGS if name != "prompt")],
-)
-def test_the_facts_that_differ_stand_side_by_side(name, plain, capsys):
-    flags, facts = FLAGS[name]
+def test_the_facts_that_differ_stand_side_by_side(plain, capsys):
     folder, a = plain
     with ExitStack() as stack:
-        b = of_commands(folder, stack, *flags)
+        b = of_commands(folder, stack, "--default-prompt-name", "question")
         status, report = report_of(capsys, a, b)
-        assert cli.main(["compare", a, b]) == status
-    assert facts <= report["info"].keys()
+        assert cli.main(["compare", a, b]) == status == 3
+    assert "hybridtei.fingerprint.id" in report["info"]
     assert len(report["info"]) < 10
-    words = capsys.readouterr().out
-    assert all(fact in words for fact in facts)
-    assert status == (0 if report["keeps_index"] else 3)
-    assert name == "gelu" or not report["keeps_index"]
+    assert "hybridtei.fingerprint.id" in capsys.readouterr().out
+    assert not report["keeps_index"]
 
 
 def test_another_truncation_and_another_width_end_an_index(plain, capsys):

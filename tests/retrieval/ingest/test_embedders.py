@@ -12,7 +12,7 @@ from hybridtei.batch import Head
 from hybridtei.client import Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import BackendError, EmptyInput, InvalidInput, NoKey
+from hybridtei.errors import BackendError, InvalidInput, NoKey
 from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.retrieval.ingest.pipeline import embed_each
 from hybridtei.retrieval.ingest.run import vector_heads
@@ -113,7 +113,6 @@ def answering(fixed):
     ("answer", "error", "why"),
     [
         ((422, {}, {"error": "too long", "error_type": "Validation"}), InvalidInput, "too long"),
-        ((400, {}, {"error": "empty", "error_type": "Empty"}), EmptyInput, "empty"),
         (
             (413, {}, b"Failed to buffer the request body: length limit exceeded"),
             InvalidInput,
@@ -124,7 +123,6 @@ def answering(fixed):
         ((401, {}, b""), NoKey, "status 401"),
         ((404, {}, {"error": "no model", "error_type": "NotFound"}), ConnectionError, "no model"),
         ((200, {}, b"<html>please\n log in"), ConnectionError, "status 200: <html>please log in"),
-        ((424, {}, b"failed dependency"), ConnectionError, "failed dependency"),
         ((418, {}, {"error": "teapot", "error_type": "Validation"}), ConnectionError, "status 418"),
     ],
 )

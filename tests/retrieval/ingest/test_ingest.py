@@ -1,7 +1,6 @@
 """Ingests as a whole: nothing lost, nothing twice, whatever happens on the way."""
 
 import asyncio
-import itertools
 import json
 import signal
 import subprocess
@@ -16,13 +15,9 @@ from hybridtei.config import StoreConfig
 from hybridtei.errors import BackendError, StoreUnavailable
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import (
-    CHUNK,
     CHUNKS,
     DOCUMENT_ID,
-    SOURCE,
-    START,
     TEXT,
-    TITLE,
 )
 from hybridtei.retrieval.ingest.run import VECTORS
 from hybridtei.retrieval.store.base import Stored
@@ -76,30 +71,6 @@ async def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, s
     assert (ingest.stats.documents, ingest.stats.chunks) == (100, 100)
 
 
-async def test_long_documents_are_cut_and_a_shorter_version_leaves_no_chunks_behind(tmp_path):
-    text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(60))
-    store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
-    source = write(
-        tmp_path / "in.jsonl", {"long": text, "other": "one two"}, title="a search engine"
-    )
-    await ingest.run(source, store)
-    records = [record for record in await points(store) if record.payload[DOCUMENT_ID] == "long"]
-    count = len(records)
-    assert count > 20, "more than a batch"
-    assert {record.payload[CHUNKS] for record in records} == {count}
-    assert sorted(record.payload[CHUNK] for record in records) == list(range(count))
-    whole = f"a search engine\n{text}"
-    for record in records:
-        payload = record.payload
-        assert whole[payload[START] :].startswith(payload[TEXT])
-        assert (payload[TITLE], payload[SOURCE]) == ("a search engine", "in.jsonl")
-    outcome = await ingest.run(
-        write(source, {"long": "one sentence", "other": "one two"}, title="a search engine"), store
-    )
-    assert ids_of(await points(store)) == Counter([("long", 0), ("other", 0)])
-    assert outcome.points == 2
-
-
 @pytest.mark.parametrize("told", ["x", 300_000_000, None, -1, [5]])
 async def test_a_payload_may_claim_any_number_of_chunks(tmp_path, told):
     """Points of a longer version whose payloads another program changed."""
@@ -124,23 +95,6 @@ async def test_an_engine_that_fails_at_everything_stops_the_ingest(tmp_path, sou
     with pytest.raises(BackendError, match="the device is gone"):
         await Ingest(tmp_path, {"gate": broken}).run(source, store)
     assert reasons(tmp_path / "quarantine.jsonl") == []
-
-
-async def test_a_store_that_recovers_gets_everything(tmp_path, source):
-    passes = itertools.count(1)
-
-    def spoil(batch):
-        if next(passes) == 3:
-            qdrant.failures = [
-                Failure(429, "too many requests", "0"),
-                Failure(507, "No space left on device"),
-            ]
-
-    with speaking() as qdrant:
-        store = server_store(qdrant)
-        outcome = await Ingest(tmp_path, {"gate": spoil}).run(source, store)
-        await store.close()
-        assert (outcome.points, qdrant.failures) == (100, [])
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "loses answers"])

@@ -42,6 +42,13 @@ def encoder_of(spec):
     return Encoder(small.model(spec), FakeBackend(spec), 256, EngineConfig())
 
 
+def encoder_in(folder):
+    """One under the name that collections have."""
+    encoder = encoder_of(spec_in(folder))
+    encoder.model_id = MODEL
+    return encoder
+
+
 def payload(place, text):
     return {
         "text": text,

@@ -3,7 +3,6 @@ part of a real collection, the embedded engine. Skipped where the collection is 
 
 import asyncio
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,12 @@ import pytest
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.retrieval.evaluate.measures import evaluate, read_judgements
+from hybridtei.retrieval.evaluate.measures import (
+    evaluate,
+    measures_of,
+    read_judgements,
+    scores_by_rank,
+)
 from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.query import CollectionPlan
@@ -160,17 +164,9 @@ def cut(scores):
 
 
 def ndcg(rankings, names, judged):
-    """Linear gains, by hand: the same for the database's rankings is done by ir-measures."""
-    values = []
-    for (query, grades), ranking in zip(judged.relevance.items(), rankings, strict=True):
-        del query
-        gained = sum(
-            grades.get(names[place], 0) / math.log2(rank + 1)
-            for rank, place in enumerate(ranking[:10], 1)
-        )
-        ideal = sum(
-            grade / math.log2(rank + 1)
-            for rank, grade in enumerate(sorted(grades.values(), reverse=True)[:10], 1)
-        )
-        values.append(gained / ideal)
-    return float(np.mean(values))
+    """As `test_evaluate.py` holds it against its definition."""
+    runs = {
+        query: scores_by_rank([names[place] for place in ranking])
+        for query, ranking in zip(judged.relevance, rankings, strict=True)
+    }
+    return measures_of(runs, judged)["nDCG@10"].mean()

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
 
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import PRESETS
@@ -20,7 +19,6 @@ from hybridtei.retrieval.search.fusion import (
     weighted_sum,
 )
 from hybridtei.retrieval.search.options import SearchOptions
-from hybridtei.retrieval.store.base import Stored
 from tests.retrieval.search.fusion import Ranking, rrf
 from tests.retrieval.store.stores import TOLERANCE, VOCABULARY, WIDTH, embeddings
 
@@ -168,30 +166,21 @@ LISTS = st.lists(
 
 @given(LISTS, st.integers(1, 70), st.data())
 def test_ranks_are_fused_as_qdrant_fuses_them(lists, k, data):
-    """By the product, and by the formula that other tests hold it against."""
-    ordered = [sorted(pairs, key=lambda pair: -pair[1]) for pairs in lists]
     weights = data.draw(st.lists(st.floats(1e-3, 9), min_size=len(lists), max_size=len(lists)))
-    answers = [[Stored(i, {}, {}, score) for i, score in pairs] for pairs in ordered]
-    theirs = reciprocal_rank_fusion(answers, limit=100, ranking_constant_k=k, weights=weights)
-    wanted = {point.id: point.score for point in theirs}
-    rankings = [
-        Ranking([i for i, _ in pairs], np.array([score for _, score in pairs])) for pairs in ordered
-    ]
-    formula = rrf(rankings, k=k, weights=weights)
-    assert dict(zip(formula.ids, formula.scores, strict=True)) == pytest.approx(
-        wanted, abs=TOLERANCE
-    )
-    places = {
-        str(leg): np.array(
-            [
-                next((place for place, (i, _) in enumerate(pairs, 1) if i == one), np.nan)
-                for one in wanted
-            ]
+    rankings, places = [], {}
+    for leg, pairs in enumerate(lists):
+        ids, scores = (
+            zip(*sorted(pairs, key=lambda pair: -pair[1]), strict=True) if pairs else ((), ())
         )
-        for leg, pairs in enumerate(ordered)
+        rankings.append(Ranking(ids, np.array(scores)))
+        places[str(leg)] = {identity: place for place, identity in enumerate(ids, 1)}
+    wanted = rrf(rankings, k=k, weights=weights)
+    columns = {
+        leg: np.array([of_leg.get(identity, np.nan) for identity in wanted.ids])
+        for leg, of_leg in places.items()
     }
-    ours = reciprocal_ranks(places, {str(leg): weight for leg, weight in enumerate(weights)}, k)
-    assert ours.tolist() == pytest.approx(list(wanted.values()), abs=TOLERANCE)
+    ours = reciprocal_ranks(columns, {str(leg): weight for leg, weight in enumerate(weights)}, k)
+    assert ours.tolist() == pytest.approx(wanted.scores, abs=TOLERANCE)
 
 
 def test_presets_are_the_published_ones():

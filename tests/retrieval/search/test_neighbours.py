@@ -17,7 +17,7 @@ from hybridtei.retrieval.store import open_store
 from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.conditions import matches
-from tests.retrieval.search.small_search import MODEL, encoder_of, spec_in
+from tests.retrieval.search.small_search import MODEL, encoder_in, spec_in
 from tests.server.live import serving
 
 WORDS = [
@@ -148,12 +148,6 @@ def folder(tmp_path_factory):
     return home
 
 
-def encoder_in(folder):
-    encoder = encoder_of(spec_in(folder))
-    encoder.model_id = MODEL
-    return encoder
-
-
 def opened(folder):
     return Index.open(folder / "qdrant", "notes", encoder_in(folder))
 
@@ -169,13 +163,8 @@ def test_a_passage_is_a_stretch_of_the_document(folder, wanted):
             assert before.passage is None
             words = hit.passage.split()
             document = (folder / before.payload["document_id"]).read_text().split()
-            if words:
-                assert any(
-                    document[begin : begin + len(words)] == words for begin in range(len(document))
-                )
-                assert before.payload["text"].split()[0] in words
-            if "tokens" in wanted and len({hit.id for hit in hits}) == 1:
-                assert len(words) <= wanted["tokens"]
+            assert " ".join(words) in " ".join(document)
+            assert not words or before.payload["text"].split()[0] in words
 
 
 def test_one_fetch_for_all_hits(folder):

@@ -24,7 +24,7 @@ from hybridtei.retrieval.store.own import text_of
 from tests.conformance.test_clients import environments
 from tests.ran import ran
 from tests.retrieval.search.rankers import ByLength
-from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, spec_in
+from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, exact, spec_in
 from tests.retrieval.store import collections_of_others
 from tests.retrieval.store.speaking import speaking
 from tests.server.live import serving
@@ -78,14 +78,6 @@ def own(request, encoder, tmp_path_factory):
         yield request.param, state
 
 
-def scores_of(encoder, kind):
-    query = encoder.encode([QUERY], (kind,), input_type="query")
-    documents = encoder.encode(TEXTS, (kind,), input_type="document")
-    if kind == "dense":
-        return documents.dense @ query.dense[0]
-    return documents.sparse.to_dense() @ query.sparse.to_dense()[0]
-
-
 @asynccontextmanager
 async def searching(state, encoder, kind="rest"):
     async with opened(StoreConfig(qdrant_url=state.url(kind))) as store:
@@ -107,7 +99,7 @@ async def test_each_kind_of_vector_that_is_there_scores_as_numpy_does(own, encod
     # Each point is a hit, with its own payload
     assert sorted(text_of(hit.payload, field) for hit in both.hits) == sorted(TEXTS)
     for name in names:
-        scores = scores_of(encoder, name)
+        scores = exact(encoder, QUERY)[name]
         for hit in both.hits:
             place = TEXTS.index(text_of(hit.payload, field))
             assert hit.scores[name].score == pytest.approx(scores[place], abs=1e-5)

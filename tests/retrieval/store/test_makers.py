@@ -30,7 +30,7 @@ from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.plan import FINGERPRINT, PACKED
 from hybridtei.retrieval.store.server import create_arguments, schema_of
 from hybridtei.retrieval.store.transfer import exported, import_from
-from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, run, spec_in
+from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_in, run
 from tests.retrieval.store.stores import standing_in
 from tests.server.live import serving
 
@@ -41,9 +41,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    made = encoder_of(spec_in(tmp_path_factory.mktemp("model")))
-    made.model_id = MODEL
-    return made
+    return encoder_in(tmp_path_factory.mktemp("model"))
 
 
 def inside(folder, work):

@@ -129,7 +129,6 @@ async def test_a_server_that_hangs_is_away_and_the_call_is_cancelled():
         assert server.calls == 3
 
 
-PROTOCOLS = ("grpc", "rest")
 SERVING = {"grpc": serving_grpc, "rest": serving_rest}
 
 
@@ -186,7 +185,6 @@ async def cluster(protocol, **settings):
     nodes[0].local.close()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_node_that_fails_half_its_calls_costs_no_call(protocol):
     # Not patient, as /search is: a call that fails is not tried again at the same node
     async with cluster(protocol) as (store, nodes):
@@ -198,7 +196,6 @@ async def test_a_node_that_fails_half_its_calls_costs_no_call(protocol):
         assert nodes[1].calls
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_node_that_hangs_is_left_and_asked_again_once_it_answers(protocol):
     # A healthy node may take longer than the check on a loaded machine
     async with cluster(protocol, qdrant_patience=60.0) as (store, nodes):
@@ -233,13 +230,11 @@ async def half_gone(protocol, *, is_first, **settings):
     node.local.close()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_first_node_that_is_gone_is_nothing_to_wait_for(protocol):
     async with half_gone(protocol, is_first=True, qdrant_patience=0.0) as (_, store):
         assert await store.count("c") == len(POINTS)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("status", [500, 503])
 async def test_an_error_of_one_collection_is_that_collections(protocol, status):
     """Of a lost shard, say: a node that answers is not left for it, and others that are gone are no

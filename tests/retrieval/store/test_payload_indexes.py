@@ -18,7 +18,7 @@ from hybridtei.retrieval.store.plan import plan_of
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.query import filter_from, indexes_of
 from hybridtei.retrieval.store.transfer import exported, import_from
-from tests.retrieval.search.small_search import MODEL, encoder_of, spec_in
+from tests.retrieval.search.small_search import MODEL, encoder_in, spec_in
 from tests.retrieval.store.speaking import speaking
 from tests.retrieval.store.stores import STAND_INS, asked, embeddings, plan
 from tests.server.live import serving
@@ -104,8 +104,7 @@ def test_what_is_no_index_is_refused(text, tmp_path):
 def test_by_ingest_then_later_and_described(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    encoder = encoder_of(spec_in(tmp_path / "model"))
-    encoder.model_id = MODEL
+    encoder = encoder_in(tmp_path / "model")
     (tmp_path / "rows.jsonl").write_text('{"id": "1", "text": "one", "lang": "de"}\n')
     for index in (TEXTS[:1], TEXTS[1:], ()):
         summary = ingest("rows.jsonl", "c", encoder, "qdrant", index=[*index], quiet=True)
@@ -114,13 +113,11 @@ def test_by_ingest_then_later_and_described(tmp_path, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["indexes"] == MADE
 
 
-@pytest.mark.parametrize("protocol", STAND_INS)
 def test_a_store_that_wants_an_index_names_the_flag_that_makes_it(protocol, tmp_path):
     with speaking() as state:
         state.strict = True
         store = StoreConfig(qdrant_url=state.url(protocol))
-        encoder = encoder_of(spec_in(tmp_path))
-        encoder.model_id = MODEL
+        encoder = encoder_in(tmp_path)
         rows = tmp_path / "rows.jsonl"
         rows.write_text('{"id": "1", "text": "one", "year": 2024}\n')
         ingest(rows, "c", encoder, store, quiet=True)

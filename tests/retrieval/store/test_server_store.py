@@ -22,13 +22,12 @@ from hybridtei.retrieval.store.nodes import Address, address_of
 from hybridtei.retrieval.store.points import MAX_BATCH_BYTES, to_points
 from hybridtei.retrieval.store.query import filter_from
 from hybridtei.retrieval.store.server import INDEXES, ServerStore
-from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, spec_in
+from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_in
 from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
 from tests.retrieval.store.stores import embeddings, plan
 
 HANG = 60
 KEY = "a secret key"
-PROTOCOLS = ("grpc", "rest")
 POINTS = to_points(
     embeddings(30), list(range(30)), [{"number": i, "text": f"ä {i}"} for i in range(30)]
 )
@@ -54,7 +53,6 @@ async def telling(state, protocol, **settings):
         await store.close()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_request_keeps_to_eight_megabytes(qdrant, protocol):
     """Five multi-vectors of 2 MB each by gRPC, and five times that as JSON."""
     rows = np.random.default_rng(0).normal(size=(2_500, 1_000)).astype(np.float32)
@@ -72,7 +70,6 @@ async def test_a_request_keeps_to_eight_megabytes(qdrant, protocol):
     assert 2_000_000 < qdrant.largest < (MAX_BATCH_BYTES if protocol == "grpc" else 32 * 2**20)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("failure", "advice"),
     [
@@ -101,7 +98,6 @@ async def test_passing_trouble_is_waited_out_and_lasting_trouble_is_told(
         await store.upsert("c", POINTS)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_pause_longer_than_the_patience_is_not_begun(qdrant, protocol):
     async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
@@ -112,7 +108,6 @@ async def test_a_pause_longer_than_the_patience_is_not_begun(qdrant, protocol):
         assert qdrant.calls.count("upsert") == 1
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_writes_whose_answers_are_lost_are_done_once(qdrant, protocol):
     async with telling(qdrant, protocol) as store:
         qdrant.lost = 1
@@ -124,7 +119,6 @@ async def test_writes_whose_answers_are_lost_are_done_once(qdrant, protocol):
             await store.create("c", plan(model_id="tiny"))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant, protocol):
     async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
@@ -138,7 +132,6 @@ async def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant, protocol)
         assert await store.count("c") == 30
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_server_that_is_down_is_found_again(protocol):
     state = Qdrant()
     serving = serving_grpc if protocol == "grpc" else serving_rest
@@ -163,7 +156,6 @@ async def test_a_server_that_is_down_is_found_again(protocol):
     state.local.close()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol):
     with speaking(KEY) as state:
         async with telling(state, protocol, qdrant_api_key=KEY) as store:
@@ -215,7 +207,6 @@ def test_a_bad_address_is_refused(url, message):
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_collection_deleted_while_it_is_described_is_none(qdrant, protocol, monkeypatch):
     """A migration replaces a collection by an alias of its name; a client that reads the schema
     meanwhile looks again."""
@@ -233,12 +224,10 @@ async def test_a_collection_deleted_while_it_is_described_is_none(qdrant, protoc
         assert await store.describe("papers") is None
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_strict_mode_refuses_no_filter_of_ours(qdrant, protocol, tmp_path):
     """Further groups, `read`, and a second ingest of one file; also where an earlier release made
     the collection."""
-    encoder = encoder_of(spec_in(tmp_path))
-    encoder.model_id = MODEL
+    encoder = encoder_in(tmp_path)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"id": n, "text": text}) for n, text in enumerate(TEXTS)))
     qdrant.strict = True

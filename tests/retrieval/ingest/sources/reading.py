@@ -12,8 +12,14 @@ def all_of(path, data, **options):
     return [found for found, _ in documents_of(file, ReadOptions(**options))]
 
 
+def one_of(path, data, **options):
+    """The only part of a file."""
+    (part,) = all_of(path, data, **options)
+    return part
+
+
 def text_of(path, data, **options):
     """The indexed text of a file that is one document."""
-    (document,) = all_of(path, data, **options)
+    document = one_of(path, data, **options)
     assert isinstance(document, Document), document
     return document.indexed_text

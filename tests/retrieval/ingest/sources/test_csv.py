@@ -3,7 +3,7 @@
 import pytest
 
 from hybridtei.retrieval.ingest.document import Document, Rejection
-from tests.retrieval.ingest.sources.reading import all_of
+from tests.retrieval.ingest.sources.reading import all_of, one_of
 
 
 def texts(path, data, **options):
@@ -44,7 +44,7 @@ def test_a_stray_quote_loses_its_own_row_and_no_other(tmp_path, stray):
 
 
 def test_numbers_are_numbers_and_names_are_kept_apart(tmp_path):
-    (row,) = all_of(
+    row = one_of(
         tmp_path / "a.csv",
         "id,text,year,price,code,name,name,when\n007,a,1958,-2.50,0012,x,y,1e5\n",
     )
@@ -96,7 +96,7 @@ def test_inch_marks_lose_no_row_between_them(tmp_path):
 
 @pytest.mark.parametrize("header", ["port,2024,2025", ",text words,2025", "port,kind,"])
 def test_a_header_may_have_years_and_an_empty_cell(tmp_path, header):
-    (table,) = all_of(tmp_path / "a.csv", f"{header}\nAlfa harbour,10,20\nBravo,5,6\n")
+    table = one_of(tmp_path / "a.csv", f"{header}\nAlfa harbour,10,20\nBravo,5,6\n")
     assert table.text == "Alfa harbour | 10 | 20\nBravo | 5 | 6"
     assert table.context_at(0) == header.replace(",", " | ")
     name = next(filter(None, header.split(",")))
@@ -105,10 +105,9 @@ def test_a_header_may_have_years_and_an_empty_cell(tmp_path, header):
 
 def test_numbers_without_a_header_are_no_text(tmp_path):
     data = "150,4,setosa,versicolor\n" + "".join(f"5.{n},3.{n},1.4,0.{n}\n" for n in range(9))
-    (refusal,) = all_of(tmp_path / "a.csv", data)
+    refusal = one_of(tmp_path / "a.csv", data)
     assert (refusal.reason, refusal.is_left_out) == ("tables without words", True)
-    (refusal,) = all_of(tmp_path / "a.csv", data, text_field="name")
-    assert "has no column `name`" in refusal.reason
+    assert "has no column `name`" in one_of(tmp_path / "a.csv", data, text_field="name").reason
 
 
 def test_a_column_has_one_type(tmp_path):
@@ -123,24 +122,27 @@ def test_a_column_has_one_type(tmp_path):
 
 def test_equal_names_of_columns_are_counted(tmp_path):
     names = ",a" * 4_000
-    (row,) = all_of(tmp_path / "a.csv", f"text,a 2{names}\nx,0{',1' * 4_000}\n")
+    row = one_of(tmp_path / "a.csv", f"text,a 2{names}\nx,0{',1' * 4_000}\n")
     assert (row.metadata["a 2"], row.metadata["a 4001"]) == (0, 1)
 
 
 def test_a_table_without_a_column_of_text_is_one_document(tmp_path):
     data = "id;name;price\n" + "1;bolt\n" + "1;bolt;2\n" * 1000
-    (table,) = all_of(tmp_path / "a.csv", data)
+    table = one_of(tmp_path / "a.csv", data)
     assert table.text == "1 | bolt\n" + "\n".join(["1 | bolt | 2"] * 1000)
     assert table.context_at(5000) == "id | name | price"
     assert table.metadata == {"columns": ["id", "name", "price"]}
     assert "--text-field" in table.notes[0]
     assert len(all_of(tmp_path / "a.csv", data, text_field="name")) == 1001
-    (refusal,) = all_of(tmp_path / "a.csv", data, max_document_characters=1000)
-    assert "longer than allowed: name its text with --text-field" in refusal.reason
-    (refusal,) = all_of(tmp_path / "a.csv", data, text_field="body")
-    assert "no column `body`; it has `id`, `name`, `price`" in refusal.reason
+    assert (
+        "longer than allowed: name its text with --text-field"
+        in one_of(tmp_path / "a.csv", data, max_document_characters=1000).reason
+    )
+    assert (
+        "no column `body`; it has `id`, `name`, `price`"
+        in one_of(tmp_path / "a.csv", data, text_field="body").reason
+    )
 
 
 def test_an_empty_table(tmp_path):
-    (refusal,) = all_of(tmp_path / "a.csv", "")
-    assert refusal.reason == "tables without words"
+    assert one_of(tmp_path / "a.csv", "").reason == "tables without words"

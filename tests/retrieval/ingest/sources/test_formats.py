@@ -13,7 +13,7 @@ import zstandard
 from conformance.documents.__main__ import FOLDER
 from hybridtei.retrieval.ingest.document import Document
 from tests.retrieval.ingest.sources.archives import zipped
-from tests.retrieval.ingest.sources.reading import all_of, text_of
+from tests.retrieval.ingest.sources.reading import all_of, one_of, text_of
 
 PAGE = "<!DOCTYPE html><html><head><title>Ferry</title><script>var a=1;</script></head><body><p>Leaves at nine.</p></body></html>"
 SPACE = "urn:oasis:names:tc:opendocument:xmlns"
@@ -64,13 +64,15 @@ def test_an_archive_is_what_is_in_it(tmp_path, name):
 
 
 def test_an_archive_of_other_things_is_refused(tmp_path):
-    (refusal,) = all_of(tmp_path / "a.whl", zipped(setup_py="x = 1"))
-    assert "no reader for what is in this archive" in refusal.reason
+    assert (
+        "no reader for what is in this archive"
+        in one_of(tmp_path / "a.whl", zipped(setup_py="x = 1")).reason
+    )
 
 
 def test_a_letter_without_its_ending(tmp_path):
     data = bytes(letter("Die Kräne stehen.", Subject="Dock", Date="Mon, 2 Mar 2026 10:00:00 +0100"))
-    (document,) = all_of(tmp_path / "1772442000.M1P2.host:2,S", data)
+    document = one_of(tmp_path / "1772442000.M1P2.host:2,S", data)
     assert (document.title, document.metadata["date"]) == ("Dock", "2026-03-02T10:00:00+01:00")
     assert document.text.endswith("Attachments: x.png\n\nDie Kräne stehen.")
 
@@ -115,7 +117,7 @@ def test_further_parts_of_a_letter_are_text(tmp_path):
         "--b\nContent-Type: text/plain\n\nThe crane comes.\n"
         "--b\nContent-Type: message/rfc822\n\nFrom: c@example.org\nSubject: Old\n\nThe bridge opens.\n--b--\n"
     )
-    (document,) = all_of(tmp_path / "a.eml", data)
+    document = one_of(tmp_path / "a.eml", data)
     assert document.text == (
         "From: a@example.org\nAttachments: unnamed\n\nSee the plan.\n\nThe crane comes.\n\n"
         "From: c@example.org\nSubject: Old\n\nThe bridge opens."

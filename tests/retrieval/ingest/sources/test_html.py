@@ -4,7 +4,7 @@ import pytest
 
 from hybridtei.retrieval.ingest import html
 from hybridtei.retrieval.ingest.html import BLOCKS
-from tests.retrieval.ingest.sources.reading import all_of, text_of
+from tests.retrieval.ingest.sources.reading import one_of, text_of
 
 TABLE = """<table><caption>Bolts</caption><thead><tr><th>Size</th><th>Torque<br>Nm</th><th>Key</th></tr></thead>
 <tbody><tr><td>M8</td><td> 25 </td><td><b>hex</b> 6</td></tr><tr><td>M10<td><td>hex 8</table><p>after"""
@@ -78,12 +78,12 @@ def test_every_block_separates(tmp_path):
 
 
 def test_the_title_is_the_pages(tmp_path):
-    (page,) = all_of(
+    page = one_of(
         tmp_path / "a.html",
         "<head><title> The\n page </title></head><body><svg><title>icon</title></svg>text",
     )
     assert (page.title, page.text) == ("The page", "text")
-    (without,) = all_of(tmp_path / "b.html", "<svg><title>icon</title><text>x</text></svg>text")
+    without = one_of(tmp_path / "b.html", "<svg><title>icon</title><text>x</text></svg>text")
     assert (without.title, without.text) == (None, "text")
 
 
@@ -118,7 +118,7 @@ def test_a_page_of_usual_depth_is_parsed_as_it_is():
     ],
 )
 def test_what_is_left_out_is_counted(tmp_path, page, count):
-    (document,) = all_of(tmp_path / "a.html", page)
+    document = one_of(tmp_path / "a.html", page)
     notes = [f"{count} menus, footers, hidden parts or drawings with words were left out"] * bool(
         count
     )

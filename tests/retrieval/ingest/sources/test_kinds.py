@@ -18,7 +18,7 @@ from tests.retrieval.ingest.sources.archives import (
     changed,
     zipped,
 )
-from tests.retrieval.ingest.sources.reading import all_of
+from tests.retrieval.ingest.sources.reading import one_of
 
 MANUAL = r""".\" a comment
 .TH GREP 1 2020-01-01
@@ -126,7 +126,7 @@ SUBTITLES = "WEBVTT\n\n1\n00:00:01.000 --> 00:00:02.000\n<v Ada>Hello\n\n2\n00:0
     ],
 )
 def test_a_kind(tmp_path, name, data, title, text):
-    (document,) = all_of(tmp_path / name, data)
+    document = one_of(tmp_path / name, data)
     assert not isinstance(document, Rejection), document.reason
     assert document.title == title
     if text is not None:
@@ -172,7 +172,7 @@ FAR_CELL = changed(
 )
 def test_what_cannot_be_taken_is_one_reason(tmp_path, name, data, why):
     more = {"max_file_bytes": 1000} if name == "a.txt.gz" else {}
-    (found,) = all_of(tmp_path / name, data, **more)
+    found = one_of(tmp_path / name, data, **more)
     assert isinstance(found, Rejection)
     assert why in found.reason
     assert found.location == "file"
@@ -201,8 +201,7 @@ def test_an_archive_with_a_broken_member(tmp_path):
         archive.writestr("word/document.xml", b"<w:p><w:t>" + b"abc" * 200)
     broken = bytearray(data.getvalue())
     broken[45:60] = bytes(15)
-    (found,) = all_of(tmp_path / "a.docx", bytes(broken))
-    assert "not readable" in found.reason
+    assert "not readable" in one_of(tmp_path / "a.docx", bytes(broken)).reason
 
 
 @pytest.mark.parametrize(
@@ -232,7 +231,7 @@ def test_an_archive_with_a_broken_member(tmp_path):
     ],
 )
 def test_headings_of_other_markup(tmp_path, name, text, paths):
-    (document,) = all_of(tmp_path / name, text)
+    document = one_of(tmp_path / name, text)
     assert document.text == text
     found = [re.sub("(^|> )[=*]+ ", r"\1", path) for _, path, _ in document.outline.places]
     assert found == paths
@@ -249,7 +248,7 @@ def test_a_notebook_of_format_3_with_what_it_prints(tmp_path):
         ],
     }
     cells = [{"cell_type": "heading", "level": 2, "source": "Data"}, code]
-    (document,) = all_of(tmp_path / "a.ipynb", json.dumps({"worksheets": [{"cells": cells}]}))
+    document = one_of(tmp_path / "a.ipynb", json.dumps({"worksheets": [{"cells": cells}]}))
     assert document.title is None
     assert document.text.split("\n\n") == [
         "## Data",
@@ -262,19 +261,18 @@ def test_a_notebook_of_format_3_with_what_it_prints(tmp_path):
 
 def test_subtitles_are_what_is_shown(tmp_path):
     shown = "1\n00:00:01,000 --> 00:00:02,000\nRoom\n\n2\n00:00:03,000 --> 00:00:04,000\n42\n"
-    (document,) = all_of(tmp_path / "a.srt", shown)
-    assert document.text == "Room\n42"
+    assert one_of(tmp_path / "a.srt", shown).text == "Room\n42"
     page = "WEBVTT\n\nNOTE not\nthis\n\ncue\n00:01.000 --> 00:02.000\n<v Bo>Tea &amp; rum</v>\n"
-    (document,) = all_of(tmp_path / "a.vtt", page)
-    assert document.text == "Tea & rum"
+    assert one_of(tmp_path / "a.vtt", page).text == "Tea & rum"
 
 
 def test_a_notebook_shows_what_its_objects_show(tmp_path):
-    (document,) = all_of(tmp_path / "a.ipynb", (FOLDER / "code" / "displays.ipynb").read_bytes())
+    document = one_of(tmp_path / "a.ipynb", (FOLDER / "code" / "displays.ipynb").read_bytes())
     assert "IPython" not in document.text
     assert document.notes == ["1 outputs without text, such as pictures, were not read"]
 
 
 def test_signs_of_a_manual(tmp_path):
-    (document,) = all_of(tmp_path / "a.1", ".TH A 1\n.SH NAME\na \\(co b \\[rs]n \\[u00E4] \\(xx\n")
-    assert document.text.endswith("a © b \\n ä xx")
+    assert one_of(
+        tmp_path / "a.1", ".TH A 1\n.SH NAME\na \\(co b \\[rs]n \\[u00E4] \\(xx\n"
+    ).text.endswith("a © b \\n ä xx")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.retrieval.ingest.sources.reading import all_of, text_of
+from tests.retrieval.ingest.sources.reading import one_of, text_of
 
 URI = "data:image/png;base64," + "iVBORw0KGgo" * 50
 BADGE = "[![build](https://ci/badge.svg)](https://ci)"
@@ -31,7 +31,7 @@ BADGE = "[![build](https://ci/badge.svg)](https://ci)"
     ],
 )
 def test_title_and_text(tmp_path, written, title, text):
-    (document,) = all_of(tmp_path / "a.md", written)
+    document = one_of(tmp_path / "a.md", written)
     if text is None and title is None:
         assert document.reason == "holds no text"
         return
@@ -53,7 +53,7 @@ def test_title_and_text(tmp_path, written, title, text):
     ],
 )
 def test_front_matter_is_metadata(tmp_path, front, title, metadata):
-    (document,) = all_of(tmp_path / "a.md", f"{front}\nbody\n# Heading")
+    document = one_of(tmp_path / "a.md", f"{front}\nbody\n# Heading")
     assert (document.title, document.metadata) == (title, metadata)
     assert document.text == "body\n# Heading"
 
@@ -70,7 +70,7 @@ def test_front_matter_is_metadata(tmp_path, front, title, metadata):
     ],
 )
 def test_front_matter_that_is_none_stays_text_and_is_told(tmp_path, front):
-    (document,) = all_of(tmp_path / "a.md", f"{front}body")
+    document = one_of(tmp_path / "a.md", f"{front}body")
     assert document.metadata == {}
     assert "body" in document.text
     assert "front matter stays text" in document.notes[0]
@@ -78,15 +78,16 @@ def test_front_matter_that_is_none_stays_text_and_is_told(tmp_path, front):
 
 def test_a_data_uri_is_no_text_in_any_format(tmp_path):
     for name, written in (("a.txt", f"see {URI} here"), ("a.csv", f'text\n"see {URI} here"\n')):
-        (document,) = all_of(tmp_path / name, written)
+        document = one_of(tmp_path / name, written)
         assert document.text == "see  here"
-    (document,) = all_of(tmp_path / "b.txt", "data: one, two")
-    assert document.text == "data: one, two"
+    assert one_of(tmp_path / "b.txt", "data: one, two").text == "data: one, two"
 
 
 def test_rules_between_paragraphs_are_no_front_matter(tmp_path):
-    (document,) = all_of(tmp_path / "a.md", "one\n\n---\n\ntwo: x\n\n---\nthree")
-    assert document.text == "one\n\n---\n\ntwo: x\n\n---\nthree"
+    assert (
+        one_of(tmp_path / "a.md", "one\n\n---\n\ntwo: x\n\n---\nthree").text
+        == "one\n\n---\n\ntwo: x\n\n---\nthree"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,5 +111,5 @@ def test_comments_between_code(tmp_path):
     ("heading", "text"), [("Setting up", "# Setting up\n\nbody"), ("Manual", "body")]
 )
 def test_a_heading_that_is_not_the_title_of_the_front_matter_stays_text(tmp_path, heading, text):
-    (document,) = all_of(tmp_path / "a.md", f"---\ntitle: Manual\n---\n# {heading}\n\nbody")
+    document = one_of(tmp_path / "a.md", f"---\ntitle: Manual\n---\n# {heading}\n\nbody")
     assert (document.title, document.text) == ("Manual", text)

@@ -13,7 +13,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 from hybridtei.retrieval.ingest.chunking import Chunker, settings_for
 from hybridtei.retrieval.ingest.document import Document
 from hybridtei.retrieval.store import opened
-from tests.retrieval.ingest.sources.reading import all_of, text_of
+from tests.retrieval.ingest.sources.reading import one_of, text_of
 
 SENTENCES = " ".join(f"Sentence {number} says what the machine does next." for number in range(12))
 MANUAL = f"""# Install
@@ -43,7 +43,7 @@ def chunker(tokens, *, headings=True):
 
 
 def chunks_of(path, data, tokens=96, **settings):
-    (document,) = all_of(path, data)
+    document = one_of(path, data)
     assert isinstance(document, Document), document
     (chunks,) = chunker(tokens, **settings).chunks_of([document])
     text = document.indexed_text
@@ -96,7 +96,7 @@ def test_a_fence_that_fits_is_not_cut(tmp_path):
     assert sum(chunk.text.count(fence) for chunk in chunks) == 4
     assert sum(chunk.text.count("```") for chunk in chunks) == 8
     for path, kind in ((tmp_path / "b.md", "# no heading\nx = 1"), (tmp_path / "c.md", "a\n---")):
-        (document,) = all_of(path, f"```\n{kind}\n```\n\ntext")
+        document = one_of(path, f"```\n{kind}\n```\n\ntext")
         assert document.outline.places == []
 
 

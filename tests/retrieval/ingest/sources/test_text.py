@@ -17,7 +17,7 @@ from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.memory import MemoryStore
 from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import Ingest, points
-from tests.retrieval.ingest.sources.reading import all_of, text_of
+from tests.retrieval.ingest.sources.reading import all_of, one_of, text_of
 
 QUOTED = "The “flag” – it costs 5 €."
 RUSSIAN = "Привет, мир. Это простой текст на русском языке о погоде."
@@ -73,7 +73,7 @@ def test_a_page_in_the_encoding_it_declares_as_browsers_read_it(tmp_path, label,
     ],
 )
 def test_an_encoding_that_nothing_declares_is_guessed_and_told(tmp_path, encoding, text):
-    (document,) = all_of(tmp_path / "a.txt", text.encode(encoding))
+    document = one_of(tmp_path / "a.txt", text.encode(encoding))
     assert document.text == unicodedata.normalize("NFKC", text)
     assert "by a guess" in document.notes[0]
 
@@ -90,7 +90,7 @@ def test_an_encoding_that_nothing_declares_is_guessed_and_told(tmp_path, encodin
     ],
 )
 def test_one_bad_byte_refuses_no_file(tmp_path, name, data, text):
-    (document,) = all_of(tmp_path / name, data)
+    document = one_of(tmp_path / name, data)
     assert document.text == text
     assert list(document.notes) == ["bytes that are no text were replaced by U+FFFD"]
 
@@ -107,7 +107,7 @@ def test_records_in_other_encodings(tmp_path, encoding):
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
 def test_what_is_no_text(tmp_path, name):
-    (found,) = all_of(tmp_path / name, bytes(range(256)) * 40)
+    found = one_of(tmp_path / name, bytes(range(256)) * 40)
     assert isinstance(found, Rejection)
     assert "binary data" in found.reason
 
