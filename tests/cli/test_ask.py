@@ -28,8 +28,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)
-    (folder / "deep" / "keys.md").write_text(KEYS, encoding="utf-8")
-    (folder / "soup.txt").write_text("Boil the lentils.\nAdd salt.\n", encoding="utf-8")
+    (folder / "deep" / "keys.md").write_text(KEYS)
+    (folder / "soup.txt").write_text("Boil the lentils.\nAdd salt.\n")
     return folder
 
 
@@ -43,7 +43,7 @@ def test_passages_name_path_heading_and_lines(folder, said, asked):
     first = passages[0]
     assert first["path"] == str(folder / "deep" / "keys.md")
     begin, end = first["lines"]
-    lines = Path(first["path"]).read_text(encoding="utf-8").splitlines()
+    lines = Path(first["path"]).read_text().splitlines()
     between = " ".join(lines[begin - 1 : end])
     assert re.findall(r"\w+", between) == re.findall(r"\w+", first["text"])
     assert "heading" in first
@@ -54,7 +54,7 @@ def test_passages_name_path_heading_and_lines(folder, said, asked):
 
 
 def test_a_row_of_a_table_has_the_tables_path_and_its_own_id(folder, said, asked):
-    (folder / "faults.csv").write_text("id,text\nE43,The motor is hot.\n", encoding="utf-8")
+    (folder / "faults.csv").write_text("id,text\nE43,The motor is hot.\n")
     first = asked(folder, "why is the motor hot?")[0]
     assert (first["path"], first["document"]) == (str(folder / "faults.csv"), "E43")
     assert (
@@ -66,7 +66,7 @@ def test_a_row_of_a_table_has_the_tables_path_and_its_own_id(folder, said, asked
 def test_what_changed_is_stored_first(folder, asked):
     asked(folder, "lentils")
     (folder / "soup.txt").unlink()
-    (folder / "bread.txt").write_text("Bread rises for two hours.\n", encoding="utf-8")
+    (folder / "bread.txt").write_text("Bread rises for two hours.\n")
     passages = asked(folder, "how long does bread rise?")
     assert Path(passages[0]["path"]).name == "bread.txt"
     assert all(not passage["path"].endswith("soup.txt") for passage in passages)

@@ -67,22 +67,6 @@ def test_curves_of_both_ways_are_kept_and_the_figures_have_the_last(place):
     assert 0 <= figures["error"] <= 1
 
 
-@pytest.mark.parametrize("flags", [[], ["--mode", "dense"]])
-def test_hits_have_probabilities_that_fall_with_their_scores(searched, flags):
-    found = searched(*flags)
-    values = [hit["probability"] for hit in found["hits"]]
-    assert values == sorted(values, reverse=True)
-    assert 0 <= values[-1] < values[0] <= 1
-    assert "answerable" not in found
-    least = values[0]
-    best = searched(*flags, "--min-probability", str(least))
-    assert [hit["probability"] for hit in best["hits"]] == [v for v in values if v >= least]
-    assert best["answerable"] is True
-    # The next page has no hits, but the first one had
-    rest = searched(*flags, "--min-probability", str(least), "--offset", "15")
-    assert (rest["hits"], rest["answerable"]) == ([], True)
-
-
 def test_without_a_hit_that_is_probable_the_query_is_not_answerable(search, searched):
     nothing = json.dumps({"must": [{"key": "document_id", "match": {"value": "d19"}}]})
     flags = ["--min-probability", "1", "--filter", nothing]

@@ -38,7 +38,7 @@ def source(request, tmp_path):
         lines = [json.dumps({"id": i, "text": text}) for i, text in enumerate(TEXTS)]
     else:
         lines = [json.dumps(text, ensure_ascii=False) for text in TEXTS]
-    path.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n\n")
     return str(path)
 
 
@@ -58,7 +58,7 @@ def test_rows(source, chunk, tmp_path, suffix):
     target = tmp_path / f"out.{suffix}"
     assert embed_file(encoder(), source, str(target)) == len(TEXTS)
     if suffix == "jsonl":
-        rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in target.read_text().splitlines()]
     else:
         rows = pyarrow.parquet.read_table(target).to_pylist()
     wanted = expected()
@@ -138,7 +138,6 @@ def test_a_failure_leaves_the_old_file_whole(tmp_path):
 @pytest.mark.parametrize(
     ("source", "target", "outputs", "error", "why"),
     [
-        ("in.txt", "out.csv", None, InvalidInput, "should end in .jsonl, .npz, .parquet"),
         ("in.csv", "out.npz", None, InvalidInput, "should end in .txt or .jsonl"),
         ("empty.txt", "out.npz", None, EmptyInput, "holds no text"),
         (
@@ -150,7 +149,6 @@ def test_a_failure_leaves_the_old_file_whole(tmp_path):
         ),
         ("in.txt", "out.npz", ["dense", "tokens"], InvalidInput, "token states are not written"),
         ("missing.txt", "out.npz", None, FileNotFoundError, "missing.txt"),
-        ("in.txt", "no/such/out.jsonl", None, InvalidInput, "there is no folder"),
     ],
 )
 def test_what_cannot_be(tmp_path, source, target, outputs, error, why):

@@ -230,7 +230,6 @@ def test_a_flag_or_variable_that_was_removed_is_refused_with_what_to_use(name):
     ("arguments", "environment"),
     [
         (["--hf-token", "a-secret", "--hf-api-token", "a-secret"], {}),
-        (["--hf-token", "a-secret"], {"HF_API_TOKEN": "a-secret"}),
         ([], {"HF_TOKEN": "a-secret", "HF_API_TOKEN": "a-secret"}),
     ],
 )

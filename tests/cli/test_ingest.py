@@ -1,9 +1,7 @@
 """`hybridtei ingest`: the command as a process, over the embedded model and the embedded engine."""
 
-import asyncio
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +9,7 @@ import pytest
 
 from hybridtei import cli
 from hybridtei.retrieval.store import DEFAULT_PATH
-from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.plan import PACKED
 from tests.ran import ran
-from tests.retrieval.ingest.small_ingest import points
 from tests.server.live import serving
 
 ROOT = Path(__file__).parents[2]
@@ -49,18 +44,6 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys, sa
     assert "0 documents in 0 chunks" in second
     assert "5 unchanged" in second
     assert ": 5 points\n" in second
-
-    async def read():
-        store = EmbeddedStore(str(tmp_path / DEFAULT_PATH))
-        found = await points(store, "wings", with_vectors=True)
-        await store.close()
-        return found
-
-    records = asyncio.run(read())
-    assert {record.payload["document_id"] for record in records} == {f"d{i}" for i in range(5)}
-    assert all(
-        set(record.vector) == {"dense", "sparse"} and PACKED in record.payload for record in records
-    )
     for flags, status, words in (
         (["--multivector-tokens", "32"], 1, "multivector_tokens: there 64, asked for 32"),
         (["--multivector-tokens", "64"], 0, "5 unchanged"),
@@ -101,22 +84,3 @@ def test_a_server_of_another_model_is_refused(tmp_path, monkeypatch, bert, said)
             (["--model-id", str(bert)], "but the server gives dense, multivector, sparse"),
         ):
             assert why in said(*words, *flags, status=1).err
-
-
-def test_a_full_disk_is_named(tmp_path):
-    source, disk = tmp_path / "note.txt", tmp_path / "disk"
-    source.write_text("The display shows E41 when the brake is worn.")
-    disk.mkdir()
-    alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    mounted = f"mount -t tmpfs -o size=256k tmpfs {disk}"
-    try:
-        subprocess.run([*alone, mounted], capture_output=True, timeout=60, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"needs the right to mount a small file system: {error}")
-    words = ["ingest", str(source), "--collection", "notes", "--quiet"]
-    words += ["--qdrant-path", str(disk / "q"), "--qdrant-patience", "0"]
-    command = [*alone, f'{mounted} && exec "$0" "$@"', sys.executable, "-m", "hybridtei", *words]
-    done = ran(command)
-    assert done.returncode == 1
-    (error,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    assert "disk is full" in error or "No space left" in error

@@ -190,7 +190,7 @@ def test_recorded_requests_are_replayed_on_both_servers(tmp_path, capsys):
     # Refused by both
     entries += [{"path": "/embed", "body": {"inputs": ""}}]
     recorded = tmp_path / "access.jsonl"
-    recorded.write_text("\n".join(map(json.dumps, entries)), encoding="utf-8")
+    recorded.write_text("\n".join(map(json.dumps, entries)))
 
     def told(a, b, status):
         assert cli.main(["compare", a, b, "--from", str(recorded)]) == status
@@ -203,7 +203,7 @@ def test_recorded_requests_are_replayed_on_both_servers(tmp_path, capsys):
         for words in ("least       1.0000000", "keep the index", "refused: 1"):
             assert words in same
         assert "embed again" in told(a, b, 3)
-        recorded.write_text(json.dumps(entries[0]), encoding="utf-8")
+        recorded.write_text(json.dumps(entries[0]))
         assert "2 different texts are too few" in told(a, b, 1)
         recorded.write_text('{"path": "/embed"}')
         assert "line 1" in told(a, b, 1)

@@ -200,8 +200,6 @@ def test_rows_of_two_files_with_one_id_are_two_documents():
     ]
     documents = documents_of(SearchResult("dense", [*hits, SearchHit(9, 0.5, {})], []))
     assert documents == ["d1", "b d1", "d2", "None d2", "d1", "9"]
-    ranks = scores_by_rank(documents)
-    assert ranks == {"d1": -1.0, "b d1": -2.0, "d2": -3.0, "None d2": -4.0, "9": -5.0}
 
 
 def test_a_chart_of_an_unknown_kind_or_place_is_refused_before_the_work(tmp_path):

@@ -10,9 +10,9 @@ from hybridtei.retrieval.evaluate.measures import read_judgements
 
 def write(folder, judgements, *, where="qrels/test.tsv", key="_id", queries=("q1", "q2", "q3")):
     lines = [json.dumps({key: name, "text": f"text of {name}"}) for name in queries]
-    (folder / "queries.jsonl").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    (folder / "queries.jsonl").write_text("\n".join([*lines, ""]))
     (folder / where).parent.mkdir(parents=True, exist_ok=True)
-    (folder / where).write_text(judgements, encoding="utf-8")
+    (folder / where).write_text(judgements)
     return folder
 
 

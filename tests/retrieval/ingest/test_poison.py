@@ -26,34 +26,29 @@ async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(t
     ]
     (tmp_path / "in.jsonl").write_bytes(b"\n".join(rows) + b"\n")
 
-    class Poisoned:
-        """The small model's, but for two texts: sparse lengths that differ, a vector that is not a
-        number."""
-
-        def __init__(self, inner):
-            self.inner = inner
-
-        def encode(self, texts, **settings):
-            found = self.inner.encode(texts, **settings)
-            for row, text in enumerate(texts):
-                if text.startswith("nan"):
-                    found.dense[row, 0] = float("nan")
-                if text.startswith("lengths"):
-                    raise BackendError("2 indices and 1 values in a sparse vector")
-            return found
-
-        def close(self):
-            self.inner.close()
-
     store = EmbeddedStore(str(tmp_path / "qdrant"))
     ingest = Ingest(tmp_path, {"fail_on": small.IDS["poison"]})
     model, _ = written(tmp_path / "model")
-    outcome = await ingest.run(tmp_path / "in.jsonl", store, Poisoned(ingest.embedder(model)))
+    encoder = ingest.embedder(model)
+    encode = encoder.encode
+
+    def poisoned(texts, **settings):
+        """But for two texts: sparse lengths that differ, a vector that is not a number."""
+        found = encode(texts, **settings)
+        for row, text in enumerate(texts):
+            if text.startswith("nan"):
+                found.dense[row, 0] = float("nan")
+            if text.startswith("lengths"):
+                raise BackendError("2 indices and 1 values in a sparse vector")
+        return found
+
+    encoder.encode = poisoned
+    outcome = await ingest.run(tmp_path / "in.jsonl", store, encoder)
     assert outcome.points == 4
     # Without the number that cannot be stored
     names = {one[0] for one in ids_of(await points(store))}
     assert names == {"good", "nan", "huge", "last"}
-    again = await ingest.run(tmp_path / "in.jsonl", store, Poisoned(ingest.embedder(model)))
+    again = await ingest.run(tmp_path / "in.jsonl", store, encoder)
     assert (again.points, ingest.stats.unchanged, ingest.stats.quarantined) == (4, 4, 8)
     await store.close()
     reopened = EmbeddedStore(str(tmp_path / "qdrant"))

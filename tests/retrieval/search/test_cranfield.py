@@ -42,18 +42,14 @@ pytestmark = [
 def part_of_it(folder):
     """The collection's first documents, and the judgements of them."""
     folder.mkdir()
-    corpus = (
-        (FOLDER / "corpus.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:DOCUMENTS]
-    )
+    corpus = (FOLDER / "corpus.jsonl").read_text().splitlines(keepends=True)[:DOCUMENTS]
     kept = {json.loads(line)["id"] for line in corpus}
 
     def is_kept(query, document, _):
         return int(query) <= QUERIES and document in kept
 
-    header, *judgements = (
-        (FOLDER / "qrels.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
-    )
-    (folder / "corpus.jsonl").write_text("".join(corpus), encoding="utf-8")
+    header, *judgements = (FOLDER / "qrels.tsv").read_text().splitlines(keepends=True)
+    (folder / "corpus.jsonl").write_text("".join(corpus))
     (folder / "qrels.tsv").write_text(
         "".join([header, *(line for line in judgements if is_kept(*line.split("\t")))])
     )

@@ -109,5 +109,5 @@ MAKERS = {
     maker.__name__: maker for maker in (langchain, llama_index, llama_index_hybrid, fastembed)
 }
 if __name__ == "__main__":
-    with open(sys.argv[3], encoding="utf-8") as file:
+    with open(sys.argv[3]) as file:
         MAKERS[sys.argv[1]](sys.argv[2], json.load(file))

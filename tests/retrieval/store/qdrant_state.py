@@ -102,7 +102,7 @@ class Qdrant:
         self.indexes.pop(name, None)
         return created
 
-    def index(self, name, key, kind):
+    def index(self, local, name, key, kind):
         """Note an index: local mode makes none, and reads words without them."""
         self.indexes.setdefault(name, {})[key] = kind
         return models.UpdateResult(operation_id=0, status=models.UpdateStatus.ACKNOWLEDGED)
@@ -151,16 +151,13 @@ class Qdrant:
             "message_send_failures": {},
         }
 
-    def upsert(self, name, points, wait):
-        def work(local):
-            assert wait, "an acknowledgement without wait says nothing"
-            for point in points:
-                for vector in point.vector.values():
-                    if isinstance(vector, list) and isinstance(vector[0], list):
-                        assert sum(len(row) for row in vector) < MAX_MULTIVECTOR_FLOATS
-            return local.upsert(name, points, wait=True)
-
-        return work
+    def upsert(self, local, name, points, wait):
+        assert wait, "an acknowledgement without wait says nothing"
+        for point in points:
+            for vector in point.vector.values():
+                if isinstance(vector, list) and isinstance(vector[0], list):
+                    assert sum(len(row) for row in vector) < MAX_MULTIVECTOR_FLOATS
+        return local.upsert(name, points, wait=True)
 
 
 def _conditions(part):

@@ -70,13 +70,20 @@ class Servicer:
     def __init__(self, state):
         self.state = state
 
-    def ask(self, call, request, context, work, *, write=False, checked=None):
-        """`checked`: the call's filter."""
+    def ask(self, call, request, context, work, *arguments, write=False, checked=None, **options):
+        """`work`: of a client, with the collection's name and the arguments. `checked`: the call's
+        filter."""
+        name = getattr(request, "collection_name", None)
+        if name is not None:
+            arguments = (name, *arguments)
         key = dict(context.invocation_metadata()).get("api-key")
         try:
             if checked is not None:
-                self.state.filtered(request.collection_name, checked)
-            return self.state.do(call, key, request.ByteSize(), work, write=write)
+                self.state.filtered(name, checked)
+            work = partial(work, **options)
+            return self.state.do(
+                call, key, request.ByteSize(), lambda local: work(local, *arguments), write=write
+            )
         except Failure as failure:
             if failure.retry_after is not None:
                 context.set_trailing_metadata([("retry-after", failure.retry_after)])
@@ -90,21 +97,11 @@ class Collections(Servicer, CollectionsServicer):
         return messages.ListCollectionsResponse(collections=names)
 
     def CollectionExists(self, request, context):
-        exists = self.ask(
-            "exists",
-            request,
-            context,
-            lambda local: local.collection_exists(request.collection_name),
-        )
+        exists = self.ask("exists", request, context, QdrantClient.collection_exists)
         return messages.CollectionExistsResponse(result=messages.CollectionExists(exists=exists))
 
     def Get(self, request, context):
-        info = self.ask(
-            "describe",
-            request,
-            context,
-            lambda local: self.state.describe(local, request.collection_name),
-        )
+        info = self.ask("describe", request, context, self.state.describe)
         return messages.GetCollectionInfoResponse(result=RestToGrpc.convert_collection_info(info))
 
     def Create(self, request, context):
@@ -114,25 +111,24 @@ class Collections(Servicer, CollectionsServicer):
             "shard_number": request.shard_number,
             "replication_factor": request.replication_factor,
         }
-        work = partial(
+        self.ask(
+            "create",
+            request,
+            context,
             self.state.create,
-            name=request.collection_name,
-            made=made,
+            made,
+            write=True,
             vectors_config=vectors,
             sparse_vectors_config=sparse,
             metadata=GrpcToRest.convert_payload(request.metadata),
         )
-        self.ask("create", request, context, work, write=True)
         return messages.CollectionOperationResponse(result=True)
 
     def Update(self, request, context):
         metadata, diff = GrpcToRest.convert_payload(request.metadata), None
         if request.HasField("optimizers_config"):
             diff = GrpcToRest.convert_optimizers_config_diff(request.optimizers_config)
-        work = partial(
-            self.state.update, name=request.collection_name, metadata=metadata, diff=diff
-        )
-        self.ask("update", request, context, work, write=True)
+        self.ask("update", request, context, self.state.update, metadata, diff, write=True)
         return messages.CollectionOperationResponse(result=True)
 
     def UpdateAliases(self, request, context):
@@ -148,13 +144,7 @@ class Collections(Servicer, CollectionsServicer):
         )
 
     def Delete(self, request, context):
-        self.ask(
-            "drop",
-            request,
-            context,
-            lambda local: local.delete_collection(request.collection_name),
-            write=True,
-        )
+        self.ask("drop", request, context, QdrantClient.delete_collection, write=True)
         return messages.CollectionOperationResponse(result=True)
 
 
@@ -171,8 +161,10 @@ class Points(Servicer, PointsServicer):
 
     def Upsert(self, request, context):
         points = [GrpcToRest.convert_point_struct(point) for point in request.points]
-        work = self.state.upsert(request.collection_name, points, request.wait)
-        return operated(self.ask("upsert", request, context, work, write=True))
+        work = self.state.upsert
+        return operated(
+            self.ask("upsert", request, context, work, points, request.wait, write=True)
+        )
 
     def CreateFieldIndex(self, request, context):
         kind = messages.FieldType.Name(request.field_type).removeprefix("FieldType").lower()
@@ -185,36 +177,19 @@ class Points(Servicer, PointsServicer):
             )
             kind += "" if kind == "text" else "!"
         return operated(
-            self.ask(
-                "index",
-                request,
-                context,
-                lambda local: self.state.index(request.collection_name, request.field_name, kind),
-            )
+            self.ask("index", request, context, self.state.index, request.field_name, kind)
         )
 
     def Delete(self, request, context):
         selector = GrpcToRest.convert_points_selector(request.points)
         return operated(
-            self.ask(
-                "delete",
-                request,
-                context,
-                lambda local: local.delete(request.collection_name, selector, wait=request.wait),
-            )
+            self.ask("delete", request, context, QdrantClient.delete, selector, request.wait)
         )
 
     def SetPayload(self, request, context):
         payload = GrpcToRest.convert_payload(request.payload)
         selector = GrpcToRest.convert_points_selector(request.points_selector)
-        return operated(
-            self.ask(
-                "payload",
-                request,
-                context,
-                lambda local: merged(local, request.collection_name, payload, selector),
-            )
-        )
+        return operated(self.ask("payload", request, context, merged, payload, selector))
 
     def Query(self, request, context):
         arguments = {
@@ -233,8 +208,9 @@ class Points(Servicer, PointsServicer):
             "query",
             request,
             context,
-            lambda local: local.query_points(request.collection_name, **arguments),
+            QdrantClient.query_points,
             checked=arguments["query_filter"],
+            **arguments,
         )
         return messages.QueryResponse(
             result=[RestToGrpc.convert_scored_point(point) for point in found.points]
@@ -246,7 +222,9 @@ class Points(Servicer, PointsServicer):
             "retrieve",
             request,
             context,
-            lambda local: local.retrieve(request.collection_name, ids, **selectors(request)),
+            QdrantClient.retrieve,
+            ids,
+            **selectors(request),
         )
         return messages.GetResponse(result=records_of(found))
 
@@ -263,8 +241,9 @@ class Points(Servicer, PointsServicer):
             "scroll",
             request,
             context,
-            lambda local: local.scroll(request.collection_name, **arguments),
+            QdrantClient.scroll,
             checked=arguments["scroll_filter"],
+            **arguments,
         )
         if following is not None:
             following = RestToGrpc.convert_extended_point_id(following)
@@ -273,11 +252,7 @@ class Points(Servicer, PointsServicer):
     def Count(self, request, context):
         given = self.filter_of(request)
         found = self.ask(
-            "count",
-            request,
-            context,
-            lambda local: local.count(request.collection_name, given, exact=request.exact),
-            checked=given,
+            "count", request, context, QdrantClient.count, given, request.exact, checked=given
         )
         return messages.CountResponse(result=messages.CountResult(count=found.count))
 
@@ -421,12 +396,12 @@ class Rest:
             value = getattr(kind, "value", None) or f"{kind.type.value}!"
             return (
                 "index",
-                lambda local: self.state.index(name, index.field_name, value),
+                lambda local: self.state.index(local, name, index.field_name, value),
                 False,
             )
         if route == ("PUT", "points"):
             points = models.PointsList.model_validate_json(body).points
-            return "upsert", self.state.upsert(name, points, wait), True
+            return "upsert", lambda local: self.state.upsert(local, name, points, wait), True
         if route == ("POST", "points/query"):
             asked = models.QueryRequest.model_validate_json(body)
             self.state.filtered(name, asked.filter)
