@@ -81,7 +81,7 @@ async def test_search_by_a_server(tmp_path, said):
     store = await filled(encoder_of(spec))
     server = {"api_key": "a-key"}
     with serving(spec, server=server, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        flags = ["--url", running.url, "--url-api-key", "a-key", "--json", "--limit", "3"]
+        flags = f"--url {running.url} --url-api-key a-key --json --limit 3".split()
         result = json.loads(said("search", "papers", TEXTS[2], *flags).out)
         body = {"collection": "papers", "query": TEXTS[2], "limit": 3}
         headers = {"authorization": "Bearer a-key", "content-type": "application/json"}

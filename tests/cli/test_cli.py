@@ -49,70 +49,60 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "named"),
+    ("line", "named"),
     [
-        ([], {}, "COMMAND"),
-        (["nonsense"], {}, "nonsense"),
+        ("", "COMMAND"),
+        ("nonsense", "nonsense"),
         # No abbreviations
-        (["serve", "--max-batch-tok", "5"], {}, "--max-batch-tok"),
-        (["serve"], {"PROMETHEUS_PORT": "tcp"}, "PROMETHEUS_PORT: invalid value"),
-        (["serve", "--default-prompt", "a"], {"DEFAULT_PROMPT_NAME": "b"}, "exclude each other"),
-        (["tune", "--default-prompt", "a", "--default-prompt-name", "b"], {}, "exclude each other"),
+        ("serve --max-batch-tok 5", "--max-batch-tok"),
+        ("PROMETHEUS_PORT=tcp serve", "PROMETHEUS_PORT: invalid value"),
+        ("DEFAULT_PROMPT_NAME=b serve --default-prompt a", "exclude each other"),
+        ("tune --default-prompt a --default-prompt-name b", "exclude each other"),
         (
-            ["serve", "--models", "x.toml", "--model-id", "a"],
-            {},
+            "serve --models x.toml --model-id a",
             "--models and --model-id exclude each other",
         ),
+        ("serve --model-id a --model-id b --only-tei-routes", "--only-tei-routes: "),
         (
-            ["serve", "--model-id", "a", "--model-id", "b", "--only-tei-routes"],
-            {},
-            "--only-tei-routes: ",
-        ),
-        (
-            ["serve", "--models", "x.toml"],
-            {"SERVED_MODEL_NAME": "x"},
+            "SERVED_MODEL_NAME=x serve --models x.toml",
             "--served-model-name names a single model",
         ),
         (
-            ["serve", "--port", "81", "--prometheus-port", "81"],
-            {},
+            "serve --port 81 --prometheus-port 81",
             "--prometheus-port: 81 is already the port of --port",
         ),
         (
-            ["serve", "--otlp-endpoint", "user:secret@collector:4317"],
-            {},
+            "serve --otlp-endpoint user:secret@collector:4317",
             "--otlp-endpoint holds a user or password",
         ),
-        (["serve"], {"API_KEY": "from-a-file\n"}, "--api-key: no header can carry this key"),
-        (["embed", "in.txt"], {}, "--output"),
-        (["explain", "Nonsense"], {}, "known: HybridTeiError, RequestError"),
+        ("embed in.txt", "--output"),
+        ("explain Nonsense", "known: HybridTeiError, RequestError"),
+        ("serch notes a", "hybridtei: error: there is no command 'serch'; did you mean search?"),
         (
-            ["serch", "notes", "a"],
-            {},
-            "hybridtei: error: there is no command 'serch'; did you mean search?",
-        ),
-        (
-            ["search", "c", "q", "--port", "1"],
-            {},
+            "search c q --port 1",
             "hybridtei search: error: unrecognized arguments: --port; --port is a flag of serve\n",
         ),
-        (["serve", "--device", "cuda"], {}, "; --backend torch uses a GPU\n"),
-        (["ask", ".", "q", "--limt", "3"], {}, "; did you mean --limit?\n"),
+        ("serve --device cuda", "; --backend torch uses a GPU\n"),
+        ("ask . q --limt 3", "; did you mean --limit?\n"),
     ],
 )
-def test_usage_errors_end_with_2_and_name_the_flag(
-    arguments, environment, named, monkeypatch, refused
-):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    error = refused(*arguments)
+def test_usage_errors_end_with_2_and_name_the_flag(line, named, monkeypatch, refused):
+    words = line.split()
+    while words and "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("="))
+    error = refused(*words)
     assert named in error
     assert "secret" not in error
 
 
-def failing(*arguments):
+def test_a_key_that_no_header_can_carry(monkeypatch, refused):
+    monkeypatch.setenv("API_KEY", "from-a-file\n")
+    assert "--api-key: no header can carry this key" in refused("serve")
+
+
+def failing(line):
     environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "hybridtei", *arguments]
+    command = [sys.executable, "-m", "hybridtei", *line.split()]
     return ran(command, env=environment)
 
 
@@ -128,9 +118,9 @@ def test_embed_writes_its_vectors_where_standard_error_is_closed(bert, tmp_path)
     land in the vectors."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"body":"bake balo"}\n{"body":"bomo"}\n')
-    flags = ["--field", "body", "--outputs", "dense", "--model-id", str(bert)]
-    words = ["-m", "hybridtei", "embed", str(source), "-o", str(target), *flags]
-    command = ["sh", "-c", 'exec "$0" "$@" 2>&-', sys.executable, *words]
+    line = f"embed {source} -o {target} --field body --outputs dense --model-id {bert}"
+    words = [sys.executable, "-m", "hybridtei", *line.split()]
+    command = ["sh", "-c", 'exec "$0" "$@" 2>&-', *words]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=HANG, check=False)
     assert (done.returncode, done.stdout) == (0, b"")
     rows = [json.loads(line) for line in target.read_text().splitlines()]
@@ -208,10 +198,9 @@ PORTS = ("Starting HTTP server", "Starting gRPC server", "Serving metrics")
 def test_a_log_of_objects_has_the_facts_of_each_line_at_start(shipped):
     """And where no key is set, all ports are this machine's alone, also in a container, whose
     HOSTNAME is a name."""
-    flags = ["--model-id", str(shipped), "--log-format", "json", "--port", "0", "--grpc-port", "0"]
-    with process(
-        ["-m", "hybridtei", "serve", *flags], {"HOSTNAME": "3f2a9c0d71be", "PROMETHEUS_PORT": "0"}
-    ) as running:
+    line = f"-m hybridtei serve --model-id {shipped} --log-format json --port 0 --grpc-port 0"
+    environment = {"HOSTNAME": "3f2a9c0d71be", "PROMETHEUS_PORT": "0"}
+    with process(line.split(), environment) as running:
         port = int(running.wait_ready().rpartition(":")[2])
         running.terminate()
         assert running.wait() == 0
@@ -245,12 +234,9 @@ def text_logs_are_well(lines):
 def test_a_taken_port_is_an_error_and_one_of_metrics_before_anything_is_loaded(shipped):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = failing(
-            "serve", "--model-id", str(shipped), "--hostname", "127.0.0.1", "--port", port
-        )
-        of_metrics = failing(
-            "serve", "--model-id", "./none", "--hostname", "127.0.0.1", "--prometheus-port", port
-        )
+        here = "serve --hostname 127.0.0.1 --model-id"
+        done = failing(f"{here} {shipped} --port {port}")
+        of_metrics = failing(f"{here} ./none --prometheus-port {port}")
     assert done.returncode == 1
     told = f"Error: cannot listen on 127.0.0.1:{port}"
     assert told in done.stderr
@@ -316,13 +302,13 @@ def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, said):
 
 def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key(bert):
     for flags, message in (
-        (["--default-prompt-name", "b"], "`default-prompt-name` is set to `b`"),
+        ("--default-prompt-name b", "`default-prompt-name` is set to `b`"),
         (
-            ["--max-batch-tokens", "5", "--auto-truncate=false", "--json-output"],
+            "--max-batch-tokens 5 --auto-truncate=false --json-output",
             "`max-batch-tokens` (5)",
         ),
     ):
-        done = failing("serve", "--model-id", str(bert), "--port", "0", "--api-key", KEY, *flags)
+        done = failing(f"serve --model-id {bert} --port 0 --api-key {KEY} {flags}")
         assert (done.returncode, done.stderr.count("\n")) == (1, 2), done.stderr
         assert done.stderr.startswith("Error: ")
         assert message in done.stderr
@@ -343,7 +329,7 @@ def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key
     ],
 )
 def test_what_fails_at_start_does_not_show_a_password_of_a_url(bert, url):
-    done = failing("serve", "--model-id", str(bert), "--log-level", "debug", "--qdrant-url", url)
+    done = failing(f"serve --model-id {bert} --log-level debug --qdrant-url {url}")
     assert done.returncode == 1, done.stderr
     assert "`qdrant_url`" in done.stderr
     assert "secret" not in done.stdout + done.stderr

@@ -51,26 +51,29 @@ def pid(folder):
 
 @pytest.fixture
 def ran(capsys):
-    """A function: the command's status, and what it writes."""
-    return lambda *words: (cli.main(["collections", *words]), *capsys.readouterr())
+    """A function: the command's status, and what it writes. Words of a line, and others."""
+    return lambda line="", *words: (
+        cli.main(["collections", *line.split(), *words]),
+        *capsys.readouterr(),
+    )
 
 
 def test_the_list_is_the_default(folder, ran):
     wanted = (
         "docs.1             5 points  tiny\nnotes              5 points  tiny\ndocs    is docs.1\n"
     )
-    for words in (
-        [],
-        ["list"],
-        ["--qdrant-path", "qdrant"],
-        ["--qdrant-path", "qdrant", "list"],
-        ["list", "--qdrant-path=qdrant"],
+    for line in (
+        "",
+        "list",
+        "--qdrant-path qdrant",
+        "--qdrant-path qdrant list",
+        "list --qdrant-path=qdrant",
     ):
-        assert ran(*words) == (0, wanted, "")
+        assert ran(line) == (0, wanted, "")
 
 
 def test_describe_is_json(folder, ran):
-    told = json.loads(ran("describe", "docs")[1])
+    told = json.loads(ran("describe docs")[1])
     assert (told["collection"], told["aliases"], told["points"], told["metadata"]) == (
         "docs.1",
         ["docs"],
@@ -82,15 +85,15 @@ def test_describe_is_json(folder, ran):
 
 def test_delete_asks(folder, capsys, monkeypatch, ran):
     with pytest.raises(SystemExit):
-        ran("delete", "docs")
+        ran("delete docs")
     assert "delete docs.1, also known as docs, with 5 points? --yes" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for answer, left in (("", 3), ("no", 3), ("Y", 1)):
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
-        assert ran("delete", "docs")[0] == 0
+        assert ran("delete docs")[0] == 0
         status, listed, error = ran()
         assert (status, len(listed.splitlines()), error) == (0, left, "")
-    assert ran("delete", "notes", "--yes") == (0, "", "deleted notes with 5 points\n")
+    assert ran("delete notes --yes") == (0, "", "deleted notes with 5 points\n")
     assert ran() == (0, "", f"no collections: embedded Qdrant in {folder / 'qdrant'}\n")
 
 
@@ -109,29 +112,27 @@ def test_a_damaged_collection_is_listed_and_deleted_beside_whole_ones(folder, pa
     status, listed, _ = ran()
     assert (status, "docs.1             5 points  tiny\n" in listed) == (0, True)
     assert ("damaged points" in listed) == (part == "shard")
-    status, _, told = ran("delete", "notes", "--yes")
+    status, _, told = ran("delete notes --yes")
     assert (status, "deleted notes with damaged points\n" in told) == (0, True), told
     assert not home.exists()
-    assert ran("describe", "docs")[0] == 0
+    assert ran("describe docs")[0] == 0
 
 
 def test_points_are_deleted_by_ids_and_by_a_filter(folder, capsys, ran):
     with pytest.raises(SystemExit):
-        ran("delete-points", "docs", "1")
+        ran("delete-points docs 1")
     assert "delete 1 documents of docs? --yes" in capsys.readouterr().err
-    assert ran("delete-points", "docs", "1", "nobody", "--yes") == (
+    assert ran("delete-points docs 1 nobody --yes") == (
         0,
         "",
         "deleted 1 points of docs\n",
     )
     where = '{"must": [{"key": "text", "match": {"value": "3"}}]}'
-    assert ran("delete-points", "docs", "--filter", where, "--yes")[2].startswith(
-        "deleted 1 points"
-    )
+    assert ran("delete-points docs --filter", where, "--yes")[2].startswith("deleted 1 points")
     for words in (["docs"], ["docs", "--filter", "{}"]):
         status, _, error = ran("delete-points", *words, "--yes")
         assert (status, "`filter`" in error) == (1, True)
-    assert json.loads(ran("describe", "docs")[1])["points"] == 3
+    assert json.loads(ran("describe docs")[1])["points"] == 3
 
 
 def test_an_alias_of_a_collection_that_is_gone_can_be_deleted(folder, ran):
@@ -139,39 +140,38 @@ def test_an_alias_of_a_collection_that_is_gone_can_be_deleted(folder, ran):
     alias = folder / "qdrant" / "lost"
     alias.mkdir()
     (alias / "layout.json").write_text('{"alias_of": "gone"}')
-    assert ran("delete", "lost", "--yes") == (0, "", "deleted the alias lost\n")
+    assert ran("delete lost --yes") == (0, "", "deleted the alias lost\n")
     assert "lost" not in ran()[1]
 
 
 def test_from_a_folder_to_a_server_and_back(folder, ran):
-    assert ran("export", "-o", "docs.jsonl", "docs", "--quiet") == (
+    assert ran("export -o docs.jsonl docs --quiet") == (
         0,
         "",
         "docs.jsonl: 5 points of docs\n",
     )
-    assert ran("export", "docs")[1] == (folder / "docs.jsonl").read_text()
+    assert ran("export docs")[1] == (folder / "docs.jsonl").read_text()
     with speaking() as qdrant:
         server = ("--qdrant-url", qdrant.url("grpc"))
         assert (
-            ran("import", "docs.jsonl", "--quiet", *server)[1]
+            ran("import docs.jsonl --quiet", *server)[1]
             == "docs: made, 5 points stored, 0 were there\n"
         )
         assert (
-            ran("import", "docs.jsonl", "--quiet", *server)[1]
-            == "docs: 0 points stored, 5 were there\n"
+            ran("import docs.jsonl --quiet", *server)[1] == "docs: 0 points stored, 5 were there\n"
         )
-        assert ran(*server, "list")[1] == "docs             5 points  tiny\n"
-        assert ran("export", "docs", "-o", "back.jsonl", "--quiet", *server)[0] == 0
-    assert ran("import", "back.jsonl", "again")[1] == "again: made, 5 points stored, 0 were there\n"
+        assert ran("", *server, "list")[1] == "docs             5 points  tiny\n"
+        assert ran("export docs -o back.jsonl --quiet", *server)[0] == 0
+    assert ran("import back.jsonl again")[1] == "again: made, 5 points stored, 0 were there\n"
     (folder / "docs.jsonl").write_text((folder / "docs.jsonl").read_text()[:-3])
-    status, _, error = ran("import", "docs.jsonl", "third")
+    status, _, error = ran("import docs.jsonl third")
     assert (status, 'Error: line 7: should be {"points":5} as the last one' in error) == (1, True)
 
 
 def test_what_is_missing_is_named(folder, capsys, ran):
-    assert "No such file" in ran("import", "nowhere.jsonl")[2]
+    assert "No such file" in ran("import nowhere.jsonl")[2]
     with pytest.raises(SystemExit):
-        ran("list", "docs")
+        ran("list docs")
     with pytest.raises(SystemExit):
-        ran("exprt", "docs")
+        ran("exprt docs")
     assert "invalid choice: 'exprt'" in capsys.readouterr().err

@@ -37,6 +37,14 @@ def settings(kind, *arguments, **environment):
     return from_flags(kind, parsed(*arguments), environment)
 
 
+def typed(kind, line):
+    """The settings of a line as a shell has it: `PORT=81 --auto-truncate`."""
+    words = line.split()
+    variables = [word for word in words if "=" in word and not word.startswith("-")]
+    flags = [word for word in words if word not in variables]
+    return settings(kind, *flags, **dict(word.split("=", 1) for word in variables))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_given_is_the_defaults(kind):
     assert settings(kind) == kind()
@@ -115,18 +123,18 @@ def test_teis_names_and_defaults():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "value"),
+    ("line", "value"),
     [
-        ([], {}, True),
-        (["--auto-truncate"], {}, True),
-        (["--auto-truncate=false"], {}, False),
-        (["--auto-truncate", "false"], {}, False),
-        (["--auto-truncate"], {"AUTO_TRUNCATE": "false"}, True),
-        ([], {"AUTO_TRUNCATE": "false"}, False),
+        ("", True),
+        ("--auto-truncate", True),
+        ("--auto-truncate=false", False),
+        ("--auto-truncate false", False),
+        ("AUTO_TRUNCATE=false --auto-truncate", True),
+        ("AUTO_TRUNCATE=false", False),
     ],
 )
-def test_booleans_stand_bare_or_with_a_value(arguments, environment, value):
-    assert settings(EngineConfig, *arguments, **environment).auto_truncate is value
+def test_booleans_stand_bare_or_with_a_value(line, value):
+    assert typed(EngineConfig, line).auto_truncate is value
 
 
 def test_origins_repeat_as_flags_and_are_one_in_the_environment():
@@ -137,39 +145,22 @@ def test_origins_repeat_as_flags_and_are_one_in_the_environment():
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "environment", "named"),
+    ("kind", "line", "named"),
     [
-        (ServerConfig, [], {"PORT": ""}, "PORT: invalid value ''"),
-        (EngineConfig, [], {"AUTO_TRUNCATE": "yes"}, "AUTO_TRUNCATE: .*`true` or `false`"),
-        (EngineConfig, ["--auto-truncate=TRUE"], {}, "--auto-truncate: "),
-        (
-            EngineConfig,
-            ["--max-batch-tokens", "0"],
-            {},
-            "--max-batch-tokens: .*a whole number from 1",
-        ),
-        (
-            EngineConfig,
-            ["--max-batch-tokens", "many"],
-            {},
-            "--max-batch-tokens: invalid value 'many'",
-        ),
-        (EngineConfig, ["--memory-fraction", "0"], {}, "--memory-fraction: .*above 0 to 1"),
-        (ServerConfig, ["--port", "65536"], {}, "--port: .*0 to 65,535"),
-        (ServerConfig, ["--drain-seconds=-1"], {}, "--drain-seconds: "),
-        (
-            ModelConfig,
-            ["--dtype", "int4"],
-            {},
-            "--dtype: .*`float16` or `float32` or `bfloat16` or `int8`",
-        ),
+        (ServerConfig, "PORT=", "PORT: invalid value ''"),
+        (EngineConfig, "AUTO_TRUNCATE=yes", "AUTO_TRUNCATE: .*`true` or `false`"),
+        (EngineConfig, "--auto-truncate=TRUE", "--auto-truncate: "),
+        (EngineConfig, "--max-batch-tokens 0", "--max-batch-tokens: .*a whole number from 1"),
+        (EngineConfig, "--max-batch-tokens many", "--max-batch-tokens: invalid value 'many'"),
+        (EngineConfig, "--memory-fraction 0", "--memory-fraction: .*above 0 to 1"),
+        (ServerConfig, "--port 65536", "--port: .*0 to 65,535"),
+        (ServerConfig, "--drain-seconds=-1", "--drain-seconds: "),
+        (ModelConfig, "--dtype int4", "--dtype: .*`float16` or `float32` or `bfloat16` or `int8`"),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_name_it_was_given_under(
-    kind, arguments, environment, named
-):
+def test_what_cannot_be_is_refused_by_the_name_it_was_given_under(kind, line, named):
     with pytest.raises(UsageError, match=f"^{named}"):
-        settings(kind, *arguments, **environment)
+        typed(kind, line)
 
 
 def test_an_empty_text_is_a_value():
@@ -227,15 +218,12 @@ def test_a_flag_or_variable_that_was_removed_is_refused_with_what_to_use(name):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment"),
-    [
-        (["--hf-token", "a-secret", "--hf-api-token", "a-secret"], {}),
-        ([], {"HF_TOKEN": "a-secret", "HF_API_TOKEN": "a-secret"}),
-    ],
+    "line",
+    ["--hf-token a-secret --hf-api-token a-secret", "HF_TOKEN=a-secret HF_API_TOKEN=a-secret"],
 )
-def test_a_token_under_two_names_is_refused_and_not_shown(arguments, environment, refused):
+def test_a_token_under_two_names_is_refused_and_not_shown(line):
     with pytest.raises(UsageError, match="exclude each other") as refused:
-        settings(ModelConfig, *arguments, **environment)
+        typed(ModelConfig, line)
     assert "a-secret" not in str(refused.value)
 
 
@@ -251,27 +239,26 @@ def test_every_field_is_told_and_stands_under_a_heading(capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "variables", "as_tei", "expected"),
+    ("line", "as_tei", "expected"),
     [
-        ([], {}, False, "127.0.0.1"),
-        ([], {}, True, "0.0.0.0"),
-        (["--api-key", "s3cret"], {}, False, "0.0.0.0"),
-        (["--api-key-file", "keys.txt"], {}, False, "0.0.0.0"),
-        ([], {"API_KEY": "s3cret"}, False, "0.0.0.0"),
-        (["--hostname", "::1", "--api-key", "s3cret"], {}, False, "::1"),
-        (["--hostname", "127.0.0.1"], {"HOSTNAME": "0.0.0.0"}, True, "127.0.0.1"),
-        ([], {"HOSTNAME": "10.0.0.7"}, False, "10.0.0.7"),
-        ([], {"HOSTNAME": socket.gethostname()}, False, "127.0.0.1"),
-        ([], {"HOSTNAME": socket.gethostname()}, True, "0.0.0.0"),
-        (["--hostname", "localhost"], {}, False, "127.0.0.1"),
+        ("", False, "127.0.0.1"),
+        ("", True, "0.0.0.0"),
+        ("--api-key s3cret", False, "0.0.0.0"),
+        ("--api-key-file keys.txt", False, "0.0.0.0"),
+        ("API_KEY=s3cret", False, "0.0.0.0"),
+        ("--hostname ::1 --api-key s3cret", False, "::1"),
+        ("HOSTNAME=0.0.0.0 --hostname 127.0.0.1", True, "127.0.0.1"),
+        ("HOSTNAME=10.0.0.7", False, "10.0.0.7"),
+        (f"HOSTNAME={socket.gethostname()}", False, "127.0.0.1"),
+        (f"HOSTNAME={socket.gethostname()}", True, "0.0.0.0"),
+        ("--hostname localhost", False, "127.0.0.1"),
     ],
 )
 def test_the_address_is_the_given_one_or_this_machine_unless_clients_need_a_key(
-    flags, variables, as_tei, expected
+    line, as_tei, expected
 ):
-    server = settings(ServerConfig, *flags, **variables)
-    given = bool(variables.get("HOSTNAME")) or "--hostname" in flags
-    assert address(server, is_given=given, as_tei=as_tei)[0] == expected
+    server = typed(ServerConfig, line)
+    assert address(server, is_given="hostname" in line.lower(), as_tei=as_tei)[0] == expected
 
 
 def test_a_containers_own_name_is_no_reason_for_a_warning(caplog):

@@ -33,7 +33,7 @@ def watching(folder, *words, without=False):
         line = [sys.executable, "-c", f"{code}from hybridtei import cli; sys.exit(cli.main())"]
     else:
         line = [sys.executable, "-m", "hybridtei"]
-    line += ["ingest", "docs", "--collection", "docs", "--watch", "--json", "--quiet", *words]
+    line += [*["ingest", "docs", "--collection", "docs", "--watch", "--json", "--quiet"], *words]
     with (folder / "errors.txt").open("w") as errors:
         process = subprocess.Popen(
             line, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -98,15 +98,8 @@ def test_a_folder_that_disappears_is_told_and_followed_when_it_is_back(tmp_path,
 def test_its_own_files_wake_it_not(tmp_path, docs):
     """The collection and the quarantine lie in the source."""
     (docs / "bad.parquet").write_bytes(b"PAR1 but broken")
-    words = [
-        "--qdrant-path",
-        "docs/store",
-        "--quarantine",
-        "docs/bad.jsonl",
-        "--watch-seconds",
-        "0.3",
-    ]
-    with watching(tmp_path, *words) as (process, line):
+    words = "--qdrant-path docs/store --quarantine docs/bad.jsonl --watch-seconds 0.3"
+    with watching(tmp_path, *words.split()) as (process, line):
         told = line()
         assert (told["documents"], told["quarantined"]) == (1, 1)
         (docs / "b.md").write_text("A cake with cherries.\n")

@@ -337,7 +337,7 @@ print(status, peak.split()[1], *heavy, file=sys.stderr)
 
 def relay_of(url, key, *flags):
     server = url.partition("/collections")[0]
-    words = ["mcp", "papers", "--url", server, "--url-api-key", key, *flags]
+    words = [*f"mcp papers --url {server} --url-api-key {key}".split(), *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return StdioServerParameters(
         command=sys.executable, args=["-c", MEASURED, *words], env=environment
@@ -380,7 +380,7 @@ async def test_a_relay_tells_why_the_server_refuses(tmp_path, capsys):
             (server, "wrong", "no API key or an unknown one"),
             ("http://127.0.0.1:1", KEY, "http://127.0.0.1:1"),
         ):
-            flags = ["mcp", "papers", "--url", address, "--url-api-key", key]
+            flags = f"mcp papers --url {address} --url-api-key {key}".split()
             ended = await asyncio.to_thread(
                 subprocess.run,
                 [sys.executable, "-m", "hybridtei", *flags],
@@ -393,7 +393,7 @@ async def test_a_relay_tells_why_the_server_refuses(tmp_path, capsys):
             answer = json.loads(line)
             assert (answer["id"], answer["error"]["code"]) == (7, -32_000)
             assert words in answer["error"]["message"]
-        flags = ["mcp", "nosuch", "--url", server, "--url-api-key", KEY]
+        flags = f"mcp nosuch --url {server} --url-api-key {KEY}".split()
         with pytest.raises(SystemExit):
             await asyncio.to_thread(main, flags)
         assert "no collection `nosuch`" in capsys.readouterr()[1]
@@ -402,11 +402,10 @@ async def test_a_relay_tells_why_the_server_refuses(tmp_path, capsys):
 async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(
     shipped, tmp_path
 ):
-    words = ["mcp", "notes", "--writable", "--model-id", str(shipped)]
-    words += ["--qdrant-path", str(tmp_path / "qdrant")]
+    line = f"mcp notes --writable --model-id {shipped} --qdrant-path {tmp_path}/qdrant"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     command = StdioServerParameters(
-        command=sys.executable, args=["-m", "hybridtei", *words], env=environment
+        command=sys.executable, args=["-m", "hybridtei", *line.split()], env=environment
     )
     async with Client(command) as client:
         assert "no collection" in await refusal(client, "find", query="boka")
@@ -421,7 +420,7 @@ def test_what_was_removed_and_what_is_no_url(refused):
 
 
 def test_an_unknown_collection_ends_the_command(tmp_path, bert, said):
-    words = ["mcp", "nosuch", "--qdrant-path", str(tmp_path), "--model-id", str(bert)]
+    words = f"mcp nosuch --qdrant-path {tmp_path} --model-id {bert}".split()
     first, second = said(*words, status=1).err.splitlines()[-2:]
     assert "there is no collection `nosuch`" in first
     assert second.endswith("explain UnknownCollection")

@@ -25,7 +25,7 @@ class Corpus:
         """Its status, what it says, and what it says on the side."""
         self._capsys.readouterr()
         status = cli.main(
-            ["ingest", source, "--collection", "c", "--quiet", "--outputs", "dense", *words]
+            [*f"ingest {source} --collection c --quiet --outputs dense".split(), *words]
         )
         return status, *self._capsys.readouterr()
 

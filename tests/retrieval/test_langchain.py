@@ -6,7 +6,7 @@ from qdrant_client import QdrantClient, models
 from hybridtei.client import Client
 from hybridtei.errors import EmptyInput, NoAnswer
 from hybridtei.retrieval.langchain import HybridSparseEmbeddings
-from tests.retrieval.search.small_search import TEXTS, run
+from tests.retrieval.search.small_search import TEXTS, exact, run
 from tests.server.live import serving
 
 langchain_qdrant = pytest.importorskip("langchain_qdrant")
@@ -28,10 +28,7 @@ def test_the_store_searches_by_it(encoder):
     )
     store.add_texts(TEXTS, [{"place": i} for i in range(len(TEXTS))])
     query = " ".join(TEXTS)
-    documents = encoder.encode(TEXTS, ("sparse",), input_type="document").sparse.to_dense()
-    scores = (
-        documents @ encoder.encode([query], ("sparse",), input_type="query").sparse.to_dense()[0]
-    )
+    scores = exact(encoder, query)["sparse"]
     found = store.similarity_search_with_score(query, k=3)
     assert [score for _, score in found] == pytest.approx(
         [one for one in sorted(scores, reverse=True)[:3] if one > 0], rel=1e-5

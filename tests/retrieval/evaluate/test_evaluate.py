@@ -41,27 +41,16 @@ def gains(ranked, judged):
 
 
 def by_hand(rankings, judged):
-    ndcg = [
-        gains(rankings[q], judged[q])
-        / gains(sorted(judged[q], key=judged[q].get, reverse=True), judged[q])
-        for q in judged
-    ]
-    mrr = [
-        next(
-            (1 / place for place, d in enumerate(rankings[q][:10], 1) if judged[q].get(d, 0) > 0),
-            0.0,
-        )
-        for q in judged
-    ]
-    recall = [
-        len({d for d in rankings[q][:100] if judged[q].get(d, 0)})
-        / sum(1 for g in judged[q].values() if g)
-        for q in judged
-    ]
-    return {
-        name: float(np.mean(values))
-        for name, values in zip(MEASURES, (ndcg, mrr, recall), strict=True)
-    }
+    values = []
+    for query, grades in judged.items():
+        ranked = rankings[query]
+        ideal = sorted(grades, key=grades.get, reverse=True)
+        relevant = {document for document, grade in grades.items() if grade}
+        places = [place for place, one in enumerate(ranked[:10], 1) if one in relevant]
+        ndcg = gains(ranked, grades) / gains(ideal, grades)
+        recall = len(relevant & set(ranked[:100])) / len(relevant)
+        values.append((ndcg, 1 / places[0] if places else 0.0, recall))
+    return dict(zip(MEASURES, np.mean(values, axis=0), strict=True))
 
 
 def test_measures_are_as_defined():

@@ -138,16 +138,3 @@ async def test_a_long_document_keeps_its_stored_version_where_a_later_chunk_fail
     assert "text 35" not in after["long"]
     assert outcome.points == len(await points(store))
     await store.close()
-
-
-async def test_a_text_beyond_the_servers_limit_is_its_own_fault(tmp_path):
-    store, ingest, texts = (
-        MemoryStore(),
-        Ingest(tmp_path),
-        {"large": "x" * 5000, "small": "one two"},
-    )
-    # Routes of other APIs than TEI take 16 times as much
-    with serving(server={"payload_limit": 100}) as server:
-        outcome = await ingest.run(write(tmp_path / "in.jsonl", texts), store, Client(server.url))
-    assert stored(await points(store)).keys() == {"small"}
-    assert (outcome.points, ingest.stats.quarantined) == (1, 1)

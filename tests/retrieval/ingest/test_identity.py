@@ -222,7 +222,7 @@ def known(sources):
     return CollectionSchema({}, {}, {SOURCES: {name: str(path) for path, name in sources.items()}})
 
 
-def test_two_sources_of_one_name_are_two(tmp_path):
+def test_two_sources_of_one_name_are_two():
     with pytest.raises(InvalidInput, match=r"'docs', which is /data/docs.*--source-name"):
         Source.of(Path("/elsewhere/docs"), known(KNOWN))
     assert Source.of(Path("/data"), known(KNOWN)).labels == ["data", "docs", "a.txt"]

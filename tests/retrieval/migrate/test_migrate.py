@@ -29,7 +29,7 @@ from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.search.small_search import FLOATS
 from tests.retrieval.store.speaking import Failure, speaking
-from tests.retrieval.store.stores import STAND_INS, asked, opened, plan, standing_in
+from tests.retrieval.store.stores import STAND_INS, opened, plan, standing_in
 
 NAME, POINTS = "papers", 150
 KINDS = ("memory", "grpc")
@@ -259,23 +259,22 @@ async def test_another_model_has_no_curve_of_the_old_one(folders):
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded", *STAND_INS])
-def test_a_store_annotates_collections_and_gives_them_names(kind, tmp_path):
-    with asked(kind, tmp_path) as one:
-        store, run = one.store, one.run
+async def test_a_store_annotates_collections_and_gives_them_names(kind, tmp_path):
+    async with fresh(kind, tmp_path) as store:
         for name in ("a", "b", "c"):
-            run(store.create(name, plan(model_id=name)))
-        run(store.annotate("a", {"note": {"x": 1}, "model_id": None}))
-        described = run(store.describe("a"))
+            await store.create(name, plan(model_id=name))
+        await store.annotate("a", {"note": {"x": 1}, "model_id": None})
+        described = await store.describe("a")
         assert dict(described.metadata) == {"note": {"x": 1}}
         curve = [[-1.5, 0.25], [2.0, 1.0]]
-        run(store.annotate("b", {CALIBRATION: {"dense": curve}}))
-        assert curve_of(run(store.describe("b")), "dense") == [tuple(point) for point in curve]
-        run(store.alias("a", "b"))
-        assert run(store.aliases()) == {"a": "b"}
-        assert run(store.collections()) == ["b", "c"]
-        run(store.alias("a", "c"))
-        assert run(store.aliases()) == {"a": "c"}
-        assert run(store.count("a")) == 0
+        await store.annotate("b", {CALIBRATION: {"dense": curve}})
+        assert curve_of(await store.describe("b"), "dense") == [tuple(point) for point in curve]
+        await store.alias("a", "b")
+        assert await store.aliases() == {"a": "b"}
+        assert await store.collections() == ["b", "c"]
+        await store.alias("a", "c")
+        assert await store.aliases() == {"a": "c"}
+        assert await store.count("a") == 0
 
 
 @pytest.mark.slow

@@ -6,11 +6,10 @@ import asyncio
 import numpy as np
 
 from conformance.small.fake_backend import FakeBackend
-from hybridtei.config import EngineConfig
-from hybridtei.encoder import Encoder
+from hybridtei import Encoder, EngineConfig, to_points
+from hybridtei.retrieval.store.collection import heads_of
 from hybridtei.retrieval.store.memory import MemoryStore
-from hybridtei.retrieval.store.plan import budget_of_plan, plan_of, schema_for
-from hybridtei.retrieval.store.points import to_points
+from hybridtei.retrieval.store.plan import schema_for
 from tests.inference.engine import small
 
 MODEL = "small"
@@ -58,30 +57,15 @@ def payload(place, text):
 
 
 async def filled(
-    encoder,
-    store=None,
-    name="papers",
-    texts=TEXTS,
-    payload_of=lambda place: {},
-    **plan,
+    encoder, store=None, name="papers", texts=TEXTS, payload_of=lambda place: {}, **plan
 ):
     """A store with the texts as points 0, 1, …; `payload_of`: what differs in their payloads."""
     store = store or MemoryStore()
     layout = schema_for(encoder.spec, MODEL, **FLOATS | plan)
     await store.create(name, layout)
-    kinds, budget = ("dense", "sparse", "multivector"), budget_of_plan(plan_of(layout))
-    embedded = encoder.encode(list(texts), kinds, input_type="document", multivector=budget)
-    points = to_points(
-        embedded,
-        list(range(len(texts))),
-        [payload(i, text) | payload_of(i) for i, text in enumerate(texts)],
-    )
-    for point in points:
-        point.vector = {
-            name: vector
-            for name, vector in point.vector.items()
-            if name in {*layout.vectors, *layout.sparse}
-        }
+    embedded = encoder.encode(list(texts), sorted(heads_of(layout)), input_type="document")
+    payloads = [payload(i, text) | payload_of(i) for i, text in enumerate(texts)]
+    points = to_points(embedded, list(range(len(texts))), payloads, layout)
     await store.upsert(name, points)
     return store
 

@@ -4,6 +4,7 @@ part of a real collection, the embedded engine. Skipped where the collection is 
 import asyncio
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,10 @@ from hybridtei.retrieval.evaluate.measures import (
     read_judgements,
     scores_by_rank,
 )
-from hybridtei.retrieval.ingest.run import ingest
-from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.server.start import in_process
+from tests.retrieval.ingest.small_ingest import points
 from tests.retrieval.search.fusion import Ranking, rrf
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "cranfield"
@@ -72,10 +73,9 @@ def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
     )
     assert summary.stats.points == DOCUMENTS
     evaluation, documents = asyncio.run(through_the_database(judged, place))
-    encoder = Encoder.load()
     found = {result.name: result.measures["nDCG@10"] for result in evaluation.results}
-    wanted = exhaustive(encoder, judged, documents)
-    encoder.close()
+    with closing(Encoder.load()) as encoder:
+        wanted = exhaustive(encoder, judged, documents)
     for name, value in wanted.items():
         assert found[name] == pytest.approx(value, abs=TOLERANCE), name
     assert found["dense"] == pytest.approx(0.5010, abs=0.002)
@@ -85,28 +85,18 @@ async def through_the_database(judged, place):
     """The evaluation, and every stored point with its vectors."""
     async with in_process([ModelConfig()], EngineConfig(), place) as client:
         evaluation = await evaluate(client, "cranfield", judged)
-    store = EmbeddedStore(place.qdrant_path)
-    try:
-        points, offset = [], None
-        while True:
-            page, offset = await store.scroll(
-                "cranfield", limit=256, offset=offset, with_vectors=True
-            )
-            points += page
-            if offset is None:
-                return evaluation, points
-    finally:
-        await store.close()
+    async with opened(place) as store:
+        return evaluation, await points(store, "cranfield", with_vectors=True)
 
 
-def exhaustive(encoder, judged, points):
+def exhaustive(encoder, judged, documents):
     """nDCG@10 of rankings of the whole collection, in numpy, from the vectors that are stored."""
-    points = sorted(points, key=lambda point: int(point.payload["document_id"]))
-    names = [point.payload["document_id"] for point in points]
+    documents = sorted(documents, key=lambda point: int(point.payload["document_id"]))
+    names = [point.payload["document_id"] for point in documents]
     asked = encoder.encode(list(judged.queries.values()), ALL, input_type="query")
-    dense = asked.dense @ np.array([point.vector["dense"] for point in points], np.float32).T
-    sparse = sparse_scores(asked.sparse, [point.vector.get("sparse") for point in points])
-    rows = [np.array(point.vector["multivector"], np.float32) for point in points]
+    dense = asked.dense @ np.array([point.vector["dense"] for point in documents], np.float32).T
+    sparse = sparse_scores(asked.sparse, [point.vector.get("sparse") for point in documents])
+    rows = [np.array(point.vector["multivector"], np.float32) for point in documents]
     starts = np.cumsum([0, *(len(each) for each in rows[:-1])])
     stacked = np.concatenate(rows)
     maxsim = np.stack(

@@ -3,7 +3,6 @@ of ranking by them."""
 
 import asyncio
 from threading import current_thread
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from hybridtei.retrieval.store.plan import (
     without_packed,
 )
 from hybridtei.retrieval.store.points import check_points, point_id, to_points
-from tests.retrieval.store.stores import KINDS, ROW_WIDTH, Asked, asked, embeddings, emptied, plan
+from tests.retrieval.store.stores import KINDS, ROW_WIDTH, asked, embeddings, emptied, plan
 
 COUNT = 30
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
@@ -89,7 +88,6 @@ def test_of_a_collection_its_outputs_and_widths():
 
 QUERY = embeddings(1, seed=7)
 ROWS = QUERY.multivector.row(0)
-Filled = tuple[Asked, dict[Any, float], PackedFormat]
 
 
 def floats(points):

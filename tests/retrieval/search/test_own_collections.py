@@ -137,7 +137,7 @@ def test_the_server_its_client_and_the_command_search_it(own, encoder, capsys):
     assert all(text in plain for text in texts)
 
 
-async def test_vectors_of_other_weights_are_refused(own, encoder, tmp_path):
+async def test_vectors_of_other_weights_are_refused(own, tmp_path):
     package, state = own
     # With this prompt no text has a cosine above .34: the package draws ids, so any five are asked
     prompts = {"passage": "six seven six seven six seven: ", "query": "query: "}

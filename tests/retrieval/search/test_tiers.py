@@ -148,7 +148,7 @@ def test_where_it_does_not_nothing_is_twice_or_left_out(collection, mode, prefet
     assert whole[0].id in {hit.id for hit in above}
 
 
-def test_a_long_document_puts_no_better_one_behind(tmp_path):
+def test_a_long_document_puts_no_better_one_behind():
     """One document fills the first tiers: what a later tier finds is sorted in, and the threshold
     keeps all above it."""
     shelf = Shelf([("manual", "manual")] * 60 + [(f"n{n}", f"n{n}") for n in range(12)], 5)

@@ -100,15 +100,6 @@ async def test_calls_that_fail_together_share_one_check():
         assert (server.calls, server.checks) == (20, 1)
 
 
-@pytest.mark.parametrize("kind", [StoreError, StoreUnavailable])
-async def test_a_server_that_refuses_is_there(kind):
-    async with server_of(kind("slow down")) as server:
-        for calls in (1, 2):
-            with pytest.raises(StoreError, match="slow down"):
-                await server.ask()
-            assert server.calls == calls
-
-
 async def test_a_long_call_goes_on_while_the_server_answers_others():
     async with server_of() as server:
         server.held.clear()

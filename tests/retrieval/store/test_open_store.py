@@ -49,7 +49,7 @@ def test_both_is_one_too_many(tmp_path):
         open_store(StoreConfig(qdrant_path=str(tmp_path), qdrant_url="http://localhost:6334"))
 
 
-def test_missing_software_is_named_with_its_extra(tmp_path):
+def test_missing_software_is_named_with_its_extra():
     """In a process of its own, where the packages are as good as not installed."""
     story = (
         "import sys, importlib.util as u\n"

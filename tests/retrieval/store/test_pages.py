@@ -11,8 +11,7 @@ from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search.candidates import Candidates
 from hybridtei.retrieval.search.fusion import legs_of
-from hybridtei.retrieval.search.options import SearchOptions
-from hybridtei.retrieval.store.base import SPARES, PayloadBudget, Stored, best_points, sort_points
+from hybridtei.retrieval.store.base import SPARES, PayloadBudget, best_points, sort_points
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.query import MAX_LIMIT
@@ -144,12 +143,6 @@ async def test_a_store_that_is_away_is_not_asked_again():
 
 def test_what_reaches_the_limit_is_asked_for_as_it_is(stored):
     assert len(found(stored, limit=MAX_LIMIT)) == TEXTS * COPIES
-
-
-def test_numbers_stand_before_uuids_and_better_before_both():
-    given = [("b", 1.0), (7, 1.0), ("a", 1.0), (10, 1.0), ("z", 2.0)]
-    points = [Stored(identity, {}, {}, score) for identity, score in given]
-    assert [point.id for point in sort_points(points)] == ["z", 7, 10, "a", "b"]
 
 
 def test_payloads_are_weighed_as_they_come(stored):

@@ -31,7 +31,7 @@ def test_every_line_is_there_once_at_its_place(rows, end, most, ends):
         assert not line.is_whole or line.data == text
 
 
-def test_a_line_of_megabytes_is_never_held(monkeypatch):
+def test_a_line_of_megabytes_is_never_held():
     class Counting(BytesIO):
         largest = 0
 

@@ -172,7 +172,7 @@ async def test_what_an_earlier_reading_stored_stays_unless_it_is_reread(tmp_path
     assert await counts() == (0, 3, 0)
 
 
-async def test_queries_are_read_as_documents_are(tmp_path):
+async def test_queries_are_read_as_documents_are():
     """A query with a ligature is the query without it."""
     asked = []
 
