@@ -27,9 +27,9 @@ def place(folder, hybrid, tmp_path_factory):
     place = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        flags = ["--model-id", str(hybrid), "--quiet", "--output", "figures.json"]
-        assert main(["eval", str(folder), "--calibrate", "dense", *flags]) == 0
-        assert main(["eval", str(folder), *flags, "--calibrate"]) == 0
+        line = f"eval {folder} --model-id {hybrid} --quiet --output figures.json --calibrate"
+        assert main([*line.split(), "dense"]) == 0
+        assert main(line.split()) == 0
     return place
 
 

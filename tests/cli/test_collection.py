@@ -56,12 +56,10 @@ def evaluated(folder, hybrid, tmp_path_factory):
     place = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        figures, chart = place / "figures.json", place / "chart.svg"
-        flags = ["--model-id", str(hybrid), "--quiet"]
-        flags += ["--output", str(figures), "--chart", str(chart)]
-        assert main(["eval", str(folder), *flags]) == 0
-        assert chart.read_bytes().startswith(b"<?xml")
-        return place, json.loads(figures.read_bytes())
+        flags = f"--model-id {hybrid} --quiet --output figures.json --chart chart.svg"
+        assert main(f"eval {folder} {flags}".split()) == 0
+    assert (place / "chart.svg").read_bytes().startswith(b"<?xml")
+    return place, json.loads((place / "figures.json").read_bytes())
 
 
 def test_eval_from_nothing_ingests_and_measures(evaluated):
@@ -89,8 +87,8 @@ def search(evaluated, hybrid, capsys, monkeypatch):
 
 
 def test_search_as_json(search):
-    flags = ["--json", "--limit", "3", "--explain", "--mode", "dense"]
-    found = json.loads(search("wings", DOCUMENTS[7], *flags))
+    flags = "--json --limit 3 --explain --mode dense"
+    found = json.loads(search("wings", DOCUMENTS[7], *flags.split()))
     assert found["mode"] == "dense"
     assert len(found["hits"]) == 3
     assert [hit["scores"]["dense"]["rank"] for hit in found["hits"]] == [1, 2, 3]
@@ -111,14 +109,14 @@ def test_search_in_words(search):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["winks", "wing"], "qdrant; did you mean `wings`? (wings)"),
-        (["wings", "wing", "--filter", '{"must": 3}'], "`--filter"),
-        (["wings", "wing", "--limit", "0"], "`limit` is 0"),
-        (["wings", "wing", "--weights", "dense=much"], "--weights"),
+        ("winks wing", "qdrant; did you mean `wings`? (wings)"),
+        ('wings wing --filter {"must":3}', "`--filter"),
+        ("wings wing --limit 0", "`limit` is 0"),
+        ("wings wing --weights dense=much", "--weights"),
     ],
 )
 def test_what_is_wrong_is_told(search, words, message):
-    assert message in search(*words, status=1)
+    assert message in search(*words.split(), status=1)
 
 
 def test_a_filter_of_a_key_that_no_point_has_is_told_with_the_nearest_key(search, said):

@@ -168,18 +168,18 @@ def test_an_empty_text_is_a_value():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("line", "message"),
     [
-        (["--not-a-flag"], "--not-a-flag"),
-        (["--port"], "--port"),
-        (["--port", "1", "-p", "1"], "cannot be used multiple times"),
-        (["--offline", "true", "--offline=true"], "cannot be used multiple times"),
+        ("--not-a-flag", "--not-a-flag"),
+        ("--port", "--port"),
+        ("--port 1 -p 1", "cannot be used multiple times"),
+        ("--offline true --offline=true", "cannot be used multiple times"),
     ],
 )
-def test_a_flag_is_known_has_its_value_and_is_given_once(arguments, said, capsys):
+def test_a_flag_is_known_has_its_value_and_is_given_once(line, message, capsys):
     with pytest.raises(SystemExit, match="2"):
-        parsed(*arguments)
-    assert said in capsys.readouterr().err
+        parsed(*line.split())
+    assert message in capsys.readouterr().err
 
 
 def test_the_boolean_flags_are_those_that_may_stand_bare():

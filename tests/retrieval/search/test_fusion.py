@@ -48,7 +48,6 @@ def legs(query=QUERY, *, is_packed=False, mode="rrf", **fields):
         (QUERY, {"offset": -1}, "`offset` is -1"),
         (QUERY, {"rrf_k": 0}, "`rrf_k` is 0: expected `int` >= 1"),
         (QUERY, {"mode": "dense", "rrf_k": 2}, "`rrf_k` means nothing in mode 'dense'"),
-        (QUERY, {"mode": "zscore", "rrf_k": 2}, "`rrf_k` means nothing in mode 'zscore'"),
         (QUERY, {"mode": "dense", "weights": [1, 2]}, "`weights` means nothing in mode 'dense'"),
         (QUERY, {"mode": "dense", "legs": ["dense"]}, "`legs` means nothing"),
         (
