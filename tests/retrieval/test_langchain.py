@@ -12,20 +12,24 @@ from tests.server.live import serving
 langchain_qdrant = pytest.importorskip("langchain_qdrant")
 
 
-def test_the_store_searches_by_it(encoder):
-    from langchain_qdrant import QdrantVectorStore, RetrievalMode
+def langchain_store(client, name, encoder):
+    """LangChain's store of a collection."""
+    return langchain_qdrant.QdrantVectorStore(
+        client,
+        name,
+        sparse_embedding=HybridSparseEmbeddings(encoder),
+        retrieval_mode=langchain_qdrant.RetrievalMode.SPARSE,
+        sparse_vector_name="sparse",
+        content_payload_key="text",
+    )
 
+
+def test_the_store_searches_by_it(encoder):
     client = QdrantClient(":memory:")
     client.create_collection(
         "papers", sparse_vectors_config={"sparse": models.SparseVectorParams()}
     )
-    store = QdrantVectorStore(
-        client,
-        "papers",
-        sparse_embedding=HybridSparseEmbeddings(encoder),
-        retrieval_mode=RetrievalMode.SPARSE,
-        sparse_vector_name="sparse",
-    )
+    store = langchain_store(client, "papers", encoder)
     store.add_texts(TEXTS, [{"place": i} for i in range(len(TEXTS))])
     query = " ".join(TEXTS)
     scores = exact(encoder, query)["sparse"]

@@ -26,6 +26,7 @@ from tests.retrieval.store.speaking import Failure, serving_grpc, serving_rest
 from tests.retrieval.store.test_nodes import Node
 
 COUNT = 40
+TEXTS = {f"d{i}": f"a boundary layer on plate {i}" for i in range(COUNT)}
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +67,7 @@ def small_batches(monkeypatch, encoder):
 
 @pytest.fixture
 def source(tmp_path):
-    return write(
-        tmp_path / "in.jsonl", {f"d{i}": f"a boundary layer on plate {i}" for i in range(COUNT)}
-    )
+    return write(tmp_path / "in.jsonl", TEXTS)
 
 
 @pytest.fixture
@@ -93,15 +92,9 @@ def test_another_address_and_another_machine_embed_nothing_again(run, source, no
     again = run(source, f"{b},{a}")
     assert (again.documents, again.unchanged) == (0, COUNT)
     elsewhere = run(source, b, "m2")
-    assert (elsewhere.documents, elsewhere.unchanged, elsewhere.points) == (
-        0,
-        COUNT,
-        COUNT,
-    )
-    changed = write(
-        source,
-        {f"d{i}": f"a boundary layer on plate {i}" for i in range(1, COUNT)} | {"d0": "a wing"},
-    )
+    assert (elsewhere.documents, elsewhere.unchanged) == (0, COUNT)
+    assert elsewhere.points == COUNT
+    changed = write(source, TEXTS | {"d0": "a wing"})
     assert run(changed, b, "m2").documents == 1
     # Whose cache has the old version of the file
     back = run(changed, a)

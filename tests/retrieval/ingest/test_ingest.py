@@ -15,12 +15,9 @@ from hybridtei.config import StoreConfig
 from hybridtei.errors import BackendError, StoreUnavailable
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import (
-    CHUNKS,
-    DOCUMENT_ID,
     TEXT,
 )
 from hybridtei.retrieval.ingest.run import VECTORS
-from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.ingest.small_ingest import (
@@ -146,32 +143,6 @@ def held(command, texts):
     ) as process:
         assert process.stdout.readline() == b"standing still\n"
         yield process
-
-
-async def test_killed_and_resumed_everything_is_there_once(tmp_path):
-    """The process is killed while it stores the first version of long documents, and while it
-    replaces them by shorter ones."""
-    source = tmp_path / "texts.jsonl"
-    command = [*SMALL_INGEST, str(source), str(tmp_path)]
-    for lines in (9, 3):
-        texts = {
-            f"d{i}": "\n".join(f"text {i} of {lines} by words {line}" for line in range(lines))
-            for i in range(100)
-        }
-        write(source, texts)
-        for after in (70, 70):
-            with held(command, after) as process:
-                process.kill()
-            assert process.returncode == -signal.SIGKILL
-    subprocess.run(command, cwd=ROOT, check=True, timeout=HANG)
-    store = EmbeddedStore(str(tmp_path / "qdrant"))
-    records = await points(store)
-    await store.close()
-    assert Counter(record.payload[DOCUMENT_ID] for record in records) == {
-        name: next(one.payload[CHUNKS] for one in records if one.payload[DOCUMENT_ID] == name)
-        for name in texts
-    }
-    assert all(record.payload[TEXT] in texts[record.payload[DOCUMENT_ID]] for record in records)
 
 
 def test_a_signal_ends_it_in_order(tmp_path):

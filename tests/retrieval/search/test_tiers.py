@@ -27,6 +27,7 @@ NAMES = st.sampled_from(["a", "b", "1", 1, 2])
 DOCUMENTS = st.tuples(st.sampled_from([None, "a", "b"]), NAMES)
 COLLECTIONS = st.tuples(st.lists(DOCUMENTS, min_size=1, max_size=40), st.integers(0, 99))
 MODES = st.sampled_from(["rrf", "zscore", "dense"])
+BY_DOCUMENT = {"group_by": "document", "with_payload": False}
 
 
 class Shelf:
@@ -95,7 +96,7 @@ class Shelf:
 @settings(max_examples=60, deadline=None)
 def test_where_the_first_tier_holds_the_collection_the_search_is_exact(collection, mode):
     shelf = Shelf(*collection)
-    options = {"mode": mode, "group_by": "document", "with_payload": False, "prefetch_limit": 100}
+    options = BY_DOCUMENT | {"mode": mode, "prefetch_limit": 100}
     whole, chunks = shelf.pages(options | {"limit": 50}, options | {"limit": 50, "group_by": None})
     scores = [hit.score for hit in whole]
     assert scores == sorted(scores, reverse=True)
@@ -126,12 +127,7 @@ def test_where_the_first_tier_holds_the_collection_the_search_is_exact(collectio
 @settings(max_examples=60, deadline=None)
 def test_where_it_does_not_nothing_is_twice_or_left_out(collection, mode, prefetch_limit):
     shelf = Shelf(*collection)
-    options = {
-        "mode": mode,
-        "group_by": "document",
-        "with_payload": False,
-        "prefetch_limit": prefetch_limit,
-    }
+    options = BY_DOCUMENT | {"mode": mode, "prefetch_limit": prefetch_limit}
     pages = [{"limit": 3, "offset": offset} for offset in range(0, 45, 3)]
     whole, *threes = shelf.pages(options | {"limit": 50}, *(options | page for page in pages))
     every = {shelf.group(identity) for identity in range(len(shelf.documents))}

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from langchain_qdrant import QdrantVectorStore, RetrievalMode
 from qdrant_client import QdrantClient
 
 from conformance.small.tiny import write_bert
@@ -21,7 +20,6 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import CollectionMismatch
 from hybridtei.models.fingerprint import fingerprint
-from hybridtei.retrieval.langchain import HybridSparseEmbeddings
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.migrate.run import MigrationRun
 from hybridtei.retrieval.store import opened
@@ -32,6 +30,7 @@ from hybridtei.retrieval.store.server import create_arguments, schema_of
 from hybridtei.retrieval.store.transfer import exported, import_from
 from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_in, run
 from tests.retrieval.store.stores import standing_in
+from tests.retrieval.test_langchain import langchain_store
 from tests.server.live import serving
 
 # What the points of a collection are, and where they came from
@@ -114,15 +113,7 @@ def made_by_langchain_and_migrate(encoder, schema):
 
     client = QdrantClient(":memory:")
     client.create_collection("langchain", **create_arguments(schema))
-    store = QdrantVectorStore(
-        client,
-        "langchain",
-        sparse_embedding=HybridSparseEmbeddings(encoder),
-        retrieval_mode=RetrievalMode.SPARSE,
-        sparse_vector_name="sparse",
-        content_payload_key="text",
-    )
-    store.add_texts(TEXTS)
+    langchain_store(client, "langchain", encoder).add_texts(TEXTS)
     copy = run(migrated())
     metadata = {key: one for key, one in copy.metadata.items() if key != MIGRATION_OF}
     return {

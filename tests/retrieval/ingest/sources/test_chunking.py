@@ -46,6 +46,12 @@ def document(text):
     return Document("source", "id", text)
 
 
+def cut(chunker, text):
+    """The chunks of a text."""
+    (chunks,) = chunker.chunks_of([document(text)])
+    return chunks
+
+
 def read_tokens(model, text):
     """The tokens that the encoder would read, without truncation."""
     raws = model.reader.tokenizer.encode([text])
@@ -57,7 +63,7 @@ def read_tokens(model, text):
 )
 def test_chunks_fit_and_cover_and_stand_where_they_say(model_and_path, chunker, text):
     model, _ = model_and_path
-    (chunks,) = chunker.chunks_of([document(text)])
+    chunks = cut(chunker, text)
     assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
     covered = set()
     for chunk in chunks:
@@ -68,14 +74,13 @@ def test_chunks_fit_and_cover_and_stand_where_they_say(model_and_path, chunker, 
 
 
 def test_a_text_that_fits_is_left_as_it_is(chunker):
-    assert [
-        chunk.text for chunk in chunker.chunks_of([document("one two.  three\n\nfour")])[0]
-    ] == ["one two.  three\n\nfour"]
+    text = "one two.  three\n\nfour"
+    assert [chunk.text for chunk in cut(chunker, text)] == [text]
 
 
 def test_chunks_end_where_sentences_do(chunker):
     sentence = "The hybrid search engine finds text by words and meaning."
-    (chunks,) = chunker.chunks_of([document(" ".join([sentence] * 12))])
+    chunks = cut(chunker, " ".join([sentence] * 12))
     assert len(chunks) > 5
     assert all(chunk.text.startswith("The") and chunk.text.endswith("meaning.") for chunk in chunks)
 
@@ -84,40 +89,32 @@ def test_neighbours_share_no_more_than_the_overlap(model_and_path):
     model, path = model_and_path
     text = " ".join(["one two three four five six seven"] * 40)
     for overlap in (0, 5):
-        (chunks,) = Chunker(model, raw(path), settings_for(model, 24, overlap)).chunks_of(
-            [document(text)]
-        )
+        chunks = cut(Chunker(model, raw(path), settings_for(model, 24, overlap)), text)
         shared = [one.start + len(one.text) - other.start for one, other in pairwise(chunks)]
         assert (max(shared) > 0) == (overlap > 0)
         for one, count in zip(chunks, shared, strict=False):
-            assert (
-                len(
-                    model.reader.tokenizer.encode(
-                        [one.text[-count:] if count > 0 else ""], add_special_tokens=False
-                    )[0]
-                )
-                <= overlap
-            )
+            words = one.text[-count:] if count > 0 else ""
+            (tokens,) = model.reader.tokenizer.encode([words], add_special_tokens=False)
+            assert len(tokens) <= overlap
 
 
 def test_texts_do_not_depend_on_their_neighbours(chunker):
     texts = ["one two", "three " * 60, "four"]
-    assert chunker.chunks_of(list(map(document, texts))) == [
-        chunker.chunks_of([document(text)])[0] for text in texts
-    ]
+    together = chunker.chunks_of(list(map(document, texts)))
+    assert together == [cut(chunker, text) for text in texts]
 
 
 def test_a_book_is_cut_before_it_is_split(chunker, monkeypatch):
     monkeypatch.setattr(chunking, "SECTION_CHARACTERS", 200)
     paragraphs = [f"one two three {i}." for i in range(100)]
     text = "\n\n".join(paragraphs)
-    (chunks,) = chunker.chunks_of([document(text)])
+    chunks = cut(chunker, text)
     assert all(text[chunk.start :].startswith(chunk.text) for chunk in chunks)
     assert all(any(paragraph in chunk.text for chunk in chunks) for paragraph in paragraphs)
 
 
 def test_a_word_without_end_is_cut_by_characters(chunker):
-    (chunks,) = chunker.chunks_of([document("x" * 5000)])
+    chunks = cut(chunker, "x" * 5000)
     assert "".join(chunk.text for chunk in chunks) == "x" * 5000
     assert max(len(chunk.text) for chunk in chunks) <= 24 * chunking.CHARACTERS_PER_TOKEN
 
@@ -125,16 +122,15 @@ def test_a_word_without_end_is_cut_by_characters(chunker):
 def test_without_chunking_a_document_is_one(model_and_path):
     model, path = model_and_path
     whole = Chunker(model, raw(path), settings_for(model, None, None, whole=True))
-    (chunks,) = whole.chunks_of([document("one " * 500)])
+    chunks = cut(whole, "one " * 500)
     assert [(chunk.start, chunk.tokens) for chunk in chunks] == [(0, small.LONGEST)]
 
 
 def test_a_prompt_takes_its_place_in_every_chunk(tmp_path):
     model = small.model(small.model_spec(prompts=PROMPTED))
     _, path = written(tmp_path)
-    (chunks,) = Chunker(model, raw(path), settings_for(model, 40, 0)).chunks_of(
-        [document("one two three four " * 30)]
-    )
+    chunker = Chunker(model, raw(path), settings_for(model, 40, 0))
+    chunks = cut(chunker, "one two three four " * 30)
     encodings = Embed(
         [chunk.text for chunk in chunks],
         model.spec.heads,
