@@ -13,8 +13,6 @@ import pytest
 import hybridtei
 from hybridtei.errors import CollectionMismatch
 
-DOCUMENTS = 8
-
 
 @pytest.fixture
 def old(tmp_path, monkeypatch):
@@ -31,9 +29,3 @@ def test_an_ingest_of_its_source_is_refused_with_the_remedy(old, options):
     with pytest.raises(CollectionMismatch, match=r"0\.1 stored docs/.*collections delete old"):
         hybridtei.ingest("docs", "old", quiet=True, **options)
     assert hybridtei.ingest("docs", "other", quiet=True).stats.points > before
-
-
-def test_the_remedy_makes_it_anew(old):
-    assert hybridtei.ingest("docs", "new", quiet=True).stats.documents == DOCUMENTS
-    again = hybridtei.ingest("docs", "new", quiet=True).stats
-    assert (again.documents, again.unchanged) == (0, DOCUMENTS)

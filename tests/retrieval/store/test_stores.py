@@ -62,17 +62,18 @@ def stored(shared):
 
 
 def fill(empty):
-    payloads = [
-        {
-            "number": i,
-            "tags": ["odd" if i % 2 else "even"],
-            "nested": {"text": f"ä {i}"},
-            "flag": FLAGS[i % 4],
-        }
-        for i in range(COUNT)
-    ]
+    payloads = [payload_of(i) for i in range(COUNT)]
     empty.fill(to_points(POINTS, IDS, payloads), plan(model_id="tiny"))
     return empty
+
+
+def payload_of(i):
+    return {
+        "number": i,
+        "tags": ["odd" if i % 2 else "even"],
+        "nested": {"text": f"ä {i}"},
+        "flag": FLAGS[i % 4],
+    }
 
 
 def expected(name):
@@ -126,15 +127,9 @@ def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored):
 
 
 def test_vectors_and_payload_come_back_as_they_went(stored):
-    records = stored.retrieve([IDS[4], 10**9], with_vectors=True)
-    assert [record.id for record in records] == [IDS[4]]
-    assert records[0].payload == {
-        "number": 4,
-        "tags": ["even"],
-        "nested": {"text": "ä 4"},
-        "flag": FLAGS[0],
-    }
-    vectors = records[0].vector
+    (record,) = stored.retrieve([IDS[4], 10**9], with_vectors=True)
+    assert (record.id, record.payload) == (IDS[4], payload_of(4))
+    vectors = record.vector
     near(vectors["dense"], POINTS.dense[4], 1e-6)
     near(vectors["multivector"], POINTS.multivector.row(4), 1e-6)
     indices, values = (vectors["sparse"][part] for part in ("indices", "values"))

@@ -76,6 +76,10 @@ def stream(given):
     return given.run(whole())
 
 
+def points_in(content):
+    return [json.loads(line) for line in content.splitlines()[1:-1]]
+
+
 async def pieces(content, size=1000):
     for begin in range(0, len(content), size):
         yield content[begin : begin + size]
@@ -111,10 +115,7 @@ def test_what_comes_out_goes_in_bit_for_bit(filled, empty):
     assert records(empty) == records(filled)
     schema = empty.describe()
     assert schema.metadata == {"model_id": "tiny"}
-    again = stream(empty).split(b"\n")
-    assert [json.loads(line) for line in again[1:-1]] == [
-        json.loads(line) for line in content.split(b"\n")[1:-1]
-    ]
+    assert points_in(stream(empty)) == points_in(content)
     assert taken(empty, content) == transfer.Imported(empty.name, False, COUNT, 0)
 
 
@@ -180,8 +181,7 @@ def test_an_import_that_was_stopped_writes_what_is_missing(content, empty):
     )
     assert sum(told) == COUNT
     assert len(told) > 10
-    again = stream(empty).splitlines()
-    assert [json.loads(line) for line in again[1:-1]] == [json.loads(line) for line in lines[1:-1]]
+    assert points_in(stream(empty)) == points_in(content)
 
 
 GOOD = {
