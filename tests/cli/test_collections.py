@@ -30,6 +30,7 @@ def folder(tmp_path, monkeypatch):
         for name in ("docs.1", "notes"):
             await store.create(name, plan(model_id="tiny"))
             await store.upsert(name, points)
+        await store.index("docs.1", {"text": "text"})
         await store.alias("docs", "docs.1")
         await store.close()
 
@@ -74,12 +75,14 @@ def test_the_list_is_the_default(folder, ran):
 
 def test_describe_is_json(folder, ran):
     told = json.loads(ran("describe docs")[1])
-    assert (told["collection"], told["aliases"], told["points"], told["metadata"]) == (
-        "docs.1",
-        ["docs"],
-        5,
-        {"model_id": "tiny"},
-    )
+    expected = {
+        "collection": "docs.1",
+        "aliases": ["docs"],
+        "points": 5,
+        "metadata": {"model_id": "tiny"},
+        "indexes": {"text": "text"},
+    }
+    assert told | expected == told
     assert told["vectors"]["dense"]["size"] == 16
 
 

@@ -120,7 +120,6 @@ def test_teis_names_and_defaults():
     ("line", "value"),
     [
         ("", True),
-        ("--auto-truncate", True),
         ("--auto-truncate=false", False),
         ("--auto-truncate false", False),
         ("AUTO_TRUNCATE=false --auto-truncate", True),

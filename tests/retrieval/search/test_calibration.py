@@ -20,7 +20,7 @@ DEFAULT = "zscore, dense=1, sparse=0.7, multivector=1, of 100"
 CURVE = [[-1.0, 0.1], [1.0, 0.5], [3.0, 0.9]]
 
 
-def searched(encoder, curves, *, query=QUERY, rank=None, blank=False, **options):
+def searched(encoder, curves, *, rank=None, blank=False, **options):
     """The result of a search in a collection with these curves. `blank`: it has a point without a
     text."""
 
@@ -32,7 +32,7 @@ def searched(encoder, curves, *, query=QUERY, rank=None, blank=False, **options)
             vector = {"dense": encoder.encode([QUERY]).dense[0].tolist()}
             await store.upsert("papers", [Stored(99, {}, vector)])
         searcher = Searcher(store, encoder.named(MODEL))
-        return await searcher.search("papers", query, SearchOptions(**options), ranker=rank)
+        return await searcher.search("papers", QUERY, SearchOptions(**options), ranker=rank)
 
     return run(scenario())
 

@@ -187,7 +187,6 @@ def test_one_fetch_for_all_hits(folder):
     ("wanted", "word"),
     [
         ({"befor": 1}, "befor"),
-        ({"before": 11}, "10"),
         ({"tokens": 0}, "1"),
         ({"before": 1, "tokens": 9}, "takes the place"),
     ],

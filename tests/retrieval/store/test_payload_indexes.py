@@ -2,14 +2,11 @@
 strict mode."""
 
 import asyncio
-import json
 import re
 
 import pytest
 
-from hybridtei import Client, cli, ingest, schema_for
-from hybridtei.config import StoreConfig
-from hybridtei.errors import InvalidInput, StoreError
+from hybridtei import Client, InvalidInput, StoreConfig, StoreError, ingest, schema_for
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
@@ -99,18 +96,6 @@ def test_a_copy_has_the_same_ones(made):
 def test_what_is_no_index_is_refused(text, tmp_path):
     with pytest.raises(InvalidInput, match="should look like lang:keyword"):
         schema_for(spec_in(tmp_path), MODEL, index=[text])
-
-
-def test_by_ingest_then_later_and_described(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    encoder = encoder_in(tmp_path / "model")
-    (tmp_path / "rows.jsonl").write_text('{"id": "1", "text": "one", "lang": "de"}\n')
-    for index in (TEXTS[:1], TEXTS[1:], ()):
-        summary = ingest("rows.jsonl", "c", encoder, "qdrant", index=[*index], quiet=True)
-        assert summary.stats.points == 1
-    assert cli.main(["collections", "describe", "c"]) == 0
-    assert json.loads(capsys.readouterr().out)["indexes"] == MADE
 
 
 def test_a_store_that_wants_an_index_names_the_flag_that_makes_it(protocol, tmp_path):
