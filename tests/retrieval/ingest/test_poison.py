@@ -69,10 +69,9 @@ async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(t
         assert words in told[location], (location, told)
 
 
-async def test_a_document_with_one_bad_chunk_is_not_there_at_all(tmp_path):
-    text = (
-        "\n".join(f"The engine finds text {i} by words and meaning." for i in range(40)) + " poison"
-    )
+async def test_a_document_with_bad_chunks_is_not_there_at_all_and_told_once(tmp_path):
+    lines = [f"The engine finds text {i} by words and meaning." for i in range(40)]
+    text = "\n".join(["poison", *lines, "poison"])
     store = MemoryStore()
     ingest = Ingest(tmp_path, {"fail_on": small.IDS["poison"]}, chunk_tokens=32)
     outcome = await ingest.run(write(tmp_path / "in.jsonl", {"bad": text, "good": "one"}), store)
