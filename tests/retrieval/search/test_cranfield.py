@@ -18,6 +18,7 @@ from hybridtei.retrieval.evaluate.measures import (
     read_judgements,
     scores_by_rank,
 )
+from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.server.start import in_process

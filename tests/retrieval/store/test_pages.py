@@ -11,6 +11,7 @@ from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search.candidates import Candidates
 from hybridtei.retrieval.search.fusion import legs_of
+from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import SPARES, PayloadBudget, best_points, sort_points
 from hybridtei.retrieval.store.memory import MemoryStore
 from hybridtei.retrieval.store.points import to_points

@@ -262,7 +262,6 @@ def test_strict_mode_refuses_no_filter_of_ours(qdrant, protocol, tmp_path):
     asyncio.run(searches())
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_indexes_of_a_collection_are_looked_up_once(qdrant, protocol):
     async with telling(qdrant, protocol) as first:
         await first.create("c", plan())
