@@ -15,34 +15,34 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 365_964, "modules": 224}
+SIZE = {"tokens": 366_014, "modules": 224}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
-    "conditionals": 795,
+    "conditionals": 794,
     "literal_splats": 20,
     "no_nouns": 23,
     "comments_behind": 34,
-    "tokens_per_1000_code_lines": 8_310,
+    "tokens_per_1000_code_lines": 8_293,
 }
 LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 426_283,
-        "over_100_columns": 112,
-        "nested_conditionals": 6,
-        "literal_splats": 99,
-        "no_nouns": 992,
-        "comments_behind": 7,
+        "tokens": 408_090,
+        "over_100_columns": 109,
+        "nested_conditionals": 5,
+        "literal_splats": 89,
+        "no_nouns": 976,
+        "comments_behind": 6,
     },
     "conformance": {
-        "tokens": 128_504,
+        "tokens": 127_554,
         "over_100_columns": 16,
         "nested_conditionals": 6,
-        "literal_splats": 51,
-        "no_nouns": 383,
-        "comments_behind": 37,
+        "literal_splats": 50,
+        "no_nouns": 381,
+        "comments_behind": 36,
     },
 }
 # What a change may leave between a count and its number, in thousandths of the number.
