@@ -21,6 +21,7 @@ from mcp.shared.exceptions import MCPError
 
 from hybridtei.cli import main
 from hybridtei.client import AsyncClient
+from hybridtei.limits import MAX_MCP_BYTES
 from hybridtei.retrieval.agents import MAX_CALLS, _entry
 from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.collection import CollectionSchemas
@@ -221,9 +222,9 @@ async def test_what_is_refused_before_it_is_read(tmp_path):
         httpx.AsyncClient(trust_env=False) as client,
     ):
 
-        async def status(body=LIST, **headers):
+        async def status(body=LIST, query="", **headers):
             sent = {**HEADERS, **headers}
-            return (await client.post(url, json=body, headers=sent)).status_code
+            return (await client.post(url + query, json=body, headers=sent)).status_code
 
         assert await status() == 401
         assert await status(authorization=f"Bearer {KEY}x") == 401
@@ -231,7 +232,10 @@ async def test_what_is_refused_before_it_is_read(tmp_path):
         assert await status(origin="http://evil.example") == 401
         assert await status(**keyed, origin="http://friend.example") == 200
         assert await status(**{**keyed, "content-type": "text/plain"}) == 415
-        assert await status("x" * 5_000_000, **keyed) == 413
+        assert await status("x" * MAX_MCP_BYTES, **keyed) == 413
+        # A text to store may be larger
+        assert await status("x" * MAX_MCP_BYTES, "?writable=true", **keyed) == 400
+        assert await status("x" * 5_000_000, "?writable=true", **keyed) == 413
         assert (await client.get(url, headers={**HEADERS, **keyed})).status_code == 405
     async with (
         agents_of(tmp_path / "open") as (url, _),

@@ -204,7 +204,6 @@ class Folder:
             raise StoreError(f"there is a collection {name!r} already")
         self._check_room()
         temporary = self.path / f".new-{uuid4().hex}"
-        temporary.mkdir()
         try:
             with _panics(f"collection {name!r} could not be made"):
                 edge.EdgeShard.create(str(temporary / SHARD), config_of(layout)).close()

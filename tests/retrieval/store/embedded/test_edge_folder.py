@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hybridtei.errors import FolderReplaced, StoreError, UnsafeFile
+from hybridtei.retrieval.store import embedded_folder
 from hybridtei.retrieval.store.collection import schema_to_dict
 from hybridtei.retrieval.store.embedded_folder import (
     FLUSH_BYTES,
@@ -210,3 +211,14 @@ def test_a_link_in_place_of_a_new_layout_is_not_written_to(folder, tmp_path):
     folder.annotate("c", {"key": "value"})
     assert folder.describe("c")["metadata"]["key"] == "value"
     assert victim.read_text() == "the only copy"
+
+
+def test_a_collection_that_cannot_be_made_leaves_nothing(folder, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(embedded_folder.os, "rename", fail)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(OSError, match="no space left"):
+        folder.create("c", schema_to_dict(plan()))
+    assert sorted(tmp_path.iterdir()) == before
