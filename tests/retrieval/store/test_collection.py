@@ -3,9 +3,12 @@ never changed by the way."""
 
 import hashlib
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
@@ -32,7 +35,7 @@ from hybridtei.retrieval.store.plan import (
     settled,
     spread,
 )
-from hybridtei.retrieval.store.query import CollectionPlan
+from hybridtei.retrieval.store.query import CollectionPlan, Datatype, Quantization
 from tests.retrieval.store.stores import asked, plan
 
 # Multi-vectors as Qdrant's vectors
@@ -202,34 +205,77 @@ def test_a_name_that_all_take(kind, tmp_path):
 
 
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
-PLANS = [
+PLANS = st.fixed_dictionaries(
     {},
-    {"multivector_tokens": 32, "multivector_dtype": "int8", "multivector_dim": 16},
-    {"multivector_tokens": 0, "multivector_dtype": "float", "datatype": "float16", "dense_dim": 8},
-    {
-        "quantization": "scalar",
-        "on_disk": True,
-        "on_disk_payload": True,
-        "multivector_dtype": "float",
+    optional={
+        "dense_dim": st.integers(1, 32),
+        "multivector_dim": st.integers(1, 24),
+        "multivector_tokens": st.integers(0, 64),
+        "multivector_dtype": st.sampled_from(["float", "int8", "binary"]),
+        "datatype": st.sampled_from(get_args(Datatype)),
+        "quantization": st.sampled_from(get_args(Quantization)),
+        "on_disk": st.booleans(),
+        "on_disk_payload": st.booleans(),
+        "shards": st.integers(1, 3),
+        "replicas": st.integers(1, 3),
+        "index": st.just(("page:integer",)),
     },
-    {"quantization": "binary-2bit", "shards": 3, "replicas": 2},
-    {"datatype": "turbo4", "multivector_dtype": "float"},
-]
+)
+HEADS = st.sets(st.sampled_from([Head.DENSE, Head.SPARSE, Head.MULTIVECTOR]), min_size=1)
 
 
-@pytest.mark.parametrize("chosen", PLANS)
-def test_a_plan_is_read_off_the_collection_that_it_made(spec, chosen):
-    plan = settled(CollectionPlan(**chosen), ALL)
-    made = msgspec.convert(schema_to_dict(schema_for(spec, "org/model", plan)), CollectionSchema)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PLANS, HEADS.map(frozenset))
+def test_a_plan_is_read_off_the_collection_that_it_made(spec, chosen, heads):
+    def make():
+        plan = settled(CollectionPlan(**chosen), heads, 24)
+        return schema_for(spec, "org/model", plan, heads=heads)
+
+    numbers, width = chosen.get("multivector_dtype", "float"), chosen.get("multivector_dim", 24)
+    is_alone = heads == {Head.MULTIVECTOR}
+    if (is_alone and numbers != "float") or (
+        Head.MULTIVECTOR in heads and numbers == "binary" and width % 8
+    ):
+        with pytest.raises(InvalidInput, match="multivector_d"):
+            make()
+        return
+    schema = make()
+    made = msgspec.convert(schema_to_dict(schema), CollectionSchema)
     there = plan_of(made)
-    assert {name: getattr(there, name) for name in chosen if chosen[name]} == {
-        name: one for name, one in chosen.items() if one
-    }
-    assert kept(CollectionPlan(**chosen), made, "c") == there
+    told = {"shards", "replicas", "on_disk_payload", "index"}
+    if Head.DENSE in heads:
+        told |= {"dense_dim", "datatype", "quantization", "on_disk"}
+    if Head.MULTIVECTOR in heads:
+        told |= {"multivector_dim", "multivector_tokens", "multivector_dtype"}
+    for name in told & chosen.keys():
+        assert (getattr(there, name) or None) == (chosen[name] or None)
+    kept_fields = {name: one for name, one in chosen.items() if name in told}
+    assert kept(CollectionPlan(**kept_fields), made, "c") == there
     assert all(
         one.quantization_config is None for name, one in made.vectors.items() if name != "dense"
     )
-    check_fits(made, layout_of(spec, "org/model", there, ALL, is_there=True), "c")
+    check_fits(made, layout_of(spec, "org/model", there, heads, is_there=True), "c")
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("dense_dim", 8),
+        ("multivector_dim", 8),
+        ("multivector_tokens", 7),
+        ("multivector_dtype", "int8"),
+        ("datatype", "float16"),
+        ("quantization", "scalar"),
+        ("on_disk", True),
+        ("on_disk_payload", True),
+        ("shards", 2),
+        ("replicas", 2),
+    ],
+)
+def test_another_plan_is_refused_by_the_names_of_its_fields(spec, field, other):
+    made = schema_for(spec, "org/model")
+    with pytest.raises(CollectionMismatch, match=rf"  {field}: there \w+, asked for {other}$"):
+        kept(CollectionPlan(**{field: other}), made, "c")
 
 
 def test_by_default_multivectors_are_bits_in_the_payload(spec):
