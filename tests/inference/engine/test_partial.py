@@ -2,6 +2,7 @@
 lanes."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -131,3 +132,10 @@ async def test_a_model_that_leaves_frees_its_weights_unless_a_pass_reads_them(is
         if is_running:
             await running
     assert closed == [True] * (not is_running)
+
+
+async def test_models_share_the_lanes_of_batches_ahead():
+    device = Device([LaneKind.BULK])
+    async with on_device(device, *(new_engine(device, Ahead(SPEC)) for _ in range(2))):
+        names = [thread.name for thread in threading.enumerate()]
+        assert sorted(name for name in names if name.startswith("ahead")) == ["ahead-1"]
