@@ -53,6 +53,7 @@ from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, be
 MAX_CHUNK_DOCUMENTS = 256
 # Of `instruction`, since it is tokenised again for each document
 INSTRUCTION_CHARACTERS_MAX = 4_096
+NO_INSTRUCTION = "`instruction` is for rerankers that are language models; this one takes none"
 NO_WEIGHTS = "`weights` should be numbers of at least 0, not all of them 0"
 DEFAULT = RankOptions()
 
@@ -195,9 +196,7 @@ class Rerank(_Question):
         if instruction is not None and (
             spec.kind.template is None or "{instruction}" not in "".join(spec.kind.template.parts)
         ):
-            raise InvalidInput(
-                "`instruction` is for rerankers that are language models; this one takes none"
-            )
+            raise InvalidInput(NO_INSTRUCTION)
         length = len(instruction or "")
         if length > INSTRUCTION_CHARACTERS_MAX:
             raise InvalidInput(
@@ -298,6 +297,8 @@ class RerankByVectors(_Question):
         return replace(self, query_vectors=first.query, keeps_query=False)
 
     def check(self, spec: ModelSpec) -> None:
+        if self.options.instruction is not None:
+            raise InvalidInput(NO_INSTRUCTION)
         weights = self.weights
         if isinstance(weights, str) and weights not in PRESETS:
             raise InvalidInput(

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta, Struct
 
-from hybridtei.errors import RequestError
+from hybridtei.errors import InvalidInput, RequestError
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.rerank import (
     MAX_CHUNK_DOCUMENTS,
+    NO_INSTRUCTION,
     RerankByVectors,
     RerankPairs,
     rerank_task,
@@ -132,6 +133,9 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
     if context.service.model.spec.role == "embedding" and not isinstance(
         questions[0], RerankByVectors
     ):
+        with context.counting_failures():
+            if request.instruction is not None:
+                raise InvalidInput(NO_INSTRUCTION)
         reading = context.settled(
             options_of(
                 EmbedOptions,
