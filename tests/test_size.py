@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 366_014, "modules": 224}
+SIZE = {"tokens": 366_051, "modules": 224}
 LAWS = {
     "over_100_columns": 0,
     "nested_conditionals": 0,
@@ -29,11 +29,11 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 408_090,
+        "tokens": 410_026,
         "over_100_columns": 109,
         "nested_conditionals": 5,
-        "literal_splats": 89,
-        "no_nouns": 976,
+        "literal_splats": 90,
+        "no_nouns": 980,
         "comments_behind": 6,
     },
     "conformance": {
