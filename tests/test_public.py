@@ -1,6 +1,6 @@
 """What users import is in `hybridtei` itself, and documents import nothing else."""
 
-import ast
+import re
 import sys
 
 import nbformat
@@ -44,9 +44,4 @@ def test_importing_it_imports_no_library():
     ("where", "code"), [*CELLS, *((f"{block.page}:{block.line}", block.text) for block in PYTHON)]
 )
 def test_documents_import_from_the_package_alone(where, code):
-    if code.startswith(("%", "!")):
-        return
-    for node in ast.walk(ast.parse(code)):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not [module for module in modules if module.startswith("hybridtei.")], where
+    assert not re.findall(r"^\s*(?:from|import) hybridtei\.\S+", code, re.MULTILINE), where

@@ -29,11 +29,11 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 410_026,
+        "tokens": 410_007,
         "over_100_columns": 109,
         "nested_conditionals": 5,
         "literal_splats": 90,
-        "no_nouns": 980,
+        "no_nouns": 981,
         "comments_behind": 6,
     },
     "conformance": {
