@@ -8,14 +8,17 @@ import socket
 import threading
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
+import httpx
 import pytest
-from grpc.aio import AioRpcError
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
+from qdrant_client.http.exceptions import UnexpectedResponse
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreAway, StoreError, StoreUnavailable
 from hybridtei.retrieval.store import nodes as addresses
 from hybridtei.retrieval.store import nodes as module
-from hybridtei.retrieval.store.nodes import Nodes, urls_of
+from hybridtei.retrieval.store.nodes import ADVICE, Nodes, store_error, urls_of
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
 from tests.retrieval.store.stores import plan
@@ -318,3 +321,26 @@ def test_addresses_are_those_of_one_protocol():
         urls_of("http://a,,http://b")
     with pytest.raises(StoreError, match="all of REST"):
         ServerStore(StoreConfig(qdrant_url="grpc://a,http://b:8080"))
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("INVALID_ARGUMENT", 400),
+        ("UNAUTHENTICATED", 401),
+        ("PERMISSION_DENIED", 403),
+        ("NOT_FOUND", 404),
+        ("DEADLINE_EXCEEDED", 408),
+        ("ALREADY_EXISTS", 409),
+        ("RESOURCE_EXHAUSTED", 429),
+        ("INTERNAL", 500),
+    ],
+)
+def test_both_protocols_tell_the_same_advice(code, status):
+    of_grpc = AioRpcError(StatusCode[code], Metadata(), Metadata(), details="words")
+    of_rest = UnexpectedResponse(status, "", b"words", httpx.Headers())
+    errors = [store_error(error, "http://q") for error in (of_grpc, of_rest)]
+    assert len({type(error) for error in errors}) == 1
+    for error in errors:
+        assert str(error).startswith(f"Qdrant at http://q: {ADVICE[status]} (")
+        assert str(error).endswith("words)")

@@ -99,3 +99,10 @@ def test_the_numbers_of_an_answer_are_those_that_it_writes(server, monkeypatch, 
     monkeypatch.setattr(serve, "head_of", head_of)
     answer = server.post(path, body).json()
     assert counted == [numbers_in(answer["embeddings"] if path == "/qdrant/inference" else answer)]
+
+
+def test_the_times_of_an_answer_are_parts_of_its_whole(server):
+    headers = server.post("/embed", {"inputs": TEXTS}).headers
+    parts = [int(headers[f"x-{part}-time"]) for part in ("tokenization", "queue", "inference")]
+    assert 0 <= sum(parts) <= int(headers["x-total-time"]) < 60_000
+    assert headers["x-compute-time"] == headers["x-total-time"]

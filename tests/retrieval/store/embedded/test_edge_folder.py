@@ -222,3 +222,15 @@ def test_a_collection_that_cannot_be_made_leaves_nothing(folder, tmp_path, monke
     with pytest.raises(OSError, match="no space left"):
         folder.create("c", schema_to_dict(plan()))
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_list_is_stored_and_asked_as_an_array(folder):
+    fill(folder, 10)
+    row = np.random.default_rng(0).normal(size=WIDTH).astype(np.float32)
+    folder.upsert("c", [[10, {}, {"dense": row.tolist()}, 0.0]])
+    asked = {"using": "dense", "limit": 3}
+    by_list, by_array = (
+        folder.query("c", {**asked, "vector": vector}) for vector in (row.tolist(), row)
+    )
+    assert len(by_list) == 3
+    assert by_list == by_array
