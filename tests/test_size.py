@@ -29,19 +29,19 @@ LONGEST_FILE_LINES = 564
 # The same for what stands beside the product. A commit that raises `tokens` says why.
 ROOMS = {
     "tests": {
-        "tokens": 410_007,
+        "tokens": 410_384,
         "over_100_columns": 109,
         "nested_conditionals": 5,
         "literal_splats": 90,
-        "no_nouns": 981,
+        "no_nouns": 982,
         "comments_behind": 6,
     },
     "conformance": {
-        "tokens": 127_554,
+        "tokens": 127_567,
         "over_100_columns": 16,
         "nested_conditionals": 6,
         "literal_splats": 50,
-        "no_nouns": 381,
+        "no_nouns": 382,
         "comments_behind": 36,
     },
 }
